@@ -13,6 +13,7 @@ from jax.extend import source_info_util as _source_info_util
 
 from . import ir
 from ._calls import document_settings as _document_settings
+from ._device import planning_for
 from ._programs import check_jax as _check_jax
 from ._version import __version__
 from .autodiff import (
@@ -150,6 +151,7 @@ __all__ = [
     "losses",
     "measurements",
     "name",
+    "planning_for",
     "plans",
     "policies",
     "unvmap",

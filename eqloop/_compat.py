@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import hijax
 
+from ._device import planning_device
 from ._types import AnyJaxpr, PyTree, Value
 
 # XLA comes with jaxlib, which may be older than JAX. Nightly builds have more numbers.
@@ -435,7 +436,7 @@ def drops_barriers() -> bool:
     On the CPU, JAX 0.10 to 0.11.0 does. What is read before a barrier may then be read
     behind it, and a buffer that is written there is copied first.
     """
-    return _JAXLIB < (0, 11, 1) and jax.default_backend() == "cpu"
+    return _JAXLIB < (0, 11, 1) and planning_device().platform == "cpu"
 
 
 def misreads_shifted_writes() -> bool:
@@ -443,7 +444,7 @@ def misreads_shifted_writes() -> bool:
 
     On the CPU, JAX 0.10 to 0.12 does (xla #49176).
     """
-    return jax.default_backend() == "cpu"
+    return planning_device().platform == "cpu"
 
 
 def is_widened(dtype: np.dtype) -> bool:
@@ -455,6 +456,6 @@ def is_widened(dtype: np.dtype) -> bool:
     the memory of the array; what the loop writes to is converted there and back at
     every step.
     """
-    if jax.default_backend() != "cpu" or not jnp.issubdtype(dtype, jnp.floating):
+    if planning_device().platform != "cpu" or not jnp.issubdtype(dtype, jnp.floating):
         return False
     return dtype.itemsize < 2 or (dtype == jnp.bfloat16 and _JAXLIB < (0, 11, 2))

@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from .._device import planning_device
 from .._types import PyTree
 
 # XLA assigns memory before it generates code, so this code need not be fast. On the
@@ -17,21 +16,29 @@ _LEFT_OUT, _SLOW_PASS = "xla_disable_hlo_passes", "small-while-loop-hoisting"
 def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
     """The bytes that a program allocates besides its inputs and outputs.
 
+    They are those of one of the devices that it is split over.
+
     Args:
         run: The program, a function of arrays.
         types: The types of its arguments.
 
     Returns:
-        The number, or `None` if the program cannot be compiled by itself: one with a
-        collective cannot be compiled outside of its mesh.
+        The number, or `None` if the program cannot be compiled by itself, such as one
+        with an axis of a `vmap` around it.
     """
-    options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
-    # The option takes the place of that in `XLA_FLAGS`, which memory may depend on.
-    flags = os.environ.get("XLA_FLAGS", "")
-    if jax.default_backend() == "cpu" and _LEFT_OUT not in flags:
-        options[_LEFT_OUT] = _SLOW_PASS
+    device = planning_device()
+    options = _quick_options() if device.platform == "cpu" else None
     try:
-        analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()
+        compiled = device.lower(run, *types).compile(options)
+        analysis = compiled.memory_analysis()
     except Exception:
         return None
     return None if analysis is None else analysis.temp_size_in_bytes
+
+
+def _quick_options() -> dict[str, Any]:
+    options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
+    # The option takes the place of that in `XLA_FLAGS`, which memory may depend on.
+    if _LEFT_OUT not in os.environ.get("XLA_FLAGS", ""):
+        options[_LEFT_OUT] = _SLOW_PASS
+    return options

@@ -41,7 +41,7 @@ from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
-from .planning._known_times import measurements
+from .planning._facts import measurements
 from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
 from .whiles._online import Online

@@ -22,6 +22,7 @@ from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._memory import device_bytes, peak_bytes
+from .planning._notice import says_if_long
 from .planning._paces import Paces, paces
 from .planning._two_places import (
     SecondPlace,
@@ -41,24 +42,27 @@ class Budget(AbstractSchedule):
     slots, free slots may hold these in the place of carries. Where steps are reversed
     together, the forward pass may store their products of matrices. The budget covers
     the memory that the gradient of the loop allocates besides its inputs and outputs,
-    on the backend in use; under `vmap` it covers the whole batch. To find out how much
+    on the device that it is for; under `vmap` it covers the whole batch. To find out how much
     that is, a few plans are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use
     [`Binomial`][eqloop.Binomial] for these.
 
-    Time is measured: short loops of this step are compiled and run for a moment on this
-    device, once, with made-up inputs. They only run steps, or reverse them one by one,
-    in blocks, or together. This happens when the plan is made, which is when a gradient
-    is taken. So the plan is for the batch in the gradient of a `vmap`, and for one
-    example in the `vmap` of a gradient.
+    Time is measured: short loops of this step, each of one kind of piece, are compiled
+    and run for a moment on this device, once, with made-up inputs. They only run steps,
+    or reverse them one by one, in blocks, or together. This happens when the plan is
+    made, which is when a gradient is taken. So the plan is for the batch in the
+    gradient of a `vmap`, and for one example in the `vmap` of a gradient. A plan that
+    takes more than two seconds says so, in a line of the logger `eqloop`. What is found
+    is remembered, also beside JAX's compilation cache if that is on, see
+    [`measurements`][eqloop.measurements].
 
-    Time is estimated from the operations of a step where measuring does not pay off:
-    for loops of a few milliseconds, or somewhat longer ones if the step has hundreds of
-    operations, which take long to compile. It is also estimated for a step that cannot
-    be run by itself, because it has effects or callbacks, communicates with other
-    devices, or has a `while` loop, which might not end with made-up inputs.
-    [`measurements`][eqloop.measurements] keeps the measured times in a file.
+    Time is told from the compiled loops, of which none is run, for a step that cannot
+    be run by itself, because it has effects or callbacks, is split over several
+    devices, or has a `while` loop, which might not end with made-up inputs; where there
+    is no room for it; and for a device that is not here, see
+    [`planning_for`][eqloop.planning_for]. For loops of a millisecond, or somewhat
+    longer ones if the step has hundreds of operations, it is estimated from these.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans whose forward pass stores its carries there. Those that are
@@ -81,7 +85,8 @@ class Budget(AbstractSchedule):
         host: How many bytes of carries may be stored in the memory of the host.
         disk: How many bytes of carries may be stored in files, instead.
         directory: Where the files go: an existing directory that can be written to.
-        measure: Whether to measure. Without, plans are the same on every machine.
+        measure: Whether short loops are run. Without, plans are the same on every
+            machine.
 
     Raises:
         TypeError: If an amount of memory is neither an int nor a string, `measure` is
@@ -179,10 +184,12 @@ class Budget(AbstractSchedule):
         # Steps that print alike share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
         problem = problem if problem.chooses_policy else alike(problem, active)
-        # With a second place, plans count that do not fit into the first one alone.
-        within = self.nbytes if self._second is None else None
-        times = paces(problem, active, self.measure, within)
-        found = best(problem, active, self.nbytes, times)
+        with says_if_long(problem, repr(self)):
+            return self._found(problem, active)
+
+    def _found(self, problem: Problem, active: Active) -> Layout:
+        times = paces(problem, active, self.measure)
+        found, times = best(problem, active, self.nbytes, times)
         if self._second is not None:
             limit = times.duration(found) if found else math.inf
             places = self.nbytes, self._second
@@ -190,12 +197,12 @@ class Budget(AbstractSchedule):
             found = in_both or found
         if found is not None:
             return found
-        of_all = self._layout_for_all(problem, within)
+        of_all = self._layout_for_all(problem)
         if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
             return of_all
         self._refuse(problem, active, times)
 
-    def _layout_for_all(self, problem: Problem, within: int | None) -> Layout | None:
+    def _layout_for_all(self, problem: Problem) -> Layout | None:
         """The layout for a gradient with respect to all inputs, if there is one.
 
         A search compiles only some of the layouts, and others if other inputs are
@@ -203,8 +210,9 @@ class Budget(AbstractSchedule):
         """
         problem = dataclasses.replace(problem, undifferentiated=())
         active = all_active(problem.step)
-        times = paces(problem, active, self.measure, within)
-        return best(problem, active, self.nbytes, times)
+        times = paces(problem, active, self.measure)
+        found, _ = best(problem, active, self.nbytes, times)
+        return found
 
     def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
         """Raises an error that says which budget would be enough, for which plan."""
@@ -216,7 +224,7 @@ class Budget(AbstractSchedule):
         smaller = min(layouts, key=takes)
         size = takes(smaller)
         needed = dataclasses.replace(self, nbytes=size)
-        least = plan_of(needed, problem, active, smaller, times.of(smaller))
+        least = plan_of(needed, problem, active, smaller, times)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "

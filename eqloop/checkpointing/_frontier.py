@@ -76,12 +76,11 @@ def frontier_of(
     problem, active, layout = planned(step, loop, schedule, policy)
     # As `Budget` does it: the plans are to be those that it would find.
     known = problem if problem.chooses_policy else alike(problem, active)
-    times = paces(known, active, measure=True)
-    how_long = times.base
-    chosen = plan_of(schedule, problem, active, layout, how_long)
+    found, times = pareto(known, active, paces(known, active, measure=True))
+    chosen = plan_of(schedule, problem, active, layout, times)
     plans = (
-        plan_of(Budget(size), problem, active, layout, how_long, size)
-        for layout, size in pareto(known, active, times)
+        plan_of(Budget(size), problem, active, layout, times, size)
+        for layout, size in found
     )
     return Frontier(_unbeaten(plans), chosen)
 

@@ -13,20 +13,21 @@ from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._pace import AbstractPace
 from .engine._problem import Counted, Problem, all_active, needs_of_gradient
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
-from .planning._paces import pace_for, pace_keeping
+from .planning._paces import Paces, paces, tried
 from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# Times that differ by more than this say so.
+_NOISY = 0.1
 
 # How many leaves of a carry are named in the table.
 _MOST_PATHS = 4
@@ -45,7 +46,7 @@ class Plan:
             outputs. It should be no less than the temporary memory that XLA reports,
             and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
-            meant for comparing plans on the backend in use.
+            meant for comparing plans for one device.
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
@@ -56,6 +57,8 @@ class Plan:
             that no reversal of a step reads are not stored or computed again.
         saved_once: The paths of buffers that are read and that slots do not hold, as
             each of their rows is written once: the last carry has all of them.
+        scatter: By what part of itself a measured time differed when it was measured
+            again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
             not keep all of their residuals.
 
@@ -81,6 +84,7 @@ class Plan:
     _layout: Layout = dataclasses.field(repr=False)
     _cost: StepCost = dataclasses.field(repr=False)
     is_measured: bool = False
+    scatter: float = dataclasses.field(default=0.0, repr=False, compare=False)
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
@@ -172,6 +176,8 @@ class Plan:
                 rows.append(("and not", _listed(unread)))
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
+        if self.scatter > _NOISY:
+            how += f", give or take {self.scatter:.0%}"
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
@@ -225,9 +231,8 @@ def estimated_plan(
     schedule: AbstractSchedule, problem: Problem, active: Active, layout: Layout
 ) -> Plan:
     """The plan of a layout, whose time is measured if the schedule decides by that."""
-    measure = schedule.measures_steps
-    how_long = pace(problem, active, measure, pieces=lambda: [layout.piece])
-    return plan_of(schedule, problem, active, layout, how_long)
+    times = paces(problem, active, schedule.measures_steps)
+    return plan_of(schedule, problem, active, layout, times)
 
 
 def plan_of(
@@ -235,7 +240,7 @@ def plan_of(
     problem: Problem,
     active: Active,
     layout: Layout,
-    how_long: AbstractPace,
+    times: Paces,
     size: int | None = None,
 ) -> Plan:
     """The plan of a layout.
@@ -245,15 +250,16 @@ def plan_of(
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: The layout.
-        how_long: The pace of the loop under its own policy.
+        times: How long the pieces of a gradient take, as far as that is known.
         size: The bytes that the gradient takes, if they are known.
     """
-    everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
-    if layout.kept is not None:
-        how_long = pace_keeping(problem, active, layout.kept, how_long)
-        problem = problem.under(layout)
-    how_long = pace_for(problem, active, layout, how_long)
+    everything = Layout(AllAtOnce(layout.order.length))
+    times = times.keeping(problem, active, layout.kept)
+    if schedule.budgeted_bytes is not None:
+        times = tried(problem, active, times, [everything, layout])
+    how_long, whole = times.of(layout), times.duration(everything)
     cost = layout.stored_cost(how_long.cost)
+    problem = problem.under(layout)
     if size is None:
         size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
     return Plan(
@@ -261,8 +267,9 @@ def plan_of(
         _layout=layout,
         _cost=cost,
         peak_bytes=size,
-        relative_time=layout.duration(how_long) / everything if everything else 1.0,
+        relative_time=layout.duration(how_long) / whole if whole else 1.0,
         is_measured=how_long.is_measured,
+        scatter=how_long.scatter,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         **_leaves(problem, active, layout),

@@ -11,6 +11,7 @@ import jax.extend.core as jex
 
 from .._arrays import Flags
 from .._calls import format_bytes
+from .._device import DeviceLike, planning_for_if_given
 from .._programs import (
     Formula,
     Place,
@@ -92,7 +93,9 @@ class Plans(Sequence[LoopPlan]):
         return "\n".join([lines[0], *body, total])
 
 
-def plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
+def plans(
+    f: Callable[..., PyTree], *, device: DeviceLike | None = None
+) -> Callable[..., Plans]:
     """Finds the plans of all loops in a function, without running it.
 
     The function is traced. The result lists every loop of this library that is
@@ -106,6 +109,8 @@ def plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
 
     Args:
         f: Any function that takes a gradient, a training step for example.
+        device: What the plans are for, as for [`planning_for`][eqloop.planning_for]:
+            by default, the device on which `f` would run.
 
     Returns:
         A function of the arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for
@@ -137,7 +142,7 @@ def plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
 
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
-        with listing() as decided:
+        with planning_for_if_given(device), listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
             known = {id(d.stands_for_it): d for d in decided}
             finder = _Finder(known, decided, set(_reversed_in(program)))

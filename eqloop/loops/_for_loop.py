@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 
 from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
+from .._device import DeviceLike, planning_for_if_given
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._carry import Words
@@ -61,6 +62,7 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         *xs: PyTree,
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
 
@@ -71,6 +73,8 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             *xs: What `f` is called with.
             length: How many steps; needed only if there is nothing to scan.
             key: A PRNG key, if the call is given one.
+            device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
+                by default, the device on which the loop would run.
 
         Returns:
             The plan. Printed, it is a table.
@@ -85,7 +89,8 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             >>> el.CheckpointedForLoop(jnp.sin).plan(jnp.zeros(100)).evaluations
             200
         """
-        return plan(**self._problem(*xs, length=length, key=key))
+        with planning_for_if_given(device):
+            return plan(**self._problem(*xs, length=length, key=key))
 
     def _open(
         self,

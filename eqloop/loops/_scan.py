@@ -27,6 +27,7 @@ from .._calls import (
     typed,
     without_annotations,
 )
+from .._device import DeviceLike, planning_for_if_given
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
@@ -157,7 +158,12 @@ class AbstractLoop(AbstractTransform[Function]):
 
 
 @typed
-def frontier(loop: AbstractLoop, *args: PyTree, **kwargs: PyTree) -> Frontier:
+def frontier(
+    loop: AbstractLoop,
+    *args: PyTree,
+    device: DeviceLike | None = None,
+    **kwargs: PyTree,
+) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
     The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few plans
@@ -167,6 +173,8 @@ def frontier(loop: AbstractLoop, *args: PyTree, **kwargs: PyTree) -> Frontier:
         loop: A scan, or any other loop that has a `plan`.
         *args: The arguments of the loop, such as `init` and `xs`; a
             `jax.ShapeDtypeStruct` can stand for an array.
+        device: What the plans are for, as for [`planning_for`][eqloop.planning_for]:
+            by default, the device on which the loop would run.
         **kwargs: Its keyword arguments, such as `length` and `key`.
 
     Returns:
@@ -197,7 +205,8 @@ def frontier(loop: AbstractLoop, *args: PyTree, **kwargs: PyTree) -> Frontier:
             f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
             f"{without_annotations(signature)}."
         ) from None
-    return frontier_of(**loop._problem(*args, **kwargs))
+    with planning_for_if_given(device):
+        return frontier_of(**loop._problem(*args, **kwargs))
 
 
 # What settings may be, and what follows from them.
@@ -345,6 +354,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
 
@@ -356,6 +366,8 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             xs: What is scanned.
             length: How many steps; needed only if there is nothing to scan.
             key: A PRNG key, if the call is given one.
+            device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
+                by default, the device on which the loop would run.
 
         Returns:
             The plan. Printed, it is a table.
@@ -372,7 +384,8 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             >>> plan.levels
             ((16, 16, 16),)
         """
-        return plan(**self._problem(init, xs, length=length, key=key))
+        with planning_for_if_given(device):
+            return plan(**self._problem(init, xs, length=length, key=key))
 
     def _open(
         self,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import axes_of, describe, put_on_mesh, split, vary
 from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
+from .._device import DeviceLike, planning_for_if_given
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
@@ -123,6 +124,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         xs: PyTree = None,
         *,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
 
@@ -134,6 +136,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             init: The carry of the first step.
             xs: What is scanned.
             key: A PRNG key, if the call is given one.
+            device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
+                by default, the device on which the loop would run.
 
         Returns:
             The plan. Printed, it is a table.
@@ -150,7 +154,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             >>> loop.plan(jnp.zeros(64)).levels
             ((16, 16, 16),)
         """
-        return plan(**self._problem(init, xs, key=key))
+        with planning_for_if_given(device):
+            return plan(**self._problem(init, xs, key=key))
 
     def _open(
         self,

@@ -18,6 +18,7 @@ from .._calls import (
     setting,
     typed,
 )
+from .._device import DeviceLike, planning_for_if_given
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
@@ -284,6 +285,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         x: PyTree,
         *args: PyTree,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
 
@@ -291,6 +293,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             x: As for the call; a `jax.ShapeDtypeStruct` can stand for an array.
             *args: As for the call.
             key: As for the call.
+            device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
+                by default, the device on which the loop would run.
 
         Returns:
             The plan. Printed, it is a table.
@@ -305,8 +309,9 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        opened = open_abstractly(open_call, self, x, args, key)
-        return plan(opened.step, opened.loop, **self._how())
+        with planning_for_if_given(device):
+            opened = open_abstractly(open_call, self, x, args, key)
+            return plan(opened.step, opened.loop, **self._how())
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None

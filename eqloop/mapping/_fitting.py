@@ -13,6 +13,7 @@ import jax
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._calls import format_bytes
+from .._device import remembered_per_device
 from .._programs import aval_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import Saveable, unlisted
@@ -140,7 +141,6 @@ class Within:
         return _Search(
             str(f.program(*f.probe)),
             (f.length, f.x_axes, f.y_axes, f.shares, kind),
-            jax.default_backend(),
             self,
             f,
             program,
@@ -164,7 +164,6 @@ class _Search:
 
     text: str
     layout: tuple[Aval, ...]
-    backend: str
     within: Within
     f: ChunkFunction = dataclasses.field(compare=False)
     program: Callable[[ChunkLoop], _Measured] = dataclasses.field(compare=False)
@@ -174,7 +173,7 @@ def _whole_map(loop: ChunkLoop) -> _Measured:
     return loop.run, loop.f.in_types
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _found(search: _Search) -> tuple[int, int]:
     """The largest size that fits, or 0, and the bytes of that or of the least size."""
     return largest_that_fits(
@@ -184,7 +183,7 @@ def _found(search: _Search) -> tuple[int, int]:
     )
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _bytes_of(search: _Search, size: int) -> int:
     """The bytes that the program takes with chunks of a size."""
     loop = search.within.in_chunks_of(size, search.f)

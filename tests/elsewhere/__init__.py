@@ -4,6 +4,5 @@ Of a GPU or a TPU it takes no more than the compiler to learn how much memory a 
 has on it, and what runs on its host. `python -m tests.elsewhere KIND` prints a line of
 JSON for each case, in a process of its own: JAX must not look for the device itself.
 
-    pip install libtpu
-    pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+    pip install 'eqloop[targets]'
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ..marks import slow
-from .compiler import NEEDED, is_installed
+from .compiler import is_installed
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -18,11 +18,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 def found(kind: str, *args: object) -> dict[str, dict[str, Any]]:
     """What `python -m tests.elsewhere` prints, by case."""
     if not is_installed(kind):
-        pytest.skip(f"the compiler for {kind} is not installed: {NEEDED[kind]}")
-    of_compilers = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        pytest.skip(f"the compiler for {kind} is not installed: `eqloop[targets]`")
     ran = subprocess.run(
         [sys.executable, "-m", "tests.elsewhere", kind, *map(str, args)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **of_compilers},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -63,7 +62,7 @@ BUDGETS += [
 def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
     # What fits for all inputs is not refused for some of them.
     cases = found(kind, loop, nbytes)
-    assert len(cases) == 3
+    assert len(cases) == (2 if loop == "lorenz" else 3)
     for case in cases.values():
         assert case["temp"] <= case["planned"] <= nbytes
         if loop == "lorenz":  # whose `xs` have no influence

@@ -1,6 +1,6 @@
 """The cost of a step, and the rates at which a backend does its work.
 
-`planning` finds these numbers, from the traced step and the backend in use. Orders and
+`planning` finds these numbers, from the traced step and the device. Orders and
 reversals add them up to the memory and the time of a whole gradient.
 """
 

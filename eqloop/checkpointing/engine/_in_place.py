@@ -28,6 +28,7 @@ from jax import lax
 
 from ..._arrays import pick, split
 from ..._compat import drops_barriers
+from ..._device import remembered_per_device
 from ..._programs import (
     READS,
     WRITES,
@@ -71,7 +72,7 @@ def writes_rows(program: jex.ClosedJaxpr) -> bool:
     return any(eqn.primitive.name in WRITES for eqn in equations(program))
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def in_place(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program of the same meaning that need not copy buffers to write to them."""
     return rewrite_everywhere(_level, program)

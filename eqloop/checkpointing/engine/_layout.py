@@ -7,23 +7,20 @@ leaves behind (`Stored`).
 import abc
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import jax
 
 from ..._arrays import Arrays, Flags, nbytes, pick, union
 from ..._types import Value
 from ._costs import StepCost
-from ._pace import AbstractPace
+from ._pace import Pace, Piece
 from ._step import Step
 from ._sweep import Cotangents
 from ._walk import Walk
 from .orders._order import AbstractOrder
 from .reversals._block_reversals import AbstractReversal, ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
-
-# What planning measures and remembers: a kind of reversal, and how many steps at once.
-Piece: TypeAlias = tuple[Hashable, int]
 
 
 class Needs(NamedTuple):
@@ -193,9 +190,9 @@ class Layout(AbstractLayout):
         return self.order.kind, self.reversal.kind, self.kept is None
 
     @property
-    def piece(self) -> Piece:
-        """The unit that its time is made up of: one reversal of so many steps."""
-        return self.reversal.kind, self.reversal.batch(self.order.block)
+    def pieces(self) -> frozenset[Piece]:
+        """The pieces that its time is made up of."""
+        return self.order.pieces(self.reversal)
 
     def stored_cost(self, cost: StepCost) -> StepCost:
         """The cost of a step whose carry is stored in the form of the slots.
@@ -241,7 +238,7 @@ class Layout(AbstractLayout):
         carries = self.slots.holding(slots, walk.sweep.step.carry_types)
         return self.slots.released(slots, order.reverse(walk, carries, cts))
 
-    def duration(self, pace: AbstractPace) -> float:
+    def duration(self, pace: Pace) -> float:
         """How long a gradient takes.
 
         Args:

@@ -1,123 +1,114 @@
 """The time that the pieces of a gradient take, which orders add up."""
 
-import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Hashable
+from typing import NamedTuple, Self
 
 from ._costs import Rates, StepCost, residuals_time, reversal_time
 from .reversals._block_reversals import AbstractReversal
 
 
+class Piece(NamedTuple):
+    """A part of a gradient that takes a time of its own.
+
+    Attributes:
+        kind: What it is: one of those below, or the kind of a reversal.
+        is_large: Of a reversal, whether it takes several steps at once. A single step
+            has no loop of its own, and tells nothing of several.
+        is_known: Whether the products of the steps are known.
+    """
+
+    kind: Hashable
+    is_large: bool = False
+    is_known: bool = False
+
+
+# A step that is run, one whose residuals are all stored, there and back, and one that
+# is run in several segments side by side.
+ADVANCE = Piece("advance")
+EVERYTHING = Piece("everything")
+SIDE_BY_SIDE = Piece("side by side")
+
+
+def block_piece(reversal: AbstractReversal, count: int) -> Piece:
+    """The reversal of a block of so many steps, as a piece."""
+    return Piece(reversal.kind, is_large=reversal.batch(count) > 1)
+
+
 @dataclasses.dataclass(frozen=True)
-class AbstractPace(abc.ABC):
+class Pace:
     """The times that orders add up to that of a gradient, in nanoseconds.
+
+    They are estimated from the work of a step. Where more is known of a piece, its
+    estimate is multiplied by how many times as long it took: that holds for pieces of
+    other sizes as well, of which a time would say nothing.
 
     Attributes:
         cost: The cost of a step.
-        rate: The time of single operations on the backend in use.
+        rate: The time of single operations on the device.
+        seen: The pieces of which more is known, each with that factor.
         of_known: The pace of steps whose products are known; `None` if none can be.
+        is_measured: Whether pieces of this very step were run.
+        scatter: By what part of itself the time of a piece differed when it was
+            measured again, at the most.
     """
 
     cost: StepCost
     rate: Rates
-    of_known: "AbstractPace | None" = dataclasses.field(default=None, kw_only=True)
+    seen: tuple[tuple[Piece, float], ...] = ()
+    of_known: "Pace | None" = None
+    is_measured: bool = False
+    scatter: float = 0.0
+
+    def factor(self, piece: Piece) -> float:
+        """How many times as long as estimated a piece takes."""
+        seen = dict(self.seen)
+        # A block stores residuals as well, and so its estimate is as far off as that of
+        # a loop that stores all of them.
+        instead = 1.0 if piece == SIDE_BY_SIDE else seen.get(EVERYTHING, 1.0)
+        return seen.get(piece, instead)
+
+    def with_seen(self, piece: Piece, factor: float) -> Self:
+        """The same where a piece takes so many times as long as estimated."""
+        known = self.of_known
+        if known is not None and piece.is_known:
+            known = known.with_seen(piece._replace(is_known=False), factor)
+            return dataclasses.replace(self, of_known=known)
+        if known is not None and piece not in dict(known.seen):
+            # Until it is seen, the best guess with known products is as without.
+            known = known.with_seen(piece, factor)
+        seen = {**dict(self.seen), piece: factor}
+        return dataclasses.replace(self, seen=tuple(seen.items()), of_known=known)
 
     @property
-    @abc.abstractmethod
-    def is_measured(self) -> bool:
-        """Whether the times were measured by running pieces of this very step."""
-
-    @property
-    @abc.abstractmethod
     def advance(self) -> float:
         """The time of running one step, by the primal or again."""
+        return self.factor(ADVANCE) * self._advance
 
-    @abc.abstractmethod
     def advance_side_by_side(self, count: int) -> float:
         """The time of one step of one segment, if so many are run side by side."""
+        cost, rate = self.cost, self.rate
+        shared = cost.shared + cost.dots * rate.dot_of_batch + rate.iteration
+        each = cost.evaluation - cost.shared + shared / count
+        return self.factor(SIDE_BY_SIDE) * self.factor(ADVANCE) * each
 
     @property
-    @abc.abstractmethod
     def everything(self) -> float:
         """The time per step of a loop that stores all residuals, both ways."""
+        cost, rate = self.cost, self.rate
+        back = reversal_time(cost, rate) + residuals_time(cost, rate)
+        return self.factor(EVERYTHING) * (self._advance + back)
 
-    @abc.abstractmethod
     def block(self, reversal: AbstractReversal, count: int) -> float:
         """The time of reversing a block of so many steps from the carry before it."""
-
-    @abc.abstractmethod
-    def recomputing(self, cost: StepCost, again: float) -> Self:
-        """A guess for a step with another policy.
-
-        Args:
-            cost: The cost of that step.
-            again: How much more work it repeats when it is reversed.
-        """
-
-    @abc.abstractmethod
-    def with_known_products(self, cost: StepCost) -> Self:
-        """A guess for a step whose products are known.
-
-        Args:
-            cost: The cost of that step.
-        """
-
-    @abc.abstractmethod
-    def with_side_by_side(self, factors: Sequence[tuple[int, float]]) -> Self:
-        """The same, if it was measured how long steps take side by side.
-
-        Args:
-            factors: Numbers of segments, and for each the time of a step of one of them
-                as a part of `advance`.
-        """
-
-    @abc.abstractmethod
-    def beside(self, other: "AbstractPace") -> Self:
-        """The same, scaled so that an evaluation takes as long as in another pace.
-
-        The machine may have been busier when one of the two was measured.
-        """
+        estimated = reversal.block_time(self.cost, count, self.rate)
+        return self.factor(block_piece(reversal, count)) * estimated
 
     @property
     def slot(self) -> float:
         """The time of writing a carry to a slot and reading it from there."""
         return 2 * self.cost.held * self.rate.byte + 2 * self.rate.iteration
 
-
-@dataclasses.dataclass(frozen=True)
-class Estimated(AbstractPace):
-    """Times that are estimated from the work of a step and the rates of the backend."""
-
     @property
-    def is_measured(self) -> bool:
-        return False
-
-    @property
-    def advance(self) -> float:
+    def _advance(self) -> float:
         return self.cost.evaluation + self.rate.iteration
-
-    def advance_side_by_side(self, count: int) -> float:
-        cost, rate = self.cost, self.rate
-        shared = cost.shared + cost.dots * rate.dot_of_batch + rate.iteration
-        return cost.evaluation - cost.shared + shared / count
-
-    @property
-    def everything(self) -> float:
-        cost, rate = self.cost, self.rate
-        return self.advance + reversal_time(cost, rate) + residuals_time(cost, rate)
-
-    def block(self, reversal: AbstractReversal, count: int) -> float:
-        return reversal.block_time(self.cost, count, self.rate)
-
-    def recomputing(self, cost: StepCost, again: float) -> Self:
-        return dataclasses.replace(self, cost=cost)
-
-    def with_known_products(self, cost: StepCost) -> Self:
-        return dataclasses.replace(self, cost=cost)
-
-    def with_side_by_side(self, factors: Sequence[tuple[int, float]]) -> Self:
-        return self
-
-    def beside(self, other: AbstractPace) -> Self:
-        return self

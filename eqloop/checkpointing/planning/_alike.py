@@ -6,10 +6,10 @@ loops takes long, so it is done for the first of them.
 """
 
 import dataclasses
-import functools
 from typing import Any, NoReturn
 
 from ..._arrays import is_inexact
+from ..._device import remembered_per_device
 from ..._programs import has_rules, joined, pulled
 from ..engine._forward import Active
 from ..engine._problem import Problem
@@ -24,7 +24,7 @@ class _NoPlanner:
         raise AssertionError("what is asked does not depend on who plans the loop")
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def alike(problem: Problem, active: Active) -> Problem:
     """The loop by which all that are like this one are known.
 
@@ -42,7 +42,7 @@ def alike(problem: Problem, active: Active) -> Problem:
     )
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _known_step(step: Step, active: Active) -> Step:
     programs = step.jaxpr, step.inverse
     types = tuple((*p.in_avals, *p.out_avals) for p in programs if p is not None)
@@ -51,7 +51,7 @@ def _known_step(step: Step, active: Active) -> Step:
     return _first_printed(_PrintedStep(texts, types, counts, step))
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def printed(step: Step, active: Active) -> tuple[str, ...]:
     """What there is to see of the program of a step, and of its derivative.
 
@@ -75,6 +75,6 @@ class _PrintedStep:
     step: Step = dataclasses.field(compare=False)
 
 
-@functools.lru_cache(maxsize=256)
+@remembered_per_device(maxsize=256)
 def _first_printed(printed: _PrintedStep) -> Step:
     return printed.step

@@ -1,83 +1,155 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
-import functools
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
+from ..engine._pace import Piece
 from ..engine._problem import Problem
+from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
-from ._measured_pace import is_quick, largeness
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
-from ._paces import Paces, pace_for, pace_keeping
+from ._paces import Paces, may_be_fused, tried
 from ._search import layouts
 
-# A search compiles programs until no layout promises to be so much faster than the one
-# that was found, or this often. If the step is large and its loop is quick, programs
-# take long to compile, and a few per cent of an estimate mean nothing.
-WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.95
+# Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
+# much, or by twice of what times were seen to scatter. So noise seldom decides.
+_HARDLY, _AT_MOST = 0.03, 0.15
+
+# To try a piece is to compile a program. It is done for a layout that promises to take
+# less than this beside those of which all pieces were tried.
+_PROMISING = 0.9
+
+# A few per cent of an estimate mean nothing beside a program that is shorter.
+_WORTHWHILE = 0.97
+
+# A search compiles so many layouts at the most, of which the first few are hoped to fit
+# rather than expected.
 _MOST_TRIALS = 12
-_HOPEFUL_TRIALS = 6
-
-# The time of the fastest layout may depend on something that was not measured yet. Then
-# that is measured, and the search is repeated, at most this often.
-_MOST_ASKED = 3
-
-# At most so many sets of the values that a step may keep are measured.
-_MOST_MEASURED = 4
+_HOPEFUL_TRIALS = 4
+_ANY = 2**63
 
 
-def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout | None:
+def best(
+    problem: Problem, active: Active, nbytes: int, times: Paces
+) -> tuple[Layout | None, Paces]:
     """The layout that takes the least time within so many bytes, if there is any.
 
-    What a step takes that keeps this or that, or is given its products, is guessed from
-    one that keeps nothing. So what seems to be the fastest is measured, until that is
-    the fastest indeed.
+    What the fastest one consists of is tried, until all is known of the one that is the
+    fastest then. The program of that one is compiled, to see whether it fits.
 
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
         nbytes: How many bytes its gradient may take.
         times: How long the pieces of the gradient take, as far as that is known.
+
+    Returns:
+        The layout, and how long pieces take, as far as it is known then.
     """
-    layout = fastest(problem, active, nbytes, times)
-    if not times.base.is_measured:
-        return layout
-    # Products, and segments side by side. To measure takes a while, so it is done
-    # only for a layout that would win.
-    for _ in range(_MOST_ASKED):
+    times = _begun(problem, active, nbytes, times)
+    checked: tuple[tuple[Layout, int], ...] = ()
+    while len(checked) < _MOST_TRIALS:
+        layout = _chosen(problem, nbytes, times, checked)
         if layout is None:
             break
-        own = pace_for(problem, active, layout, times.base)
-        if own == times.base:
-            break
-        times = times.replaced(None, own)
-        layout = fastest(problem, active, nbytes, times)
-    known = set(times.sets[:1])
-    for _ in range(_MOST_MEASURED):
-        if layout is None or layout.kept is None or layout.kept in known:
-            break
-        known.add(layout.kept)
-        own = pace_keeping(problem, active, layout.kept, times.base)
-        times = times.replaced(layout.kept, own)
-        layout = fastest(problem, active, nbytes, times)
-    return layout
+        if times.unknown(layout):
+            times = tried(problem, active, times, [layout])
+            continue
+        size = device_bytes(problem, active, layout, nbytes)
+        if size <= nbytes:
+            return layout, times
+        checked = (*checked, (layout, size))
+    least = smallest(problem, active, times)
+    fits = peak_bytes(problem, active, least, nbytes) <= nbytes
+    return (least if fits else None), times
 
 
-@functools.lru_cache(maxsize=128)
-def fastest(
-    problem: Problem, active: Active, nbytes: int, times: Paces
+def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces:
+    """The paces of what is likely to be asked for, which is compiled side by side."""
+    if not times.are_tried:
+        return times
+    # Storing everything, to which all is compared, and what promises to be the fastest
+    # without anything special: one piece beside the steps.
+    heads = (layout for _, layout in _heads(problem, nbytes, times, ()))
+    plain = next((one for one in heads if len(times.pieces(one)) == 2), None)
+    begun = [everything := Layout(AllAtOnce(problem.loop.length))]
+    begun += [plain] if plain else []
+    # XLA may fuse all of a small step, of which no estimate is good.
+    begun += [everything.by_carries()] if may_be_fused(problem, active, times) else []
+    return tried(problem, active, times, begun)
+
+
+@remembered_per_device(maxsize=256)
+def _chosen(
+    problem: Problem,
+    nbytes: int,
+    times: Paces,
+    checked: tuple[tuple[Layout, int], ...],
 ) -> Layout | None:
-    """The layout that takes the least time within so many bytes, if there is any."""
-    found = fastest_of(_by_duration(problem, times), problem, active, nbytes, times)
-    if found is None:
-        least = smallest(problem, active, times)
-        fits = peak_bytes(problem, active, least, nbytes) <= nbytes
-        return least if fits else None
-    return found
+    """The layout to look at next.
+
+    Args:
+        problem: The loop.
+        nbytes: How many bytes its gradient may take.
+        times: How long pieces take.
+        checked: What was looked at before and does not fit, with its bytes.
+    """
+    heads = _heads(problem, nbytes, times, checked)
+    if not heads:
+        return None
+    # What nothing was seen of has to promise more.
+    is_seen = lambda item: not times.unknown(item[1])
+    shortest, first = min(
+        filter(is_seen, heads), default=heads[0], key=operator.itemgetter(0)
+    )
+    hopeful, most = heads[0]
+    if hopeful < _PROMISING * shortest:
+        return most
+    hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
+    alike = [
+        layout
+        for time, layout in filter(is_seen, heads)
+        if time <= (1 + hardly) * shortest
+    ] or [first]
+    return min(alike, key=lambda one: (one.evaluations, times.stored_bytes(one)))
+
+
+def _heads(
+    problem: Problem,
+    nbytes: int,
+    times: Paces,
+    checked: tuple[tuple[Layout, int], ...],
+) -> list[tuple[float, Layout]]:
+    """Of the layouts that consist of the same pieces the fastest that should fit.
+
+    Returns:
+        Each with its time, the fastest first.
+    """
+    guess = Guess(times, checked)
+    tried = {layout for layout, _ in checked}
+    taken = guess.at_best if len(checked) < _HOPEFUL_TRIALS else guess
+    groups: dict[frozenset[Piece], tuple[float, Layout]] = {}
+    for time, layout in _by_duration(problem, times.rounded):
+        first, found = groups.get(pieces := times.pieces(layout), (time, None))
+        # Each nest is a program of its own, and takes as long to compile as the others:
+        # here, and in the program of the user. So of layouts that are alike, one that
+        # is hardly slower and has fewer of them is taken instead.
+        if found and (_WORTHWHILE * time > first or not _is_simpler(layout, found)):
+            continue
+        if layout not in tried and taken(layout) <= nbytes:
+            groups[pieces] = first, layout
+    timed = ((times.duration(layout), layout) for _, layout in groups.values())
+    return sorted(timed, key=lambda item: item[0])
+
+
+def _is_simpler(layout: Layout, other: Layout) -> bool:
+    fewer = len(layout.order.levels) < len(other.order.levels)
+    return layout.kind == other.kind and fewer
 
 
 def fastest_of(
@@ -96,65 +168,21 @@ def fastest_of(
         nbytes: How many bytes its gradient may take.
         times: How long the pieces of the gradient take.
     """
-    # Branch and bound: to know the memory of a layout is to compile it, so as few as
-    # possible are. The guess learns from each, and each that fits lowers the limit.
     guess = Guess(times)
-    found: Layout | None = None
-    left, limit = every, math.inf
-    worthwhile = _worthwhile(problem, times)
     for turn in range(_MOST_TRIALS):
-        promising = [(time, layout) for time, layout in left if time < limit]
         # What is fastest comes first, while there is hope that it fits: to be sure of
         # slower ones before would be to compile them, too.
         taken = guess.at_best if turn < _HOPEFUL_TRIALS else guess
-        fitting = (item for item in promising if taken(item[1]) <= nbytes)
-        layout = _with_fewest_nests(fitting, worthwhile)
-        if layout is None:
-            # The guess may be too high: compiling one of another kind will tell, unless
-            # what it stores is too much already.
-            others = [
-                one
-                for _, one in promising
-                if not guess.knows_kind(one) and guess.counted(one) <= nbytes
-            ]
-            layout = min(others, key=guess, default=None)
+        unseen = (one for _, one in every if not guess.knows(one))
+        layout = next((one for one in unseen if taken(one) <= nbytes), None)
         if layout is None:
             break
-        time = next(time for time, one in left if one is layout)
-        left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
-            found, limit = layout, worthwhile * time
-    return found
+            return layout
+    return None
 
 
-def _worthwhile(problem: Problem, times: Paces) -> float:
-    """How long a layout may take beside another that was found, to be compiled, too."""
-    is_large = largeness(problem.step) > 1 and is_quick(problem, times.base)
-    return _WORTHWHILE_IF_LARGE if is_large else WORTHWHILE
-
-
-def _with_fewest_nests(
-    fitting: Iterator[tuple[float, Layout]], worthwhile: float
-) -> Layout | None:
-    """Of layouts in the order of their time the first, or one like it.
-
-    Each nest is a program of its own, and takes as long to compile as the others: here,
-    and in the program of the user. So one that is hardly slower and has fewer of them
-    is taken instead.
-
-    Args:
-        fitting: The layouts, with the times that they take.
-        worthwhile: How long one takes beside another if it is worth a program more.
-    """
-    if (first := next(fitting, None)) is None:
-        return None
-    shortest, fastest = first
-    alike = itertools.takewhile(lambda item: worthwhile * item[0] < shortest, fitting)
-    same_kind = (layout for _, layout in alike if layout.kind == fastest.kind)
-    return min((fastest, *same_kind), key=lambda layout: len(layout.order.levels))
-
-
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = Guess(times)
@@ -170,29 +198,36 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     return least
 
 
-def pareto(problem: Problem, active: Active, times: Paces) -> list[tuple[Layout, int]]:
+def pareto(
+    problem: Problem, active: Active, times: Paces
+) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
     Returns:
-        Each of them, with the bytes that it takes. One of every kind is compiled, and
-        those of the others are told from it.
+        Each of them, with the bytes that it takes; and how long pieces take. One of
+        every kind is compiled, and those of the others are told from it.
     """
+    times = _begun(problem, active, _ANY, times)
     guess = Guess(times)
-    least = smallest(problem, active, times)
-    _bytes_learned(problem, active, least, guess)
-    every = [layout for _, layout in _by_duration(problem, times)]
-    chosen = _beaten_by_none(every, guess)
+    chosen = list[Layout]()
     for _ in range(_MOST_TRIALS):
+        every = [layout for _, layout in _by_duration(problem, times)]
+        chosen = _beaten_by_none(every, guess)
+        if any(map(times.unknown, chosen)):
+            times = tried(problem, active, times, chosen)
+            continue
         # What is learned of one kind changes what all of that kind are guessed to take,
         # and so who is beaten. The one in the middle is the nearest to most of them.
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
         if not unknown:
             break
         _bytes_learned(problem, active, unknown[len(unknown) // 2], guess)
-        chosen = _beaten_by_none(every, guess)
+    least = smallest(problem, active, times)
+    _bytes_learned(problem, active, least, guess)
     floor = guess(least)
     larger = [layout for layout in chosen if guess(layout) > floor]
-    return [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]
+    found = [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]
+    return found, times
 
 
 def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
@@ -220,7 +255,7 @@ def _bytes_learned(
     return size
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
     joins, products = can_join(problem.step), times.base.of_known is not None

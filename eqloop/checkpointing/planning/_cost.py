@@ -26,9 +26,15 @@ from ._alike import alike
 from ._work import count_dots, outer_products, rates, shared_work, start, work
 
 
-def step_cost(problem: Problem, active: Active) -> StepCost:
-    """What one step costs, given which inputs are differentiated."""
-    return _cost_of(alike(problem, active), active, rates())
+def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
+    """What one step costs, given which inputs are differentiated.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        rate: The time of single operations, if not on the device in use.
+    """
+    return _cost_of(alike(problem, active), active, rate or rates())
 
 
 @functools.lru_cache(maxsize=128)

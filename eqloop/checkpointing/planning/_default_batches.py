@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..._arrays import is_symbolic, nbytes, pick
 from ..engine._layout import Layout
 from ..engine._loop_spec import LoopSpec
-from ..engine._pace import Estimated
+from ..engine._pace import Pace
 from ..engine.orders._levels import Nest, nests
 from ..engine.orders._nested import Nested
 from ..engine.reversals._together import Together, can_join
@@ -49,7 +49,7 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
     if loop.length < 4 or nbytes(consts) < enough or not can_join(problem.step):
         return plain
     cost = step_cost(problem, active)
-    pace = Estimated(cost, rates())
+    pace = Pace(cost, rates())
     room = max(2 * plain.stored_bytes(cost), _ALWAYS) + cost.ct_consts
     # Without slots nothing is run again, and more levels would be of no use.
     every = _batched_layouts(loop.length) if cost.held else _batches_of(plain)

@@ -17,6 +17,7 @@ import jax.extend.core as jex
 
 from ..._arrays import nbytes
 from ..._compat import form_of, form_params
+from ..._device import remembered_per_device
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
@@ -155,7 +156,7 @@ class KeptValues:
         return tuple(name for name in self.names if name in kept)
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def kept_values(problem: Problem, active: Active) -> KeptValues:
     """What a step may keep.
 
@@ -175,7 +176,7 @@ def kept_values(problem: Problem, active: Active) -> KeptValues:
     return KeptValues(tuple(reader.operations), at)
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def costs_by_kept(
     problem: Problem, active: Active
 ) -> tuple[tuple[tuple[str, ...], StepCost, float], ...]:

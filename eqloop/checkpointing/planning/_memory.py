@@ -1,19 +1,20 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
-import functools
 from typing import Any, TypeAlias
 
 import jax
 
 from ..._arrays import nbytes, pick
+from ..._device import remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
-from ._alike import alike
+from ._alike import alike, printed
 from ._cost import step_cost
+from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length
 from ._memory_guess import working_set
 
@@ -107,9 +108,18 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(alike(problem, active).as_run, planner=Fixed(layout))
-    platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
-    return _temporary(fixed, active, maps, of_loss, platform)
+    known = alike(problem, active).as_run
+    is_wide = bool(jax.config.read("jax_enable_x64"))
+    about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
+    about += [known.policy, known.undifferentiated, active, layout, maps, of_loss]
+    key = key_of([*about, is_wide])
+    if (fact := recall(key)) is not None:
+        return round(fact["bytes"])
+    fixed = dataclasses.replace(known, planner=Fixed(layout))
+    size = _temporary(fixed, active, maps, of_loss, is_wide)
+    if size is not None:
+        remember({key: {"bytes": size}})
+    return size
 
 
 def bytes_of_ends(problem: Problem) -> int:
@@ -125,13 +135,13 @@ def with_a_little_more(size: int) -> int:
     return size + size // 200 + _SMALL_BUFFERS
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _temporary(
     problem: Problem,
     active: Active,
     maps: Maps,
     of_loss: bool,
-    platform: tuple[str, bool],
+    is_wide: bool,
 ) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     run, types = gradient_of(problem, active, of_loss)

@@ -1,10 +1,10 @@
 """What layouts take, told from those of which the program was compiled."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from ..engine._costs import StepCost
 from ..engine._layout import Layout
-from ._paces import Paces
+from ._paces import Paces, Seen
 
 
 class Guess:
@@ -14,11 +14,15 @@ class Guess:
     or less than was counted, another will take, too.
     """
 
-    def __init__(self, paces: Paces):
+    def __init__(self, paces: Paces, checked: Iterable[tuple[Layout, int]] = ()):
         self._paces = paces
         self._known: dict[Layout, int] = {}
-        self._seen: dict[Hashable, tuple[Layout, int]] = {}
+        self._seen: dict[Hashable, Seen] = {}
         self._least_more: dict[Hashable, int] = {}
+        for seen in paces.sizes:
+            self._note(seen)
+        for layout, measured in checked:
+            self.learn(layout, measured)
 
     def __call__(self, layout: Layout) -> int:
         """The bytes of a layout: those that were measured, or the guess."""
@@ -27,8 +31,7 @@ class Guess:
         stored = self.counted(layout)
         if not self.knows_kind(layout):
             return stored + working_set(self._cost(layout))
-        other, measured = self._seen[layout.kind]
-        counted = self.counted(other)
+        other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted
         # Slots are counted well. What the reversal of a block takes is not.
@@ -59,11 +62,14 @@ class Guess:
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
         self._known[layout] = measured
-        more = max(measured - self.counted(layout), 0)
-        least = self._least_more.get(layout.reversal.kind, more)
-        self._least_more[layout.reversal.kind] = min(least, more)
+        self._note(Seen(layout, measured, self.counted(layout)))
+
+    def _note(self, seen: Seen) -> None:
+        more = max(seen.measured - seen.counted, 0)
+        least = self._least_more.get(seen.layout.reversal.kind, more)
+        self._least_more[seen.layout.reversal.kind] = min(least, more)
         # The latest finding is the nearest to what is looked for.
-        self._seen[layout.kind] = layout, measured
+        self._seen[seen.layout.kind] = seen
 
     def knows(self, layout: Layout) -> bool:
         """Whether a layout was measured."""

@@ -1,21 +1,66 @@
-"""How long the pieces of a gradient take, for everything that a step may keep."""
+"""How long the pieces of a gradient take, for everything that a step may keep.
+
+What decides between two plans are things that no count of operations tells: how XLA
+fuses a step, and what of it stays in the cache. So short loops are tried, each of which
+consists of one kind of piece, and what was estimated is corrected by what was seen.
+"""
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from ..._arrays import nbytes
+from ..._programs import equations
+from ..engine._costs import StepCost
 from ..engine._forward import Active
-from ..engine._layout import Layout, Piece
-from ..engine._pace import AbstractPace
+from ..engine._layout import Layout
+from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
-from ..engine.reversals._together import can_join
-from ._cost import step_cost
+from ..engine._step import Step
+from ..engine._stored_products import products_to_store
+from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._levels import Nest
+from ..engine.orders._nested import Nested
+from ..engine.reversals._block_reversals import ByResiduals
+from ..engine.reversals._together import Together
+from ..engine.slots._slots import AbstractSlots
+from ._cost import outputs_wanted, step_cost
 from ._kept_values import Kept, costs_by_kept
-from ._measured_pace import pace, with_side_by_side
-from ._pace_of_known import with_guess, with_pace_of_known
-from ._search import layouts
+from ._trials import StepsAlone, Trial, trials
+from ._work import rates
 
-# What is stored can be counted, but for what XLA keeps in the place of something else.
-_SURELY_TOO_MUCH = 2
+# How long one run of a short loop should take, in nanoseconds, so that calling it does
+# not count; how many steps it has at least, so that it has whole blocks; and how many
+# bytes its steps may take.
+_RUN_TIME = 2e6
+_FEWEST_STEPS = 128
+# How many steps blocks and batches have that are tried, or how many segments. Others
+# have more of them and less.
+_SIZE = 32
+_MOST_BYTES = 2**26
+# Loops whose gradient takes less than this are not worth it. To try pieces is mostly to
+# compile them, and of a step with more equations than this, that takes long: it grows
+# by about the square of their number.
+_WORTH_TRYING = 1e6
+_QUICKLY_COMPILED = 64
+# The part of its time that the piece of a short loop takes, at the least.
+_LEAST = 0.1
+
+
+class Seen(NamedTuple):
+    """The memory of a short loop, from which that of others of its kind is told.
+
+    Attributes:
+        layout: How it is run.
+        measured: The bytes that it takes.
+        counted: The bytes of what it stores, which is not all that it takes.
+    """
+
+    layout: Layout
+    measured: int
+    counted: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,15 +70,23 @@ class Paces:
     Attributes:
         entries: What a step keeps, and how long the pieces take then. The first is for
             a step whose policy is not chosen.
+        found: The pieces that were tried, with what a step kept.
+        sizes: What short loops took in memory.
+        measure: Whether pieces are run, if that can be.
+        are_tried: Whether it is worthwhile to try pieces. Otherwise all is estimated.
     """
 
-    entries: tuple[tuple[Kept, AbstractPace], ...]
+    entries: tuple[tuple[Kept, Pace], ...]
+    found: frozenset[tuple[Kept, Piece]] = frozenset()
+    sizes: tuple[Seen, ...] = ()
+    measure: bool = True
+    are_tried: bool = False
 
     @functools.cached_property
-    def _by_kept(self) -> dict[Kept, AbstractPace]:
+    def _by_kept(self) -> dict[Kept, Pace]:
         return dict(self.entries)
 
-    def of(self, layout: Layout) -> AbstractPace:
+    def of(self, layout: Layout) -> Pace:
         """Those for what a layout has a step keep."""
         return self._by_kept[layout.kept]
 
@@ -41,8 +94,12 @@ class Paces:
         """How long a gradient takes, in nanoseconds."""
         return layout.duration(self.of(layout))
 
+    def stored_bytes(self, layout: Layout) -> int:
+        """The bytes of what a layout stores on the device."""
+        return layout.stored_bytes(self.of(layout).cost)
+
     @property
-    def base(self) -> AbstractPace:
+    def base(self) -> Pace:
         """Those where nothing is chosen."""
         return self.entries[0][1]
 
@@ -51,87 +108,272 @@ class Paces:
         """What a step may keep, if there is a choice; the first of them is nothing."""
         return [kept for kept in self._by_kept if kept is not None]
 
-    def replaced(self, kept: Kept, own: AbstractPace) -> "Paces":
-        """The same where for one of the choices more is known, or without a choice."""
-        entries = {**self._by_kept, kept: own}
-        return Paces(tuple(entries.items()))
+    def pieces(self, layout: Layout) -> frozenset[Piece]:
+        """The pieces that the time of a layout is made up of."""
+        has_known = self.base.of_known is not None
+        return frozenset(p for p in layout.pieces if has_known or not p.is_known)
+
+    def unknown(self, layout: Layout) -> list[Piece]:
+        """Those of them that are to be tried, and were not yet."""
+        if not self.are_tried:
+            return []
+        among = self.pieces(layout)
+        return [p for p in among if (_kept_for(p, layout), p) not in self.found]
+
+    @functools.cached_property
+    def rounded(self) -> "Paces":
+        """The same, as it comes out however noisy the machine is.
+
+        Which layouts of the same pieces are fastest depends little on what the pieces
+        take. It is decided by factors of two beside a step that is run.
+        """
+        entries = ((kept, _rounded(pace)) for kept, pace in self.entries)
+        return dataclasses.replace(self, entries=tuple(entries))
+
+    def keeping(self, problem: Problem, active: Active, kept: Kept) -> "Paces":
+        """The same if a step may also keep just these values."""
+        if kept is None or kept in self._by_kept:
+            return self
+        cost = step_cost(problem.keeping(kept), active)
+        entry = kept, dataclasses.replace(self.base, cost=cost)
+        return dataclasses.replace(self, entries=(*self.entries, entry))
+
+    def with_factor(
+        self, kept: Kept, piece: Piece, factor: float, trial: Trial
+    ) -> "Paces":
+        """The same where it was seen how long a piece takes.
+
+        Args:
+            kept: What a step kept.
+            piece: The piece.
+            factor: How many times as long as estimated it takes.
+            trial: What was seen.
+        """
+        entries: list[tuple[Kept, Pace]] = []
+        for own, pace in self.entries:
+            if self._concerns(own, kept, piece):
+                pace = pace.with_seen(piece, factor)
+            pace = dataclasses.replace(
+                pace,
+                is_measured=pace.is_measured or trial.was_run,
+                scatter=max(pace.scatter, trial.scatter),
+            )
+            entries.append((own, pace))
+        found = self.found | {(kept, piece)}
+        return dataclasses.replace(self, entries=tuple(entries), found=found)
+
+    def _concerns(self, own: Kept, kept: Kept, piece: Piece) -> bool:
+        """Whether what is seen of a step holds for one that keeps something else."""
+        if own == kept:
+            return True
+        if kept is None:
+            return not _depends_on_kept(piece)
+        # What is seen of a step that keeps nothing is the best guess for those that
+        # keep a few values.
+        return (
+            own is not None and kept == self.sets[0] and (own, piece) not in self.found
+        )
 
 
-def paces(
-    problem: Problem,
-    active: Active,
-    measure: bool,
-    nbytes: int | None = None,
-) -> Paces:
-    """How long the pieces of a gradient take.
+def paces(problem: Problem, active: Active, measure: bool) -> Paces:
+    """How long the pieces of a gradient take, as far as it can be estimated.
 
     Args:
         problem: The loop.
         active: Which inputs are differentiated.
-        measure: Whether to find out by running them.
-        nbytes: How many bytes a gradient may take, if layouts that take more are not
-            asked for.
+        measure: Whether pieces are run when they are tried, see `tried`.
     """
-    pieces = None
-    if measure and nbytes is not None:
-        pieces = functools.partial(_pieces_within, problem, active, nbytes)
-    base = pace(problem, active, measure, pieces=pieces)
-    base = with_guess(problem, active, base)
-    entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
+    base = Pace(step_cost(problem, active), rates())
+    if (known := _cost_with_products(problem, active)) is not None:
+        base = dataclasses.replace(base, of_known=dataclasses.replace(base, cost=known))
+    entries: list[tuple[Kept, Pace]] = [(None, base)]
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
     is_free = problem.chooses_policy and problem.policy is None
     if is_free and not problem.step.jaxpr.effects:
-        (nothing, _, again), *others = costs_by_kept(problem, active)
-        # Not from one that keeps everything: what it takes to store all residuals of a
-        # step says little of what it takes to store a few.
-        bare = pace_keeping(problem, active, nothing, base)
-        entries.append((nothing, bare))
-        for kept, cost, work in others:
-            entries.append((kept, bare.recomputing(cost, work - again)))
-    return Paces(tuple(entries))
+        for kept, cost, _ in costs_by_kept(problem, active):
+            entries.append((kept, dataclasses.replace(base, cost=cost)))
+    worthwhile = not _is_quick(problem, base)
+    return Paces(tuple(entries), measure=measure, are_tried=worthwhile)
 
 
-@functools.lru_cache(maxsize=128)
-def _pieces_within(problem: Problem, active: Active, nbytes: int) -> frozenset[Piece]:
-    """The pieces of layouts that may fit into so many bytes."""
-    cost, length = step_cost(problem, active), problem.loop.length
-    every = layouts(length, can_join(problem.step), cost.rows)
-    room = _SURELY_TOO_MUCH * nbytes
-    return frozenset(one.piece for one in every if one.stored_bytes(cost) <= room)
-
-
-def pace_for(
-    problem: Problem, active: Active, layout: Layout, base: AbstractPace
-) -> AbstractPace:
-    """A pace that knows all that the time of one layout depends on.
+def tried(
+    problem: Problem, active: Active, times: Paces, layouts: Sequence[Layout]
+) -> Paces:
+    """The same where all that the times of some layouts depend on was seen.
 
     Args:
         problem: The loop.
         active: Which inputs are differentiated.
-        layout: The layout.
-        base: How long the pieces of any layout take. If that was measured, so is what
-            this layout needs in addition.
+        times: How long pieces take, as far as that is known.
+        layouts: The layouts.
     """
-    if layout.order.asks_for_products(layout.reversal):
-        base = with_pace_of_known(problem, active, base, layout.piece)
-    return (
-        with_side_by_side(problem, active, base)
-        if layout.order.side_by_side > 1
-        else base
+    if not times.are_tried:
+        return times
+    length = _trial_length(problem, active, times.base)
+    # To steps alone all others are compared, and so they come first.
+    loops: dict[Layout | StepsAlone, tuple[Kept, Piece]] = {
+        StepsAlone(length): (None, ADVANCE)
+    }
+    for layout in layouts:
+        for piece in times.unknown(layout):
+            kept = _kept_for(piece, layout)
+            loops[_trial_of(piece, kept, length)] = kept, piece
+    if all(about in times.found for about in loops.values()):
+        return times
+    found = trials(problem, active, list(loops), times.measure)
+    if found is None:
+        return dataclasses.replace(times, are_tried=False)
+    for (loop, about), trial in zip(loops.items(), found, strict=True):
+        if about not in times.found:
+            times = _corrected(times, loop, about, trial)
+        if isinstance(loop, Layout) and not problem.as_run.loop.stops:
+            cost = times.of(loop).cost
+            part = cost.everything * loop.order.length // problem.loop.length
+            stored = loop.stored_bytes(dataclasses.replace(cost, everything=part))
+            seen = Seen(loop, trial.nbytes, stored)
+            times = dataclasses.replace(times, sizes=(*times.sizes, seen))
+    return times
+
+
+def _corrected(
+    times: Paces, loop: Layout | StepsAlone, about: tuple[Kept, Piece], trial: Trial
+) -> Paces:
+    """Has a piece take so long that a short loop takes the time that it was seen to."""
+    kept, piece = about
+    pace = times.of(loop) if isinstance(loop, Layout) else times.base
+    # The time is linear in the factor.
+    without, once = (loop.duration(pace.with_seen(piece, f)) for f in (0.0, 1.0))
+    # Of two noisy times the difference may be too small, or below zero.
+    own = max(trial.nanoseconds - without, _LEAST * trial.nanoseconds)
+    return times.with_factor(kept, piece, own / (once - without), trial)
+
+
+def _trial_of(piece: Piece, kept: Kept, length: int) -> Layout | StepsAlone:
+    """A short loop that consists of one kind of piece."""
+    # Of all sizes the same one, so that whoever asks finds the same.
+    size = min(_SIZE, length)
+    within = length // size * size
+    if piece == ADVANCE:
+        return StepsAlone(length)
+    if piece == SIDE_BY_SIDE:
+        return StepsAlone(within, size)
+    if piece == EVERYTHING:
+        return Layout(AllAtOnce(length), kept=kept)
+    if not piece.is_large:
+        return Layout(Nested((Nest((length,)),)))
+    if piece.kind == ByResiduals().kind:
+        return Layout(Nested((Nest((length // size,), size),)), kept=kept)
+    # Batches of steps whose carries are stored, or their products as well.
+    order = Nested((Nest((within,)),), with_products=int(piece.is_known))
+    return Layout(order, reversal=Together(size))
+
+
+def move_time(
+    problem: Problem, active: Active, slots: AbstractSlots, times: Paces
+) -> float:
+    """How long it takes to write a carry to slots, or to read it from there.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        slots: The slots.
+        times: How long pieces take. If that was measured, so is this: by a short loop
+            all of whose carries are stored there, and one with near slots.
+
+    Returns:
+        Nanoseconds.
+    """
+    pace = times.base
+    estimated = slots.move_time(
+        nbytes(slots.packed_types(pace.cost.held_types)), pace.rate
     )
+    if not pace.is_measured:
+        return estimated
+    length = _trial_length(problem, active, pace)
+    order = Nested((Nest((length,)),))
+    loops = [StepsAlone(length), Layout(order, slots.near), Layout(order, slots)]
+    found = trials(problem, active, loops, times.measure)
+    if found is None:
+        return estimated
+    _, near, far = (trial.nanoseconds / length for trial in found)
+    again = 0.0 if slots.outlast_primal else pace.advance
+    # Each carry is written once and read once, and so it is near.
+    return max(far - again - near, 0.0) / 2 + pace.slot / 2
 
 
-def pace_keeping(
-    problem: Problem, active: Active, kept: tuple[str, ...], base: AbstractPace
-) -> AbstractPace:
-    """How long the pieces of a gradient take if each step keeps some of its values.
+def _is_quick(problem: Problem, pace: Pace) -> bool:
+    """Whether a gradient takes little time beside what it takes to compile it.
 
     Args:
         problem: The loop.
-        active: Which inputs are differentiated.
-        kept: What a step keeps.
-        base: How long they take where nothing is chosen. If that was measured, so is
-            this.
+        pace: How long the pieces of its gradient take.
     """
-    return pace(problem, active, base.is_measured, kept).beside(base)
+    takes = problem.loop.length * pace.everything
+    return takes < _WORTH_TRYING * max(_largeness(problem.step), 1) ** 2
+
+
+@functools.lru_cache(maxsize=512)
+def _largeness(step: Step) -> float:
+    """How many times as large a step is as one that is quickly compiled."""
+    return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
+
+
+def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
+    """How many steps short loops have: a power of two, as most blocks are."""
+    cost = pace.cost
+    per_step = cost.x + cost.ct_x + cost.ct_y + cost.residuals + cost.carry
+    fits = _MOST_BYTES // max(per_step, 1)
+    long = round(_RUN_TIME / _if_fused(problem, active, pace))
+    # Steps that take very long are run a few times, and no more.
+    short = min(_FEWEST_STEPS, max(round(10 * long), 2))
+    length = max(min(max(long, short), fits, problem.loop.length), 1)
+    return 2 ** (length.bit_length() - 1)
+
+
+def may_be_fused(problem: Problem, active: Active, times: Paces) -> bool:
+    """Whether a step may take far less than estimated, and is quickly compiled."""
+    estimated = dataclasses.replace(times.base, seen=()).everything
+    is_small = 2 * _if_fused(problem, active, times.base) < estimated
+    return is_small and _largeness(problem.step) <= 4
+
+
+def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:
+    """How long it takes per step to store everything if XLA fuses all of a step.
+
+    A small step then takes next to nothing to start.
+    """
+    fused = dataclasses.replace(pace.rate, equation=pace.rate.equation / 20)
+    return Pace(step_cost(problem, active, fused), fused).everything
+
+
+def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
+    """What a step costs whose products are known, if it has some.
+
+    Steps that are given what was stored are as fast as steps of a loop that gets its
+    products as `xs`. So it is that loop of which the cost is estimated.
+    """
+    products = products_to_store(problem, active, outputs_wanted(problem))
+    if products is None:
+        return None
+    count, loop = len(products.types), problem.loop
+    loop = dataclasses.replace(loop, x_axes=(*loop.x_axes, *[0] * count))
+    given = dataclasses.replace(problem, step=products.step, loop=loop)
+    return step_cost(given, active._replace(xs=(*active.xs, *[False] * count)))
+
+
+def _depends_on_kept(piece: Piece) -> bool:
+    """Whether it makes a difference to a piece what a step keeps of its values."""
+    return piece == EVERYTHING or (piece.is_large and piece.kind == ByResiduals().kind)
+
+
+def _kept_for(piece: Piece, layout: Layout) -> Kept:
+    """What a step keeps, if that makes a difference to a piece of a layout."""
+    return layout.kept if _depends_on_kept(piece) else None
+
+
+def _rounded(pace: Pace) -> Pace:
+    step = pace.factor(ADVANCE)
+    seen = tuple((p, 2.0 ** round(math.log2(f / step))) for p, f in pace.seen)
+    known = pace.of_known and _rounded(pace.of_known)
+    return dataclasses.replace(pace, seen=seen, of_known=known)

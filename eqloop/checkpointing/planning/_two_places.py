@@ -7,11 +7,11 @@ has equal leaves, each of which is reversed by a `Revolved` on the device.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 
 from ..._arrays import nbytes as bytes_of
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
@@ -20,10 +20,9 @@ from ..engine.orders._segmented import Segmented
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._choice import fastest_of
-from ._measured_pace import move_time
 from ._memory import device_bytes
 from ._memory_guess import counted_bytes
-from ._paces import Paces
+from ._paces import Paces, move_time
 from ._search import blocks_to_try, layouts, revolved, sizes
 
 # Numbers of leaves, and of slots in each, are coarser than in one place: there are all
@@ -44,7 +43,7 @@ class SecondPlace:
     nbytes: int
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def fastest_in_two_places(
     problem: Problem,
     active: Active,
@@ -70,7 +69,7 @@ def fastest_in_two_places(
     pace, far = times.base, _far_slots(second, times)
     if far < 1:
         return None
-    move = move_time(problem, active, second.slots, pace)
+    move = move_time(problem, active, second.slots, times)
     timed = (
         (layout.duration(pace) + moves * move, layout)
         for layout, moves in _layouts(problem, second.slots, far)

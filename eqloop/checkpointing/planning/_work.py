@@ -1,17 +1,17 @@
 """How much work a step is: counted in its jaxpr, never run.
 
-The unit is a nanosecond, roughly, on the backend in use. Nothing depends on the unit:
-plans are compared with one another.
+The unit is a nanosecond, roughly, on the device that the plan is for. Nothing depends
+on the unit: plans are compared with one another.
 """
 
 import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 
 from ..._compat import form_of
+from ..._device import PlannedDevice, planning_device
 from ..._programs import aval_of, equations, foreign_programs
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
@@ -56,30 +56,37 @@ CPU = Rates(
     entry_of_reads=1.0,
 )
 
-# Not measured: the throughput of a current GPU from its data sheet, some microseconds
-# to start a kernel, and tens of them for the host to see a loop's condition; to the
-# host the 20 GB/s of a PCIe bus, and to files the 2 GB/s of a fast disk.
-ACCELERATOR = Rates(
-    flop=5e-5,
-    entry=2e-3,
-    costly_entry=2e-3,
-    equation=1e3,
-    dot_of_batch=0.0,
-    byte=5e-4,
-    byte_of_sums=5e-4,
-    iteration=2e3,
-    dynamic_iteration=3e4,
-    run=1e5,
-    byte_to_host=0.05,
-    byte_to_file=0.5,
-    callback=2e5,
-    entry_of_reads=0.0,
-)
-
 
 def rates() -> Rates:
-    """The rates of the backend in use."""
-    return CPU if jax.default_backend() == "cpu" else ACCELERATOR
+    """The rates of the device that plans are for."""
+    device = planning_device()
+    return CPU if device.platform == "cpu" else _rates_of(device)
+
+
+def _rates_of(device: PlannedDevice) -> Rates:
+    """The rates of an accelerator: those of its data sheet, in nanoseconds."""
+    sheet = device.rates
+    byte, start = 1e9 / sheet.memory, 1e9 * sheet.start
+    # On a GPU, the host sees the condition of a loop, which takes tens of microseconds;
+    # a TPU runs all of a program by itself.
+    waits = 10 * start if device.platform == "gpu" else start
+    return Rates(
+        flop=1e9 / sheet.float32,
+        entry=4 * byte,
+        costly_entry=4 * byte,
+        equation=start,
+        dot_of_batch=0.0,
+        byte=byte,
+        byte_of_sums=byte,
+        iteration=start,
+        dynamic_iteration=waits,
+        run=3 * waits,
+        byte_to_host=1e9 / sheet.to_host,
+        # Of a fast disk, and of a callback to Python.
+        byte_to_file=0.5,
+        callback=2e5,
+        entry_of_reads=0.0,
+    )
 
 
 def work(jaxpr: AnyJaxpr, rate: Rates) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._pace import Estimated
+from eqloop.checkpointing.engine._pace import Pace
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
@@ -47,7 +47,7 @@ def guess_of_cell() -> tuple[Any, Any]:
     jax.make_jaxpr(jax.grad(loss))(f)
     ((problem, active, _),) = asked
     cost = step_cost(problem, active)
-    return cost, lambda: Guess(Paces(((None, Estimated(cost, CPU)),)))
+    return cost, lambda: Guess(Paces(((None, Pace(cost, CPU)),)))
 
 
 def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
@@ -86,7 +86,7 @@ def test_a_few_per_cent_are_not_worth_a_program_if_the_loop_is_quicker_than_that
     loss = lambda xs: jnp.sum(el.Scan(f, schedule=schedule)(init, xs)[1])
     jax.make_jaxpr(jax.grad(loss))(xs)
     ((problem, active, _),) = asked
-    times = Paces(((None, Estimated(step_cost(problem, active), CPU)),))
+    times = Paces(((None, Pace(step_cost(problem, active), CPU)),))
     assert _choice._worthwhile(problem, times) == worthwhile
     one, two = nested((12, 8)), nested((10, 8), (16,))
     taken = _choice._with_fewest_nests(iter([(1.0, two), (1.04, one)]), worthwhile)

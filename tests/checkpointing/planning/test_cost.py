@@ -8,7 +8,7 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._pace import Estimated
+from eqloop.checkpointing.engine._pace import Pace
 from eqloop.checkpointing.engine.orders import _binomial
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._levels import Nest
@@ -153,7 +153,7 @@ def test_steps_are_estimated_to_be_faster_together_where_they_are(args, nbytes, 
 def test_an_order_that_runs_more_takes_longer():
     def times(args, *orders):
         found = cost(args)
-        return [Layout(order).duration(Estimated(found, CPU)) for order in orders]
+        return [Layout(order).duration(Pace(found, CPU)) for order in orders]
 
     slower = (
         Nested((Nest((64,)),)),
@@ -169,11 +169,11 @@ def test_an_order_that_runs_more_takes_longer():
 
 
 @dataclasses.dataclass(frozen=True)
-class Told(Estimated):
+class Told(Pace):
     """What a step and the reversal of one take, and nothing else takes any time."""
 
-    run: float
-    back: float
+    run: float = 0.0
+    back: float = 0.0
 
     @property
     def advance(self):
@@ -256,9 +256,10 @@ def test_layouts_with_products_take_the_room_of_these_and_are_a_kind_of_their_ow
 
 
 def test_whose_time_depends_on_that_of_steps_with_known_products():
-    asks = lambda nest, size, count=0: Nested(
-        (Nest((3,)), nest), count
-    ).asks_for_products(Together(size))
+    asks = lambda nest, size, count=0: any(
+        piece.is_known
+        for piece in Nested((Nest((3,)), nest), count).pieces(Together(size))
+    )
     # A segment that is one batch keeps them.
     assert asks(Nest((2, 4)), 4)
     assert asks(Nest((2, 4)), 5)

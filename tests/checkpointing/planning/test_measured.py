@@ -1,7 +1,7 @@
-"""Plans that are measured: what is run for them, what is remembered, what decides."""
+"""Plans that are measured: what is tried for them, what is remembered, what decides."""
 
-import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,50 +9,95 @@ import jax.random as jr
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import StepCost
-from eqloop.checkpointing.engine._pace import Estimated
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine._pace import (
+    ADVANCE,
+    EVERYTHING,
+    SIDE_BY_SIDE,
+    Pace,
+    Piece,
+    block_piece,
+)
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import (
-    _measured_pace,
-    _paces,
-    _search,
-    _stopwatch,
-)
-from eqloop.checkpointing.planning._measured_pace import Measured, StepsAlone, pace
-from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
+from eqloop.checkpointing.planning import _trials
+from eqloop.checkpointing.planning._cost import step_cost
+from eqloop.checkpointing.planning._paces import paces
+from eqloop.checkpointing.planning._trials import StepsAlone
 from eqloop.checkpointing.planning._work import CPU
 
+from ...compiling import programs_compiled
 from ..noted import Noted
 from ..steps import recurrent
 
 # Long enough to be worth it: of a light step, thousands.
 LENGTH = 4096
 BUDGET = el.Budget("256KiB")
+MANY = el.Budget("1MiB")
+
+
+def piece_of(loop: Any) -> str:
+    """What kind of piece a short loop consists of, in a word."""
+    if isinstance(loop, StepsAlone):
+        return "side by side" if loop.side_by_side > 1 else "steps"
+    if loop.stores_residuals:
+        return "everything"
+    if isinstance(loop.reversal, Together):
+        known = loop.steps_with_products or len(loop.order.levels[0]) > 1
+        return "known products" if known else "together"
+    return "block" if loop.block > 1 else "single"
+
+
+# What a step of each kind of piece takes, in nanoseconds.
+TIMES = {
+    "steps": 100.0,
+    "everything": 1000.0,
+    "together": 500.0,
+    "single": 700.0,
+    "block": 1000.0,
+    "known products": 490.0,
+    "side by side": 90.0,
+}
 
 
 @pytest.fixture
-def pieces_alone(monkeypatch):
-    """No segments are run side by side."""
-    monkeypatch.setattr(_search, "_ABREAST", ())
+def runs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Which pieces are run, at times that are made up, the same each time."""
+    seen: list[list[str]] = []
 
+    def best_times(programs: Any, _: Any) -> Any:
+        loops = [one.loop for one in programs]
+        names = list(map(piece_of, loops))
+        seen.append(names)
+        length = lambda loop: (
+            loop.length if isinstance(loop, StepsAlone) else loop.order.length
+        )
+        return [
+            (length(one) * runs.times[name], runs.scatter)
+            for one, name in zip(loops, names, strict=True)
+        ]
 
-@pytest.fixture
-def runs(monkeypatch, pieces_alone):
-    """How many programs were run, with times that are made up, the same each time."""
-    counts = []
-
-    def nanoseconds(programs):
-        counts.append(len(programs))
-        return [1e6 * (1 + i) for i in range(len(programs))]
-
-    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
+    runs = Runs(seen)
+    monkeypatch.setattr(_trials, "_best_times", best_times)
     el.measurements(None)
-    yield counts
+    yield runs
     el.measurements(None)
 
 
-def plan(schedule=BUDGET, length=LENGTH, step=None, **settings):
+class Runs(list[list[str]]):
+    """What was run, and how long that is said to take."""
+
+    def __init__(self, seen: list[list[str]]):
+        self.seen, self.times, self.scatter = seen, dict(TIMES), 0.0
+
+    @property
+    def pieces(self) -> list[str]:
+        return sorted(name for names in self.seen for name in names)
+
+
+def plan(
+    schedule: Any = BUDGET, length: int = LENGTH, step: Any = None, **settings: Any
+) -> el.Plan:
     f, init, xs = recurrent(length)
     return el.Scan(step or f, schedule=schedule, **settings).plan(init, xs)
 
@@ -66,49 +111,45 @@ def test_a_step_is_run_to_plan_it_and_only_once():
     scan = el.Scan(f, schedule=BUDGET)
 
     @jax.jit
-    def gradient(f, init):
+    def gradient(f: Any, init: Any) -> Any:
         return jax.grad(lambda f: jnp.sum(el.Scan(f, schedule=BUDGET)(init, xs)[0]))(f)
 
     # The same plan where the loop is traced, of which nothing is a part of the program.
     jaxpr = str(jax.make_jaxpr(gradient)(f, init))
-    assert jaxpr.count("_stopwatch") == 0
+    assert jaxpr.count("_trials") == 0
     ours = gradient(f, init).weight
     plain = jax.grad(lambda f: jnp.sum(jax.lax.scan(lambda h, x: f(h, x), init, xs)[0]))
     assert jnp.allclose(ours, plain(f).weight, rtol=1e-3, atol=1e-4)
     assert scan.plan(init, xs).pinned == found.pinned
 
 
-def test_what_was_measured_is_remembered(runs):
+def test_what_was_measured_is_remembered(runs: Runs):
     first = plan()
-    assert runs == [7]  # the step alone, everything, three blocks, two batches
-    assert plan(el.Budget("1MiB")).is_measured
+    assert runs.seen[0] == ["steps", "everything", "together"]
+    assert first.is_measured
+    # Each other piece was tried once, beside the steps alone.
+    others = [name for name in runs.pieces if name != "steps"]
+    assert len(others) == len(set(others))
+    rounds = len(runs.seen)
     assert plan().pinned == first.pinned
-    assert runs == [7]
     plan(length=2 * LENGTH)
-    assert len(runs) <= 2
+    assert len(runs.seen) == rounds
 
 
-def test_what_cannot_fit_is_not_run(runs, tmp_path, monkeypatch):
-    path = tmp_path / "times.json"
-    el.measurements(path)
-    with monkeypatch.context() as patch:
-        # As if there were next to no room, as where parameters are large.
-        patch.setattr(_paces, "_SURELY_TOO_MUCH", 0.3)
-        plan(el.Budget(24_321))
-    assert runs == [5]  # no blocks or batches of 64 steps
-    before = json.loads(path.read_text())["nanoseconds"]
-    plan()
-    # The step alone is run again, as the machine may be slower now: here three times.
-    assert runs == [5, 3]
-    after = json.loads(path.read_text())["nanoseconds"]
-    assert before.items() < after.items()
-    new = sorted(after[key] for key in after.keys() - before.keys())
-    assert new == pytest.approx([1e6 / 3, 2e6 / 3])
-    plan(el.Budget(24_321))
-    assert len(runs) == 2
+def test_few_programs_are_compiled():
+    el.measurements(None)
+    before = programs_compiled()
+    f, init, xs = recurrent(LENGTH // 2)
+    plan_of = lambda: el.Scan(lambda h, x: f(h, 2 * x), schedule=BUDGET).plan(init, xs)
+    found = plan_of()
+    assert found.is_measured
+    assert 0 < programs_compiled() - before <= 8
+    before = programs_compiled()
+    assert plan_of() == found
+    assert programs_compiled() == before
 
 
-def test_measured_where_a_loop_is_batched_or_nested(runs):
+def test_measured_where_a_loop_is_batched_or_nested(runs: Runs):
     f, init, xs = recurrent(4 * LENGTH)
     scan = el.Scan(f, schedule=BUDGET)
     loss = lambda init: jnp.sum(scan(init, xs)[0])
@@ -118,136 +159,100 @@ def test_measured_where_a_loop_is_batched_or_nested(runs):
         (jax.vmap(jax.grad(loss)), jnp.zeros((2, 32))),
         (jax.grad(lambda h: jnp.sum(outer(h)[0])), init),
     ):
-        runs.clear()
+        runs.seen.clear()
         el.measurements(None)
         jax.jit(gradient).lower(args)
-        assert runs
+        assert runs.seen
 
 
-@pytest.mark.parametrize(("milliseconds", "taken"), [(1, True), (60, False)])
-def test_known_products_are_measured_where_they_may_pay(
-    monkeypatch, pieces_alone, milliseconds, taken
+@pytest.mark.parametrize(
+    ("time", "taken"), [(300.0, True), (490.0, False)], ids=["fast", "not so fast"]
+)
+@pytest.mark.parametrize("piece", ["known products", "side by side"])
+def test_what_may_pay_is_tried_and_taken_if_it_does(
+    runs: Runs, piece: str, time: float, taken: bool
 ):
-    runs = []
-
-    def nanoseconds(programs):
-        # The step, everything, blocks, and batches, which are fast; and then the same
-        # with known products.
-        first = 1, 40, 30, 30, 30, 5, 5
-        times = (1, 40, 30, milliseconds, milliseconds) if runs else first
-        runs.append(len(programs))
-        return [1e6 * time for time in times]
-
-    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
-    el.measurements(None)
-    found = plan()._layout
-    assert runs == [7, 5]  # of blocks one of a single step alone, and both batches
-    assert found.order.asks_for_products(found.reversal) == taken
-    el.measurements(None)
+    runs.times |= {"together": 150.0 if piece == "side by side" else 500.0}
+    runs.times[piece] = time if piece == "known products" else time / 10
+    # Little memory, so that segments are run again.
+    found = plan(el.Budget(48 * 1024))._layout
+    tried = piece in runs.pieces
+    names = {p.kind if piece == "side by side" else p.is_known for p in found.pieces}
+    has = ("side by side" if piece == "side by side" else True) in names
+    assert has <= tried
+    if not taken:
+        assert not has
 
 
-@pytest.mark.parametrize(("milliseconds", "taken"), [(0.3, True), (3, False)])
-def test_steps_are_run_side_by_side_where_it_may_pay(monkeypatch, milliseconds, taken):
-    runs = []
-
-    def nanoseconds(programs):
-        # The step, everything, blocks, and batches; and then the steps in 8 and in 32
-        # segments, beside the steps alone.
-        first = 1, 40, 3, 30, 30, 3, 3
-        times = (milliseconds, milliseconds, 1) if runs else first
-        runs.append(len(programs))
-        return [1e6 * time for time in times]
-
-    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
-    monkeypatch.setattr(_paces, "with_pace_of_known", lambda p, a, base, _: base)
-    el.measurements(None)
-    found = plan()
-    assert runs == [7, 3]
-    assert (found._layout.order.side_by_side > 1) == taken
-    assert ("side by side" in str(found)) == taken
-    el.measurements(None)
+def test_the_steps_alone_are_run_again_beside_what_is_tried_later(
+    runs: Runs, tmp_path: Any
+):
+    path = tmp_path / "times.json"
+    el.measurements(path)
+    plan()
+    facts = lambda: json.loads(path.read_text())["facts"]
+    before = {k: fact for k, fact in facts().items() if "nanoseconds" in fact}
+    # Now the machine is three times as slow, and something new promises to pay.
+    runs.times = {name: 3 * time for name, time in runs.times.items()}
+    runs.seen.clear()
+    for nbytes in (12_000, 16_000, 24_000, 48_000):
+        plan(el.Budget(nbytes))
+    assert all(names[0] == "steps" for names in runs.seen)
+    after = {k: fact for k, fact in facts().items() if "nanoseconds" in fact}
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + sum(len(names) - 1 for names in runs.seen)
 
 
-def test_known_products_are_guessed_where_it_would_not_pay_to_measure(runs):
-    asked = []
-    plan(Noted(el.Chunked(1), asked))
-    ((problem, active, _),) = asked
-    # As long as it takes for the step, but not for one that does not multiply.
-    estimated = pace(problem, active, measure=False)
-    length = int(_measured_pace._WORTH_MEASURING / estimated.everything) + 1
-    loop = dataclasses.replace(problem.loop, length=length)
-    problem = dataclasses.replace(problem, loop=loop)
-    base = pace(problem, active, measure=True)
-    assert len(runs) == 1
-    found = with_pace_of_known(problem, active, base, (Together(8).kind, 8))
-    assert len(runs) == 1
-    assert base.is_measured
-    assert found.of_known.is_measured
-    assert found.of_known.advance < 0.9 * base.advance
-    assert found.of_known.cost.evaluation < 0.9 * base.cost.evaluation
-    assert found.of_known.cost.ct_x == base.cost.ct_x
-
-
-def with_callback(h, x):
+def with_callback(h: Any, x: Any) -> Any:
     same = jax.pure_callback(lambda x: x, x, jax.lax.stop_gradient(x))
     return jnp.tanh(h + same), None
 
 
-def with_while(h, x):
+def with_while(h: Any, x: Any) -> Any:
     h = jax.lax.stop_gradient(h)
     return x + jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h + 1, h), None
 
 
 @pytest.mark.parametrize("step", [with_callback, with_while], ids=lambda f: f.__name__)
-def test_a_step_that_might_do_anything_is_not_run(runs, step):
+def test_a_step_that_might_do_anything_is_not_run(runs: Runs, step: Any):
     assert not plan(step=step).is_measured
-    assert not runs
+    assert not runs.seen
 
 
-def test_nothing_is_run_where_it_would_not_pay(runs):
+def test_nothing_is_run_where_it_would_not_pay(runs: Runs):
     assert not plan(el.Budget("64KiB"), length=16).is_measured
     assert not plan(el.Budget("256KiB", measure=False)).is_measured
     assert not plan(el.Recursive(16)).is_measured
     assert "estimated" in str(plan(el.Recursive(16)))
-    assert not runs
+    assert not runs.seen
 
 
-@pytest.mark.slow
-def test_a_large_program_is_run_only_for_long_loops(runs):
-    """To compile it takes longer than in proportion, and so must the loop."""
-
-    def plan_of_terms(count, length):
-        def step(h, x):
-            for _ in range(count):
-                h = jnp.sin(h)  # one equation
-            return h + x, None
-
-        scan = el.Scan(step, schedule=BUDGET)
-        return scan.plan(jnp.zeros(32), jnp.ones((length, 32)))
-
-    assert plan_of_terms(15, 4 * LENGTH).is_measured
-    assert runs == [7]
-    runs.clear()
-    # As many operations altogether, with sixteen times as many equations to compile.
-    assert not plan_of_terms(255, LENGTH // 4).is_measured
-    assert not runs
-    assert plan_of_terms(255, 4 * LENGTH).is_measured
-    assert runs == [5]  # no blocks or batches of 64 steps
+def test_nothing_is_run_that_takes_much_memory(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+):
+    """Its time is told from the program that was compiled."""
+    monkeypatch.setattr(_trials, "_MOST_BYTES", 1000)
+    found = plan()
+    assert not found.is_measured
+    assert not runs.seen
+    assert found.pinned == plan(el.Budget(BUDGET.nbytes, measure=False)).pinned
 
 
-def test_several_processes_measure_nothing(runs, monkeypatch, tmp_path):
+def test_several_processes_measure_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert not plan().is_measured
-    assert not runs
+    assert not runs.seen
     # But they read what one process has written.
     monkeypatch.setattr(jax, "process_count", lambda: 1)
     el.measurements(tmp_path / "times.json")
-    alone = plan()
+    alone, rounds = plan(), len(runs.seen)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     el.measurements(None)
     el.measurements(tmp_path / "times.json")
     assert plan().pinned == alone.pinned
-    assert len(runs) == 1
+    assert len(runs.seen) == rounds
 
 
 def test_what_cannot_be_compiled_alone_is_estimated():
@@ -270,7 +275,7 @@ def test_not_disturbed_by_checks_for_nan():
 def test_keys_and_integers_in_what_is_run():
     el.measurements(None)
 
-    def step(carry, x):
+    def step(carry: Any, x: Any) -> Any:
         h, key, n = carry
         return (
             jnp.tanh(h + x.astype(h.dtype) * jr.normal(key, h.shape)),
@@ -283,64 +288,49 @@ def test_keys_and_integers_in_what_is_run():
     assert scan.plan(init, jnp.ones(5000, jnp.bfloat16)).is_measured
 
 
-def test_a_file_is_written_and_read(runs, tmp_path):
+def test_a_file_is_written_and_read(runs: Runs, tmp_path: Any):
     path = tmp_path / "times.json"
     el.measurements(path)
     first = plan()
-    written = json.loads(path.read_text())
-    assert len(written["nanoseconds"]) == 7
+    facts = json.loads(path.read_text())["facts"]
+    measured = sum("nanoseconds" in fact for fact in facts.values())
+    rounds = len(runs.seen)
+    assert measured == len(runs.pieces) - (rounds - 1)
     el.measurements(None)
     el.measurements(str(path))
     assert plan().pinned == first.pinned
     assert plan().relative_time == first.relative_time
-    assert runs == [7]
+    assert len(runs.seen) == rounds
     assert [p.name for p in tmp_path.iterdir()] == ["times.json"]
 
 
-def test_the_file_decides(runs, tmp_path):
-    """If it says that batches are slow they are not taken, and the other way round."""
-    path = tmp_path / "times.json"
-    el.measurements(path)
-    plan()
-    keys = list(json.loads(path.read_text())["nanoseconds"])
-    found = {}
-    for fast in (ByResiduals, Together):
-        times = dict.fromkeys(keys, 1000000.0)
-        for key, reversal in _keys_of_pieces().items():
-            times[key] = 1e6 if reversal in (None, fast) else 1e9
-        path.write_text(json.dumps({"eqloop measurements": 1, "nanoseconds": times}))
-        el.measurements(None)
-        el.measurements(path)
-        found[fast] = plan(el.Budget("96KiB"))._layout.reversal
-    assert isinstance(found[ByResiduals], ByResiduals)
-    assert isinstance(found[Together], Together)
-    assert len(runs) == 1
+@pytest.mark.parametrize("fast", ["together", "single"])
+def test_what_was_seen_decides(runs: Runs, fast: str):
+    """If batches were slow they are not taken, and the other way round."""
+    runs.times |= {"together": 2000.0, "single": 2000.0, "everything": 2500.0}
+    runs.times |= {"block": 2500.0, "known products": 2000.0, fast: 300.0}
+    kind = Together if fast == "together" else ByResiduals
+    assert isinstance(plan(MANY)._layout.reversal, kind)
 
 
-def _keys_of_pieces():
-    """The names under which times are remembered, with the kind of reversal."""
-    seen = {}
-    true = _measured_pace.key_of
-
-    def note(parts):
-        parts = list(parts)
-        key, layout = true(parts), parts[-1]
-        # Of a block of many steps nothing is asked here.
-        alone = isinstance(layout, StepsAlone) or layout.stores_residuals
-        seen[key] = None if alone else type(layout.reversal)
-        return key
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_measured_pace, "key_of", note)
-        plan()
-    return seen
+def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
+    """So noise does not decide, up to twice of what times were seen to scatter."""
+    everything = el.Budget("64MiB")
+    runs.times |= {"together": 980.0, "single": 990.0}
+    assert plan(everything).evaluations == LENGTH
+    runs.times["together"] = 920.0
+    el.measurements(None)
+    assert plan(everything).evaluations == 2 * LENGTH
+    runs.scatter = 0.06
+    el.measurements(None)
+    found = plan(everything)
+    assert found.evaluations == LENGTH
 
 
-def test_a_frontier_is_measured(runs):
+def test_a_frontier_is_measured(runs: Runs):
     f, init, xs = recurrent(LENGTH)
     plans = el.frontier(el.Scan(f), init, xs)
     assert all(one.is_measured for one in plans)
-    assert plans.chosen.is_measured
     times = [one.relative_time for one in plans]
     assert times == sorted(times, reverse=True)
 
@@ -361,7 +351,7 @@ def test_a_pinned_plan_is_that_plan():
         el.Pinned("16KiB")
 
 
-def test_wrong_settings(tmp_path):
+def test_wrong_settings(tmp_path: Any):
     with pytest.raises(TypeError, match="`measure` must be True or False, not 1"):
         el.Budget(100, measure=1)
     with pytest.raises(TypeError, match="`path` must be a path or None, not 3"):
@@ -374,43 +364,64 @@ def test_wrong_settings(tmp_path):
         assert path.read_text() == content
 
 
-def test_between_the_sizes_that_were_run_times_are_told():
-    work = dict(evaluation=10.0, shared=5.0, dots=0, spared=0.0, reversal=20.0)
-    work |= dict(started_once=5.0, dots_once=0, reads=0)
-    cost = StepCost(*[100] * 3, (), *[100] * 8, 1, 100, **work)
-    kinds = ByResiduals().kind, Together(8).kind
-    seen = (
-        (kinds[0], 1, 2.0),
-        (kinds[0], 8, 1.0),
-        (kinds[0], 64, 4.0),
-        (kinds[1], 8, 0.5),
-    )
-    pace = Measured(cost, CPU, 11.0, 44.0, seen)
-    estimated = Estimated(cost, CPU)
-    factor = lambda reversal, count: (
-        pace.block(reversal, count) / estimated.block(reversal, count)
-    )
-    assert factor(ByResiduals(), 1) == pytest.approx(2)
-    assert factor(ByResiduals(), 64) == pytest.approx(4)
-    assert factor(ByResiduals(), 1000) == pytest.approx(4)
-    # One step alone tells nothing of blocks.
-    assert factor(ByResiduals(), 2) == factor(ByResiduals(), 8) == pytest.approx(1)
-    assert 1 < factor(ByResiduals(), 20) < 4
-    assert factor(Together(32), 1) == factor(Together(8), 16) == pytest.approx(0.5)
-    assert (pace.advance, pace.everything) == (11, 44)
+def test_what_is_seen_of_a_piece_multiplies_its_estimate():
+    asked: list[Any] = []
+    plan(Noted(el.Chunked(1), asked))
+    ((problem, active, _),) = asked
+    estimated = Pace(step_cost(problem, active), CPU)
+    single, several = (block_piece(ByResiduals(), count) for count in (1, 8))
+    pace = estimated.with_seen(ADVANCE, 3.0).with_seen(single, 2.0)
+    assert pace.advance == pytest.approx(3 * estimated.advance)
+    block = lambda pace, *args: pace.block(*args)
+    assert block(pace, ByResiduals(), 1) == 2 * block(estimated, ByResiduals(), 1)
+    # One step alone tells nothing of blocks; storing everything does.
+    assert block(pace, ByResiduals(), 8) == block(estimated, ByResiduals(), 8)
+    pace = pace.with_seen(EVERYTHING, 5.0)
+    assert pace.everything == pytest.approx(5 * estimated.everything)
+    assert block(pace, ByResiduals(), 8) == 5 * block(estimated, ByResiduals(), 8)
+    pace = pace.with_seen(several, 0.5)
+    assert block(pace, ByResiduals(), 64) == 0.5 * block(estimated, ByResiduals(), 64)
     # What it takes to run steps again is told like this, too.
-    assert pace.advance_side_by_side(1) == 11
-    assert 5 < pace.advance_side_by_side(4) < 11
-    seen = pace.with_side_by_side([(8, 0.5), (32, 0.25)])
-    times = [seen.advance_side_by_side(count) for count in (1, 8, 16, 32, 64)]
-    assert times[::2] == pytest.approx([11, 11 * 0.5**1.5, 2.75])
-    assert times[1::2] == pytest.approx([5.5, 2.75])
+    side = pace.with_seen(SIDE_BY_SIDE, 0.5)
+    both = side.advance_side_by_side(8), pace.advance_side_by_side(8)
+    assert both[0] == pytest.approx(both[1] / 2)
+
+
+def test_until_known_products_are_seen_the_best_guess_is_as_without():
+    asked: list[Any] = []
+    plan(Noted(el.Chunked(1), asked))
+    ((problem, active, _),) = asked
+    base = paces(problem, active, measure=False).base
+    piece = block_piece(Together(8), 1)
+    pace = base.with_seen(piece, 3.0)
+    ratio = lambda one, other: one.block(Together(8), 1) / other.block(Together(8), 1)
+    assert ratio(pace.of_known, base.of_known) == pytest.approx(3)
+    pace = pace.with_seen(Piece(piece.kind, True, is_known=True), 0.5)
+    assert ratio(pace.of_known, base.of_known) == pytest.approx(0.5)
+    assert ratio(pace, base) == pytest.approx(3)
+
+
+def test_layouts_say_of_which_pieces_their_time_is_made_up():
+    f, init, xs = recurrent(64)
+    layout = lambda schedule: el.Scan(f, schedule=schedule).plan(init, xs)._layout
+    single = block_piece(ByResiduals(), 1)
+    assert layout(el.StoreAll()).pieces == {EVERYTHING}
+    assert layout(el.Binomial(4)).pieces == {ADVANCE, single}
+    blocks = layout(el.Binomial(4, block=8))
+    assert blocks.pieces == {ADVANCE, block_piece(ByResiduals(), 8)}
+    batches = Layout(blocks.order, reversal=Together(8))
+    assert batches.pieces == {ADVANCE, block_piece(Together(8), 8)}
 
 
 def test_programs_take_their_time():
-    short = lambda x: x + 1
-    long = lambda x: jax.lax.fori_loop(0, 2000, lambda _, x: jnp.sin(x @ x), x)
-    types = (jax.ShapeDtypeStruct((32, 32), jnp.float32),)
-    times = _stopwatch.nanoseconds([(short, types), (long, types)])
-    assert times is not None
-    assert 0 < times[0] < times[1]
+    f, init, xs = recurrent(LENGTH)
+    asked: list[Any] = []
+    el.Scan(f, schedule=Noted(el.Chunked(1), asked)).plan(init, xs)
+    ((problem, active, _),) = asked
+    loops = [StepsAlone(64), StepsAlone(1024)]
+    short, long = _trials.trials(problem, active, loops, measure=True)
+    assert short.was_run
+    assert 0 < short.nanoseconds < long.nanoseconds
+    short, long = _trials.trials(problem, active, loops, measure=False)
+    assert not short.was_run
+    assert long.nanoseconds == pytest.approx(16 * short.nanoseconds, rel=0.1)

@@ -14,7 +14,7 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing._plan import Plan, plan_of
 from eqloop.checkpointing._schedules import AbstractSchedule
-from eqloop.checkpointing.planning._measured_pace import pace
+from eqloop.checkpointing.planning._paces import paces
 
 from ...compiling import temp_bytes
 from ...marks import slow
@@ -36,8 +36,8 @@ class Recorded(AbstractSchedule):
 
     def layout(self, loop: Any) -> Any:
         layout = self.schedule.layout(loop)
-        how_long = pace(loop._problem, loop._active, measure=False)
-        plan = plan_of(self, loop._problem, loop._active, layout, how_long)
+        times = paces(loop._problem, loop._active, measure=False)
+        plan = plan_of(self, loop._problem, loop._active, layout, times)
         self.plans.append(plan)
         return layout
 

@@ -13,7 +13,7 @@ from ....progress import step_with_bar, tied
 from .._costs import StepCost
 from .._forward import Active, Saveable, stored
 from .._loop import Loop
-from .._pace import AbstractPace
+from .._pace import EVERYTHING, Pace, Piece
 from .._step import Step
 from ..reversals._block_reversals import AbstractReversal
 from ._levels import Nest
@@ -66,7 +66,10 @@ class AllAtOnce(AbstractOrder):
         # `first` does not matter: there are neither slots nor blocks here.
         return cost.everything
 
-    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        return frozenset((EVERYTHING,))
+
+    def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything
 
     @property

@@ -14,7 +14,7 @@ from ...._types import Index, PyTree, Value
 from ....progress import tied
 from .._costs import StepCost
 from .._loop import Loop
-from .._pace import AbstractPace
+from .._pace import Pace
 from .._step import Step
 from .._sweep import Cotangents
 from .._walk import Walk
@@ -136,7 +136,7 @@ class Inverted(AbstractSlotOrder):
         # One more than parts: the last carry, from which the last part goes back.
         return (self.parts + 1) * cost.held if first else 0
 
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         return (
             self.steps * pace.block(reversal, 1) + self.parts * 3 * pace.rate.iteration
         )

@@ -21,7 +21,7 @@ from ...._programs import constant
 from ...._types import Index, PyTree, Value
 from .._costs import StepCost
 from .._loop import element, store
-from .._pace import AbstractPace
+from .._pace import Pace, Piece, block_piece
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
@@ -202,7 +202,10 @@ class Mixed(AbstractSlotOrder):
         # The start of a slot's segment takes four bytes.
         return (self.slots + 1) * cost.held * first + self.slots * 4
 
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        return super().pieces(reversal) | {block_piece(reversal, _LONG_BLOCK)}
+
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         kept, rate = self.chain.kept, pace.rate
         single = (self.steps - kept) * pace.block(reversal, 1)
         stored = kept * pace.block(reversal, _LONG_BLOCK) / _LONG_BLOCK

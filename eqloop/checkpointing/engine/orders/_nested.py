@@ -14,7 +14,7 @@ from ...._arrays import Arrays
 from ...._calls import format_bytes
 from ...._types import Index, Value
 from .._costs import StepCost
-from .._pace import AbstractPace
+from .._pace import SIDE_BY_SIDE, Pace, Piece
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
@@ -151,7 +151,7 @@ class Nested(AbstractSlotOrder):
         products = self.steps_with_products * cost.known
         return of_primal * each + max(inner, default=0) + products
 
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         if (known := pace.of_known) is None:
             return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
         first = len(self.nests) - self.with_products
@@ -167,11 +167,16 @@ class Nested(AbstractSlotOrder):
             total += _nest_time(known, nest, reversal) + written - saved
         return total
 
-    def asks_for_products(self, reversal: AbstractReversal) -> bool:
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        found = super().pieces(reversal)
         keeps = (_keeps_products(nest, reversal) for nest in self.nests)
-        return self.with_products > 0 or any(keeps)
+        if self.with_products > 0 or any(keeps):
+            found |= {
+                piece._replace(is_known=True) for piece in found if piece.is_large
+            }
+        return found | ({SIDE_BY_SIDE} if self.side_by_side > 1 else set())
 
-    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         # A program that has the step twice has been seen to be slower by up to half,
         # but not if the steps are reversed in batches.
         worse = 1 + 0.1 * (len(self.nests) - 1) * (reversal.batch(1) == 1)
@@ -321,7 +326,7 @@ def _count(nest: Nest, start: Index, stop: Value) -> Index:
     return jnp.clip(lax.div(left, jnp.asarray(nest.stride, left.dtype)), 0, count)
 
 
-def _nest_time(pace: AbstractPace, nest: Nest, reversal: AbstractReversal) -> float:
+def _nest_time(pace: Pace, nest: Nest, reversal: AbstractReversal) -> float:
     """How long the blocks of a nest take, and the loops around them."""
     total, segments = 0.0, 1
     for count in nest.levels:

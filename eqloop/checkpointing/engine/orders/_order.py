@@ -17,7 +17,7 @@ from ...._types import PyTree
 from .._costs import StepCost
 from .._forward import BySegments
 from .._loop import Loop
-from .._pace import AbstractPace
+from .._pace import ADVANCE, Pace, Piece, block_piece
 from .._step import Step
 from .._sweep import Cotangents
 from .._walk import Walk
@@ -135,7 +135,7 @@ class AbstractOrder(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         """How long a gradient takes, in nanoseconds.
 
         Args:
@@ -143,9 +143,9 @@ class AbstractOrder(abc.ABC):
             reversal: How a block is taken back.
         """
 
-    def asks_for_products(self, reversal: AbstractReversal) -> bool:
-        """Whether its time depends on how fast steps with known products are."""
-        return False
+    @abc.abstractmethod
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        """The pieces that its time is made up of."""
 
     @property
     @abc.abstractmethod
@@ -292,7 +292,7 @@ class AbstractSlotOrder(AbstractOrder):
         """The bytes of the slots alone, see `stored_bytes`."""
 
     @abc.abstractmethod
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         """How long the reversal of its blocks takes, with the loops around them."""
 
     def stored_bytes(
@@ -303,7 +303,11 @@ class AbstractSlotOrder(AbstractOrder):
     def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
         return reversal.bytes_of_blocks(cost, self.block_sizes)
 
-    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        blocks = (block_piece(reversal, size) for size in self.block_sizes)
+        return frozenset((ADVANCE, *blocks))
+
+    def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
 

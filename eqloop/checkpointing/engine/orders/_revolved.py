@@ -14,7 +14,7 @@ from ...._programs import constant
 from ...._types import Index, Value
 from .._costs import StepCost
 from .._loop import element
-from .._pace import AbstractPace
+from .._pace import Pace
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
@@ -166,7 +166,7 @@ class Revolved(AbstractSlotOrder):
         of_carries = (self.slots + 1) * cost.held if first else 0
         return of_carries + self.slots * 8
 
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         dynamic = self.blocks.count + self.advances
         blocks = self.blocks.count * pace.block(reversal, self.block_size)
         return (

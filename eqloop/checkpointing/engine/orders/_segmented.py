@@ -16,7 +16,7 @@ from ...._programs import constant
 from ...._types import Index, Value
 from .._costs import StepCost
 from .._loop import element
-from .._pace import AbstractPace
+from .._pace import Pace
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
@@ -82,7 +82,7 @@ class Segmented(AbstractSlotOrder):
         of_primal = (len(self.starts) + 1) * cost.held if first else 0
         return of_primal + max(order.slot_bytes(cost, True) for _, order in self.parts)
 
-    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+    def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         total = 0.0
         for count, order in self.parts:
             dynamic = 0 if _stride(order) else order.starts[-1]

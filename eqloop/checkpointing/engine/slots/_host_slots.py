@@ -25,6 +25,7 @@ from ...._arrays import (
     stack_type,
 )
 from ...._compat import is_widened
+from ...._device import planning_device
 from ...._programs import constant
 from ...._types import Aval, Index, Value
 from .._costs import Rates
@@ -42,7 +43,7 @@ class HostSlots(AbstractSlots):
     @property
     def take_device_memory(self) -> bool:
         # The memory of a CPU is that of its host.
-        return jax.default_backend() == "cpu"
+        return planning_device().platform == "cpu"
 
     @property
     def place(self) -> str:

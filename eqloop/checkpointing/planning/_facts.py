@@ -1,0 +1,148 @@
+"""What was found out: remembered in the process, and in a file if there is one.
+
+A plan follows from facts alone: what short loops take, in time and memory, and what the
+programs of layouts take. Whoever has the facts makes the same plan, and compiles none.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+
+from ..._compat import jax_version
+from ..._device import planning_device
+
+# Numbers by their names, such as `bytes`.
+Fact: TypeAlias = Mapping[str, float]
+
+_FILE_FORMAT = 2
+_IN_CACHE = "eqloop.json"
+_guard = threading.RLock()
+_known: dict[str, Fact] = {}
+_file_in_use: list[pathlib.Path] = []
+_caches_read: set[pathlib.Path] = set()
+
+
+def measurements(path: str | os.PathLike[str] | None) -> None:
+    """Keeps what is found out for plans in a file, for this process and later ones.
+
+    A [`Budget`][eqloop.Budget] measures how long a step takes on this device, and
+    compiles a few plans for their memory, once in a process. With a file, it also
+    writes what it has found there, and does not ask again for what the file contains.
+    So it makes the same plans each time, in every process that reads the file, and
+    compiles nothing for them. When several processes run one program, they take times
+    only from the file, and estimate the others; write the file with one process first.
+
+    If JAX's compilation cache is on (`jax_compilation_cache_dir`), there is such a file
+    beside it, `eqloop.json`, without being asked for.
+
+    Args:
+        path: The file. It is made if it does not exist. `None` goes back to
+            remembering in the process alone, and beside the compilation cache.
+
+    Raises:
+        TypeError: If it is not a path.
+        ValueError: If there is something else in the file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import eqloop as el
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> el.measurements(pathlib.Path(folder.name) / "times.json")
+        >>> el.measurements(None)
+        >>> folder.cleanup()
+    """
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"measurements: `path` must be a path or None, not {path!r} of type "
+            f"{type(path).__name__}."
+        )
+    with _guard:
+        found = {} if path is None else _read(pathlib.Path(path))
+        _known.clear()
+        _caches_read.clear()
+        _known.update(found)
+        _file_in_use[:] = [] if path is None else [pathlib.Path(path)]
+
+
+def recall(key: str) -> Fact | None:
+    """What was found out under a key, if anything was."""
+    with _guard:
+        _file_beside_cache()
+        return _known.get(key)
+
+
+def remember(found: Mapping[str, Fact]) -> None:
+    """Remembers what was found out, under its keys."""
+    with _guard:
+        _known.update(found)
+        if _file_in_use:
+            _write(_file_in_use[0])
+        elif (path := _file_beside_cache()) is not None:
+            # A cache that cannot be written to is none, as it is for JAX.
+            with contextlib.suppress(ValueError, OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(path)
+
+
+def key_of(parts: Iterable[object]) -> str:
+    """A name for what is found out, the same in every process on such a machine."""
+    about = [jax_version(), planning_device().key, *parts]
+    # What a function is called stays the same; where it lies in memory does not.
+    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _file_beside_cache() -> pathlib.Path | None:
+    """The file beside the compilation cache, if that is on. It is read once."""
+    config: Any = jax.config  # its settings have no types
+    folder = config.jax_compilation_cache_dir
+    is_on = config.jax_enable_compilation_cache
+    # A cache may also be a bucket, `gs://...`, which is no directory here.
+    if _file_in_use or not is_on or not folder or "://" in str(folder):
+        return None
+    path = pathlib.Path(folder) / _IN_CACHE
+    if path not in _caches_read:
+        _caches_read.add(path)
+        with contextlib.suppress(ValueError, OSError):
+            _known.update({**_read(path), **_known})
+    return path
+
+
+def _read(path: pathlib.Path) -> dict[str, Fact]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["eqloop measurements"] == _FILE_FORMAT:
+            return {
+                str(key): {str(name): float(x) for name, x in fact.items()}
+                for key, fact in content["facts"].items()
+            }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ValueError(
+        f"measurements: {str(path)!r} does not hold measurements of this version of "
+        f"eqloop. Pass another path, or remove that file."
+    )
+
+
+def _write(path: pathlib.Path) -> None:
+    for key, fact in _read(path).items():
+        _known.setdefault(key, fact)
+    content = {
+        "eqloop measurements": _FILE_FORMAT,
+        "facts": dict(sorted(_known.items())),
+    }
+    # Written to a file of another name and then renamed: no other process finds half of
+    # it.
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,311 @@
+"""Short loops, each of one kind of piece: what they take, in time and in memory.
+
+Each is compiled once for the device. Where that is here and has room, they are run for
+a moment, on numbers that are made up; otherwise their time is told from the compiled
+programs (`_roofline.py`).
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ..._arrays import nbytes, stack_type
+from ..._device import planning_device, remembered_per_device
+from ..._programs import equations, formula_of
+from ..._types import Aval, PyTree, Value
+from ...progress import Again
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._pace import Pace
+from ..engine._primitive import PlannedLoop, Reverse, planned_loop
+from ..engine._problem import Counted, Problem
+from ..engine._step import without_outputs
+from ..engine.slots._slots import key_impl
+from ._alike import printed
+from ._facts import key_of, recall, remember
+from ._gradient_program import Fixed, gradient_of, input_types, of_length
+from ._roofline import roofline
+from ._work import rates
+
+# All programs together are run for about this long, in seconds, and each at least and
+# at most so often. Runs are short, so that some of them are not interrupted, even on a
+# machine with other work; of these the shortest counts.
+_ENOUGH = 0.3
+_FEWEST_RUNS, _MOST_RUNS = 4, 60
+# More memory is not taken for runs, which begin when a user's arrays are there.
+_MOST_BYTES = 2**27
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsAlone:
+    """What is tried beside gradients: the steps, and nothing else.
+
+    Attributes:
+        length: How many steps are run.
+        side_by_side: In how many segments of equal length they are run, side by side.
+    """
+
+    length: int
+    side_by_side: int = 1
+
+    def duration(self, pace: Pace) -> float:
+        """How long it takes, in nanoseconds."""
+        if self.side_by_side == 1:
+            return self.length * pace.advance
+        return self.length * pace.advance_side_by_side(self.side_by_side)
+
+
+class Trial(NamedTuple):
+    """What a short loop was seen to take.
+
+    Attributes:
+        nanoseconds: The time of one run.
+        scatter: By what part of it two halves of the runs differ.
+        nbytes: The bytes that it allocates besides its inputs and outputs.
+        was_run: Whether the time was measured.
+    """
+
+    nanoseconds: float
+    scatter: float
+    nbytes: int
+    was_run: bool
+
+
+def trials(
+    problem: Problem,
+    active: Active,
+    loops: Sequence[Layout | StepsAlone],
+    measure: bool,
+) -> list[Trial] | None:
+    """What short loops take.
+
+    Args:
+        problem: The loop of which they are short versions.
+        active: Which of its inputs are differentiated.
+        loops: How they run. The first are steps alone, to which others are compared
+            that were tried at another time.
+        measure: Whether to run them, if that can be.
+
+    Returns:
+        A result for each, or `None` if nothing can be found out: if what a loop
+        consists of cannot be compiled by itself, as what has a collective cannot.
+    """
+    device = planning_device()
+    runs = measure and device.is_here and _can_be_run(problem)
+    # By what a step prints, not by its identity: another process, or a step that was
+    # traced again, finds the same facts.
+    about = [*printed(problem.step, active), problem.policy, active, runs]
+    keys = [key_of([*about, _short(problem, one).loop, one]) for one in loops]
+    known = {key: fact for key in keys if (fact := recall(key)) is not None}
+    missing = {
+        key: one for key, one in zip(keys, loops, strict=True) if key not in known
+    }
+    if missing:
+        # Each process would measure something else, and make another program.
+        if runs and jax.process_count() > 1:
+            return None
+        first = known.get(keys[0])
+        tried = missing if first is None else {keys[0]: loops[0], **missing}
+        found = _tried(problem, active, list(tried.values()), runs)
+        if found is None:
+            return None
+        new = dict(zip(tried, found, strict=True))
+        if first is not None:
+            # At another moment the machine may have been slower, and so was the step.
+            slower = new.pop(keys[0])["nanoseconds"] / first["nanoseconds"]
+            for fact in new.values():
+                fact["nanoseconds"] /= slower
+        remember(new)
+        known |= new
+    facts = [known[key] for key in keys]
+    return [
+        Trial(f["nanoseconds"], f["scatter"], round(f["bytes"]), bool(f["run"]))
+        for f in facts
+    ]
+
+
+def _tried(
+    problem: Problem, active: Active, loops: Sequence[Layout | StepsAlone], runs: bool
+) -> list[dict[str, float]] | None:
+    programs = [_Program(problem, active, one) for one in loops]
+    try:
+        # Checks of results would be made of numbers that mean nothing.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            compiled = _compiled_side_by_side(programs)
+            sizes = [one.memory_analysis().temp_size_in_bytes for one in compiled]
+            runs = runs and _has_room(programs, compiled)
+            if runs:
+                # What a callback is given, and the arrays that are made here, would be
+                # a part of the program that is being traced.
+                on_device = jax.default_device(planning_device().own)
+                with jax.ensure_compile_time_eval(), on_device:
+                    times = _best_times(programs, compiled)
+            else:
+                times = [(roofline(one.as_text(), rates()), 0.0) for one in compiled]
+    except Exception:
+        return None
+    return [
+        {"nanoseconds": time, "scatter": scatter, "bytes": size, "run": runs}
+        for (time, scatter), size in zip(times, sizes, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """The program of a short loop."""
+
+    problem: Problem
+    active: Active
+    loop: Layout | StepsAlone
+
+    @property
+    def function(self) -> tuple[Callable[..., PyTree], Value]:
+        """The function, and the types of its arguments."""
+        short, loop = _short(self.problem, self.loop), self.loop
+        if isinstance(loop, Layout):
+            return gradient_of(
+                dataclasses.replace(short, planner=Fixed(loop)), self.active
+            )
+        short = dataclasses.replace(short, step=without_outputs(short.step))
+        run = functools.partial(planned_loop, short)
+        consts, *of_each = input_types(short)
+        if loop.side_by_side == 1:
+            return run, [consts, *of_each]
+        # Segments side by side are a batch of shorter loops, which share the consts.
+        batch = lambda types: [stack_type(aval, loop.side_by_side) for aval in types]
+        return jax.vmap(run, in_axes=(None, 0, 0)), [consts, *map(batch, of_each)]
+
+
+def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
+    """The loop with the length that is tried."""
+    if isinstance(one, Layout):
+        length = one.order.length
+    else:
+        length = one.length // one.side_by_side
+    loop = of_length(problem.loop, length)
+    loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
+    return dataclasses.replace(problem, loop=loop)
+
+
+class _Compiling:
+    """A program that is compiled when it is asked for, once."""
+
+    def __init__(self, lowered: jax.stages.Lowered):
+        self._lowered = lowered
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        return self._lowered.compile()
+
+
+# Few: each holds a program, to run it beside others that are compiled later.
+@remembered_per_device(maxsize=16)
+def _lowered(program: _Program) -> _Compiling:
+    run, types = program.function
+    # One argument of a program for each array: that is what is split over devices.
+    leaves, tree = jax.tree.flatten(types)
+    flat = lambda *leaves: run(*tree.unflatten(leaves))
+    return _Compiling(planning_device().lower(flat, *leaves))
+
+
+def _compiled_side_by_side(
+    programs: Sequence[_Program],
+) -> list[Any]:
+    # XLA compiles without holding Python up. What is compiled can be called while a
+    # user's program is being traced.
+    lowered = list(map(_lowered, programs))
+    with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        return list(pool.map(lambda one: one.compiled, lowered))
+
+
+def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
+    """Whether the device has room to run these programs in turn, and is one."""
+    shardings: list[Any] = jax.tree.leaves([one.input_shardings for one in compiled])
+    if any(len(sharding.device_set) > 1 for sharding in shardings):
+        return False
+    kinds = dict.fromkeys(
+        aval for one in programs for aval in jax.tree.leaves(one.function[1])
+    )
+    memory = [one.memory_analysis() for one in compiled]
+    own = max(m.temp_size_in_bytes + m.output_size_in_bytes for m in memory)
+    stats = planning_device().own.memory_stats() or {}
+    free = stats.get("bytes_limit", _MOST_BYTES) - stats.get("bytes_in_use", 0)
+    return nbytes(list(kinds)) + own <= min(free, _MOST_BYTES)
+
+
+def _best_times(
+    programs: Sequence[_Program], compiled: Sequence[Any]
+) -> list[tuple[float, float]]:
+    """The shortest time of each, and by what part of it two halves of the runs differ.
+
+    They are run in turn, so that what disturbs the machine disturbs all of them alike.
+    """
+    is_host = planning_device().platform == "cpu"
+    clocks = _clocks_of_host if is_host else _clocks
+    # Arguments that are alike are made once.
+    made = functools.cache(_made_up)
+    arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
+    halves = [[math.inf, math.inf] for _ in programs]
+    start = time.perf_counter()
+    for turn in range(1 + _MOST_RUNS):
+        for run, args, best in zip(compiled, arguments, halves, strict=True):
+            before = clocks()
+            jax.block_until_ready(run(*args))
+            # The first time, memory is touched that was never used before.
+            if turn:
+                spent = zip(clocks(), before, strict=True)
+                best[turn % 2] = min(
+                    best[turn % 2], *(now - then for now, then in spent)
+                )
+        if turn >= _FEWEST_RUNS and time.perf_counter() - start > _ENOUGH:
+            break
+    return [(1e9 * min(both), max(both) / min(both) - 1) for both in halves]
+
+
+def _clocks() -> tuple[float, ...]:
+    return (time.perf_counter(),)
+
+
+def _clocks_of_host() -> tuple[float, ...]:
+    # The lesser of the two counts. If the machine has other work, a run takes longer,
+    # and no more processor time; on several cores, it takes more of that.
+    return time.perf_counter(), time.process_time()
+
+
+def _made_up(aval: Aval) -> Value:
+    """Small numbers of this type, with which few steps blow up."""
+    shape, dtype = aval.shape, aval.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        zeros = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        data = jnp.zeros(zeros.shape, zeros.dtype)
+        return jax.random.wrap_key_data(data, impl=key_impl(dtype))
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jax.device_put(np.zeros(shape, dtype))
+    # All different, as zeros or equal numbers might be a special case.
+    numbers = (np.arange(math.prod(shape)) % 97).astype(np.float32) * 1e-3 + 0.01
+    return jax.device_put(numbers.astype(dtype).reshape(shape))
+
+
+@functools.lru_cache(maxsize=512)
+def _can_be_run(problem: Problem) -> bool:
+    """Whether the step ends on any numbers, and has no side effects."""
+    jaxpr = problem.step.jaxpr
+    return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
+
+
+def _ends_anyway(eqn: jex.JaxprEqn) -> bool:
+    loop = formula_of(eqn)
+    is_loop = isinstance(loop, PlannedLoop | Reverse)
+    counts = not is_loop or isinstance(loop.problem, Counted)
+    # A callback may be pure and still be slow, or ask somebody.
+    return counts and eqn.primitive.name not in ("while", "pure_callback")
