@@ -186,7 +186,8 @@ def test_leaves_of_every_shape(schedule, examples):
     rows = re.findall(r"<host>\[\d+,([\d,]*)\]", program)
     assert len(rows) >= len(SHAPES)
     for shape in (tuple(map(int, row.split(","))) for row in rows):
-        assert len(shape) > 1 and np.prod(shape) > 1
+        assert len(shape) > 1
+        assert np.prod(shape) > 1
 
 
 def test_transfers_are_in_the_program_for_a_gpu():

@@ -31,9 +31,9 @@ from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 
 # How often the step may be in the program, for loops with static trip counts. With more
-# groups one loop with a dynamic trip count runs all segments: it compiles faster, and a
-# GPU waits for the host at each of its steps. Nested levels have as few groups as nests,
-# and so up to five.
+# groups one loop with a dynamic trip count runs all segments: it compiles faster, but a
+# GPU waits for the host at each of its steps. Of nested levels there is one for each
+# nest, and there are at most five.
 _MOST_GROUPS = 5
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
