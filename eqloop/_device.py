@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
+import jax.core
 import jax.stages
 import numpy as np
 from jax.sharding import (
@@ -30,13 +31,13 @@ from ._known_devices import (
     known_name,
     rates_of,
 )
-from ._types import PyTree, Value
+from ._types import Device, PyTree, Value
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
 # What a user may say to name a device.
-DeviceLike: TypeAlias = jax.Device | Mesh | str
+DeviceLike: TypeAlias = Device | Mesh | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PlannedDevice:
             its client.
     """
 
-    own: jax.Device
+    own: Device
 
     @property
     def platform(self) -> str:
@@ -85,12 +86,12 @@ class PlannedDevice:
 
         Args:
             run: The program, a function of arrays.
-            types: The types of its arguments.
+            types: Its arguments, or their types.
 
         Raises:
             ValueError: If there are too few devices of this kind.
         """
-        flat, tree = jax.tree.flatten(types)
+        flat, tree = jax.tree.flatten(jax.tree.map(_type_of, types))
         program = lambda *flat: run(*tree.unflatten(flat))
         split_over = _mesh_of(flat)
         if split_over.empty:
@@ -101,12 +102,19 @@ class PlannedDevice:
             manual = _manual_axes(split_over)
             if manual:
                 program, flat = _on_all_devices(program, flat, mesh, manual)
-            spread = lambda aval: NamedSharding(mesh, _spec_of(aval))
-            flat = [_placed(aval, spread(aval)) for aval in flat]
+            flat = _spread(flat, mesh)
             split_over = mesh.abstract_mesh
         # A program may be asked for while another one is traced, for another mesh.
         with jax.sharding.use_abstract_mesh(split_over):
-            return jax.jit(program).lower(*flat)
+            traced: Any = jax.jit(program).trace(*flat)
+            lowered = traced.lower(lowering_platforms=self._lowered_for)
+        return lowered
+
+    @property
+    def _lowered_for(self) -> tuple[str, ...] | None:
+        # Of the devices of a mesh JAX knows only that they are GPUs. If there are none
+        # here, it cannot tell whose they are.
+        return ("cuda",) if self.platform == "gpu" and not self.is_here else None
 
     def _mesh_like(self, abstract: AbstractMesh) -> Mesh:
         """A mesh of devices of this kind, without manual axes."""
@@ -143,6 +151,9 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
             `"h200"`, `"b200"`, `"v4"`, `"v5e"`, `"v5p"`, `"v6e"`, `"tpu7x"` or `"cpu"`.
             Names of devices that are not here need their compilers, which
             `pip install 'eqloop[targets]'` installs.
+
+    Returns:
+        A context manager, which can also decorate a function.
 
     Raises:
         TypeError: If it is none of these.
@@ -195,10 +206,10 @@ def remembered_per_device(
     return decorate
 
 
-def _device_of(device: DeviceLike) -> jax.Device:
+def _device_of(device: DeviceLike) -> Device:
     if isinstance(device, Mesh) and device.size:
         return device.devices.flat[0]
-    if isinstance(device, jax.Device):
+    if isinstance(device, Device):
         return device
     if not isinstance(device, str):
         raise TypeError(
@@ -221,7 +232,7 @@ def _device_of(device: DeviceLike) -> jax.Device:
     return compile_only_device(device)
 
 
-def _device_of_runs() -> jax.Device:
+def _device_of_runs() -> Device:
     """The device on which a program will run that is traced now."""
     # Under `jit`, JAX tells the kind of the devices of a mesh, and not which they are.
     on_mesh: Any = jax.sharding.get_abstract_mesh().abstract_device
@@ -232,13 +243,14 @@ def _device_of_runs() -> jax.Device:
         name = known_name(on_mesh.platform, on_mesh.device_kind)
         if name is not None:
             return compile_only_device(name)
-    default: Any = jax.config.jax_default_device
-    if isinstance(default, jax.Device):
+    config: Any = jax.config
+    default = config.jax_default_device
+    if isinstance(default, Device):
         return default
     return jax.local_devices(backend=default)[0]  # of the platform named, if one is
 
 
-def _local_devices(platform: str) -> list[jax.Device]:
+def _local_devices(platform: str) -> list[Device]:
     try:
         return jax.local_devices(backend=platform)
     except RuntimeError:  # JAX has no such platform.
@@ -250,6 +262,13 @@ def _local_devices(platform: str) -> list[jax.Device]:
 
 def _is_type(aval: object) -> bool:
     return isinstance(aval, jax.core.ShapedArray | jax.ShapeDtypeStruct)
+
+
+def _type_of(x: Value) -> Value:
+    """The type of an array, with its sharding; anything else as it is."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def _mesh_of(types: list[Value]) -> AbstractMesh:
@@ -268,16 +287,33 @@ def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
     return tuple(name for name, kind in pairs if kind == AxisType.Manual)
 
 
-def _spec_of(aval: Value) -> PartitionSpec:
+def _spec_of(aval: Value) -> PartitionSpec | None:
     sharding = aval.sharding if _is_type(aval) else None
-    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    return sharding.spec if isinstance(sharding, NamedSharding) else None
+
+
+def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
+    """Types with the devices of a mesh.
+
+    Where axes are automatic, the compiler decides on arrays of which nothing is known,
+    as it does within a program. If nothing is known of any, each device has all.
+    """
+    specs = list(map(_spec_of, types))
+    is_automatic = AxisType.Explicit not in mesh.axis_types and any(specs)
+    placed = lambda spec: NamedSharding(mesh, spec or PartitionSpec())
+    leaves_open = lambda spec: spec is None and is_automatic
+    return [
+        _placed(aval, None if leaves_open(spec) else placed(spec))
+        for aval, spec in zip(types, specs, strict=True)
+    ]
 
 
 def _placed(aval: Value, sharding: Any) -> Value:
-    """A type with the devices that arrays of it are on."""
+    """A type with the devices that arrays of it are on, if that is decided."""
     if not _is_type(aval):
         return aval
-    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+    is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+    if is_on_host and sharding is not None:
         sharding = sharding.with_memory_kind("pinned_host")
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
@@ -299,7 +335,9 @@ def _on_all_devices(
     is_checked = any(varying)
 
     def of_one_device(*flat: Value) -> list[Value]:
-        own = [x[0] if axes else x for x, axes in zip(flat, varying, strict=True)]
+        own = [
+            x[0] if own_axes else x for x, own_axes in zip(flat, varying, strict=True)
+        ]
         results = jax.tree.leaves(program(*own))
         if is_checked:
             results = [_varying(x, axes) for x in results]
@@ -309,7 +347,7 @@ def _on_all_devices(
     for aval, axes_of in zip(types, varying, strict=True):
         rows = (math.prod(mesh.shape[axis] for axis in axes_of),) if axes_of else ()
         specs.append(PartitionSpec(*([axes_of] if axes_of else [])))
-        spec = PartitionSpec(*specs[-1], *_spec_of(aval))
+        spec = PartitionSpec(*specs[-1], *(_spec_of(aval) or ()))
         stacked.append(
             jax.ShapeDtypeStruct(
                 (*rows, *aval.shape), aval.dtype, sharding=NamedSharding(mesh, spec)

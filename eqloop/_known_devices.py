@@ -17,6 +17,8 @@ from typing import ClassVar
 import jax
 from jax.experimental import topologies
 
+from ._types import Device
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRates:
@@ -68,7 +70,7 @@ class _Gpu:
     def package(self) -> str:
         return next(filter(_is_installed, _CUDA_PLUGINS), _CUDA_PLUGINS[0])
 
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Device]:
         _have_cuda_registered(self.package)
         # Eight of them, for programs that are split over several.
         eight = "1x1x8"
@@ -135,7 +137,7 @@ class _Tpu:
     # Whether JAX has one device for the two cores of a chip, and has to be told so.
     megacore: bool = False
 
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Device]:
         # Nothing is run, so nobody has to be asked where this machine is in a pod, and
         # other processes may compile as well.
         with _environment(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1"):
@@ -265,7 +267,7 @@ def rates_of(platform: str, kind: str) -> DeviceRates:
 
 
 @functools.cache
-def compile_only_device(name: str) -> jax.Device:
+def compile_only_device(name: str) -> Device:
     """A device of a name in `KNOWN` that compiles programs, and cannot run them.
 
     Raises:
@@ -276,6 +278,7 @@ def compile_only_device(name: str) -> jax.Device:
         raise ImportError(
             f"planning_for: to plan for {name!r}, its compiler is needed, and "
             f"`{compiler.package}` is not installed. Install the compilers of JAX's "
-            f"devices, no device and no driver, by `pip install 'eqloop[targets]'`."
+            f"devices, no device and no driver, by `pip install 'eqloop[targets]'`, "
+            f"which is `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`."
         )
     return compiler.devices()[0]

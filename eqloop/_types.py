@@ -19,7 +19,9 @@ PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
 if TYPE_CHECKING:
     PyTree: TypeAlias = Any
     ShapeDtypeStruct: TypeAlias = Any
+    Device: TypeAlias = Any
 else:
+    from jax import Device as Device
     from jax import ShapeDtypeStruct as ShapeDtypeStruct
     from jaxtyping import PyTree as PyTree
 

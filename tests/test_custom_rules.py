@@ -15,7 +15,7 @@ import pytest
 import eqloop as el
 
 from .marks import slow, slow_if
-from .schedules import BLOCKS, CHUNKS, NESTED, SLOTS
+from .schedules import BLOCKS, CHUNKS, LAST, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
 
@@ -87,6 +87,7 @@ SCHEDULES = {
     "Chunked": CHUNKS,
     "Binomial": SLOTS,
     "blocks": BLOCKS,
+    "StoreLast": LAST,
     "Offload": el.Offload(SLOTS),
 }
 SECOND: dict[str, Callable[[Any], Any]] = {

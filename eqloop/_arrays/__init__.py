@@ -12,6 +12,8 @@ Nothing here is traced or called: programs are in `_programs/`, calls in `_calls
 from ._across_examples import over_examples, reduces_examples, where_run
 from ._array_types import (
     along,
+    automatic_sharding,
+    automatic_shardings,
     axes_of,
     batch_type,
     changes_mesh,
@@ -103,6 +105,8 @@ __all__ = [
     "as_array",
     "as_arrays",
     "as_length",
+    "automatic_sharding",
+    "automatic_shardings",
     "axes_of",
     "axes_tree",
     "axis_sizes",

@@ -151,6 +151,21 @@ def explicit_sharding(x: Value) -> NamedSharding | None:
     return sharding if any(sharding.spec) else None
 
 
+def automatic_sharding(x: Value) -> NamedSharding | None:
+    """How an array is split over axes of a mesh that its type does not tell of."""
+    # A tracer knows no more than its type.
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return None
+    return sharding if AxisType.Auto in sharding.mesh.axis_types else None
+
+
+def automatic_shardings(tree: PyTree) -> list[NamedSharding | None]:
+    """The same of each array in a tree, and of each `jax.ShapeDtypeStruct`."""
+    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+    return list(map(automatic_sharding, filter(is_array, jax.tree.leaves(tree))))
+
+
 def on_mesh(aval: Aval) -> Aval:
     """The type of what is on the explicit mesh that is set, if there is one.
 
@@ -258,6 +273,12 @@ def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
 
 
 def nbytes(types: Iterable[Aval]) -> int:
-    """The bytes of arrays of these types."""
+    """The bytes of arrays of these types: on one device, if their types split them."""
     arrays = [lo for aval in types for lo in lowered_types(aval)]
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)
+    return sum(math.prod(own_shape(aval)) * aval.dtype.itemsize for aval in arrays)
+
+
+def own_shape(aval: Aval) -> tuple[int, ...]:
+    """The shape of what one device has of an array of this type."""
+    sharding = explicit_sharding(aval) if is_type(aval) else None
+    return aval.shape if sharding is None else sharding.shard_shape(aval.shape)

@@ -32,6 +32,7 @@ from ._schedules import (
     Pinned,
     Recursive,
     StoreAll,
+    StoreLast,
 )
 from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
@@ -39,6 +40,7 @@ from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec
+from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._facts import measurements
@@ -65,6 +67,7 @@ __all__ = [
     "Offload",
     "Online",
     "Pinned",
+    "Placements",
     "Plan",
     "Recursive",
     "Remat",
@@ -73,6 +76,7 @@ __all__ = [
     "Spill",
     "Step",
     "StoreAll",
+    "StoreLast",
     "Viewing",
     "as_jax_policy",
     "as_loop_policy",

@@ -42,8 +42,10 @@ class Budget(AbstractSchedule):
     slots, free slots may hold these in the place of carries. Where steps are reversed
     together, the forward pass may store their products of matrices. The budget covers
     the memory that the gradient of the loop allocates besides its inputs and outputs,
-    on the device that it is for; under `vmap` it covers the whole batch. To find out how much
-    that is, a few plans are compiled, once, and never run.
+    on one device, the one that it is for; under `vmap` it covers the whole batch. If
+    arrays are split over the automatic axes of a mesh, a plan that is made under `jit`
+    does not know that, and takes all devices for one: see `Plan.pinned`. To find out
+    how much memory a plan takes, a few are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use
     [`Binomial`][eqloop.Binomial] for these.

@@ -10,6 +10,7 @@ from ._plot import plot_frontier
 from ._policies import LoopPolicy
 from ._schedules import AbstractSchedule
 from .engine._loop import Loop
+from .engine._problem import Placements
 from .engine._step import Step
 from .planning._alike import alike
 from .planning._choice import pareto
@@ -67,13 +68,17 @@ class Frontier(Sequence[Plan]):
 
 
 def frontier_of(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy = None
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy = None,
+    placed: Placements = (),
 ) -> Frontier:
     """The frontier of a loop, with the plan of its schedule."""
     if not loop.length:
         only = plan(step, loop, schedule, policy)
         return Frontier((only,), only)
-    problem, active, layout = planned(step, loop, schedule, policy)
+    problem, active, layout = planned(step, loop, schedule, policy, placed)
     # As `Budget` does it: the plans are to be those that it would find.
     known = problem if problem.chooses_policy else alike(problem, active)
     found, times = pareto(known, active, paces(known, active, measure=True))

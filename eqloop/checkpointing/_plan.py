@@ -13,7 +13,13 @@ from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._problem import Counted, Problem, all_active, needs_of_gradient
+from .engine._problem import (
+    Counted,
+    Placements,
+    Problem,
+    all_active,
+    needs_of_gradient,
+)
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
@@ -42,9 +48,9 @@ class Plan:
 
     Attributes:
         schedule: The schedule that decided.
-        peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
-            outputs. It should be no less than the temporary memory that XLA reports,
-            and is seldom more than a few per cent above it.
+        peak_bytes: Bytes that a gradient allocates at once on a device, besides its
+            inputs and outputs. It should be no less than the temporary memory that XLA
+            reports, and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
             meant for comparing plans for one device.
         is_measured: Whether that follows from runs of this step on this device, as for
@@ -95,7 +101,9 @@ class Plan:
         """A schedule that always gives this plan, for loops of this length.
 
         What a [`Budget`][eqloop.Budget] finds depends on the machine. Pinned, a plan
-        can be used again, compared, and passed to other processes.
+        can be used again, compared, and passed to other processes. And a plan that was
+        made for arrays that are split over devices can be run where a trace does not
+        know that they are: under `jit`, with automatic axes.
         """
         return Pinned(self._layout)
 
@@ -205,15 +213,23 @@ class Plan:
 
 
 def plan(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy = None
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy = None,
+    placed: Placements = (),
 ) -> Plan:
     """The plan of a loop all of whose inputs are differentiated."""
-    problem, active, layout = planned(step, loop, schedule, policy)
+    problem, active, layout = planned(step, loop, schedule, policy, placed)
     return estimated_plan(schedule, problem, active, layout)
 
 
 def planned(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy,
+    placed: Placements = (),
 ) -> tuple[Problem, Active, Layout]:
     """A loop all of whose inputs are differentiated, and its layout.
 
@@ -221,8 +237,11 @@ def planned(
     """
     kind = Ending if loop.stops else Counted
     chooses, policy = policy == AUTO, None if policy == AUTO else policy
-    problem = kind(step, loop, policy, schedule, chooses_policy=chooses)
-    problem = in_lockstep(problem)
+    problem = in_lockstep(kind(step, loop, policy, schedule, chooses_policy=chooses))
+    if placed:
+        consts, init, xs = placed
+        added = (None,) * (problem.step.num_carry - len(init))
+        problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
     active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
 

@@ -8,8 +8,9 @@ from typing import overload
 
 import equinox as eqx
 import jax.extend.core as jex
+from jax.sharding import NamedSharding
 
-from .._arrays import Flags
+from .._arrays import Flags, automatic_shardings, split
 from .._calls import format_bytes
 from .._device import DeviceLike, planning_for_if_given
 from .._programs import (
@@ -32,7 +33,8 @@ from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop, Reverse
-from .engine._problem import Problem, activity, all_active
+from .engine._problem import Placements, Problem, activity, all_active
+from .engine._step import Step
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
 
@@ -116,7 +118,9 @@ def plans(
         A function of the arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for
         an array. It returns a sequence of loops, each with its `plan`, the `name` of
         the transform, its `place` in the program, its `batch`, and its `depth` in other
-        loops. `peak_bytes` is what they take at once. Printed, it is a table.
+        loops. Bytes are those of one device, where the arguments say how arrays are
+        split over several. `peak_bytes` is what they take at once. Printed, it is a
+        table.
 
     Raises:
         TypeError: If `f` is not callable.
@@ -146,6 +150,7 @@ def plans(
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
             known = {id(d.stands_for_it): d for d in decided}
             finder = _Finder(known, decided, set(_reversed_in(program)))
+            finder.split_as(program, automatic_shardings((args, kwargs)))
             loops, peak = finder.of_program(program, 0, None)
         return Plans(tuple(loops), peak)
 
@@ -163,11 +168,21 @@ class _Finder:
         reversed: The identities of the layouts by which loops are reversed. Others
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
+        placed: How variables are split over automatic axes, by their identity: inputs
+            of `f`, also where they are handed on. Of others it is not known.
     """
 
     known: dict[int, Decided]
     decided: list[Decided]
     reversed: set[int]
+    placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
+
+    def split_as(
+        self, program: AnyJaxpr, shardings: Sequence[NamedSharding | None]
+    ) -> None:
+        """Takes note of how the inputs of a program are split."""
+        variables = getattr(program, "jaxpr", program).invars
+        self.placed.update(zip(map(id, variables), shardings, strict=True))
 
     def of_program(
         self, program: AnyJaxpr, depth: int, around: Place | None
@@ -211,7 +226,8 @@ class _Finder:
             shown = formula.shown if is_part else (True,) * saved
             count = sum(shown[len(shown) - saved :])
             slots = list(eqn.outvars)[len(eqn.outvars) - count :]
-            plan, batch = self._plan(loop, maps)
+            placed = () if maps else self._placements(loop.problem.step, eqn)
+            plan, batch = self._plan(loop, maps, placed)
             name = loop_name(eqn.source_info.name_stack) or "loop"
             return [LoopPlan(name, place, plan, batch, depth)], 0, slots
         loops: list[LoopPlan] = []
@@ -225,11 +241,27 @@ class _Finder:
             return loops, 0, None
         peak = 0
         for program in programs_in(eqn):
+            variables = getattr(program, "jaxpr", program).invars
+            # A call hands on what it is given, and a `jax.shard_map` does not.
+            if [var.aval for var in variables] == [var.aval for var in eqn.invars]:
+                self.split_as(program, self._shardings(eqn))
             found, size = self.of_program(program, depth, place)
             loops, peak = [*loops, *found], max(peak, size)
         return loops, peak, None
 
-    def _plan(self, loop: PlannedLoop, maps: Maps) -> tuple[Plan | WhilePlan, int]:
+    def _shardings(self, eqn: jex.JaxprEqn) -> list[NamedSharding | None]:
+        return [self.placed.get(id(var)) for var in eqn.invars]
+
+    def _placements(self, step: Step, eqn: jex.JaxprEqn) -> Placements:
+        """How the inputs of a loop are split, if it is known of any."""
+        found = self._shardings(eqn)
+        if not any(found) or len(found) != len(step.jaxpr.in_avals):
+            return ()
+        return tuple(map(tuple, split(found, step.num_consts, step.num_carry)))
+
+    def _plan(
+        self, loop: PlannedLoop, maps: Maps, placed: Placements
+    ) -> tuple[Plan | WhilePlan, int]:
         """The plan of a loop, and how many examples run in it."""
         problem, saves = loop.problem, loop.saves
         assert saves is not None
@@ -239,7 +271,9 @@ class _Finder:
         decided = self.known.get(id(saves.layout), of_all)
         active = _fitting(decided.active, problem)
         undifferentiated = _undifferentiated_fitting(decided.undifferentiated, problem)
-        problem = dataclasses.replace(problem, undifferentiated=undifferentiated)
+        problem = dataclasses.replace(
+            problem, undifferentiated=undifferentiated, placed=placed
+        )
         batch = math.prod((problem.loop.batch, *(axis.size for axis, _ in maps)))
         with unlisted():
             return _plan_of(problem, active, decided.layout, maps), batch

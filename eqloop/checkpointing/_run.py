@@ -20,7 +20,7 @@ from .engine._listing import is_listing
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
-from .engine._problem import Counted, Problem
+from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, make_step
 from .engine._views import Viewing
 from .whiles._bounded import Bounded
@@ -123,11 +123,17 @@ def run_while(
     return _run_planned(problem, consts, init, [])[0]
 
 
-def form_to_plan(step: Step, loop: Loop) -> tuple[Step, Loop]:
-    """What `run_loop` plans of a loop that has no bar."""
+def form_to_plan(
+    step: Step, loop: Loop, placed: Placements
+) -> tuple[Step, Loop, Placements]:
+    """What `run_loop` plans of a loop that has no bar; see `Problem.placed`."""
     viewing, left = _viewing(step, loop)
     form = normal_form(viewing.step)
-    return form.step, form.loop(left)
+    if placed:
+        consts, init, xs = placed
+        consts, init = form.arranged(consts, init, [None] * sum(form.refs))
+        placed = tuple(consts), tuple(init), xs
+    return form.step, form.loop(left), placed
 
 
 def _viewing(step: Step, loop: Loop) -> tuple[Viewing, Loop]:

@@ -1,12 +1,15 @@
 """Schedules: how to trade memory for recomputation. One class is one idea."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, final
 
 from .._calls import int_of
+from .._types import PyTree
 from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine.orders._all_at_once import AllAtOnce
+from .engine.orders._first_and_last import FirstAndLast
 from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
 from .engine.orders._revolved import Revolved
@@ -222,6 +225,80 @@ class Binomial(AbstractSchedule):
         """A chain of blocks, reversed in place."""
         length = loop.length
         return Layout(Revolved(length, self.checkpoints, min(self.block, length)))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StoreLast(AbstractSchedule):
+    """Stores everything of the last steps, and takes the first ones back by a schedule.
+
+    The last steps are evaluated once. They are taken back first, and then the memory of
+    their residuals is free for the others. So with memory for the residuals of a part
+    of the steps, none of these is run again. A [`Budget`][eqloop.Budget] finds by
+    itself how many steps that are.
+
+    Args:
+        schedule: The schedule of the first steps.
+        steps: Of how many steps, the last ones, everything is stored. If the loop has
+            no more, this is [`StoreAll`][eqloop.StoreAll].
+
+    Raises:
+        TypeError: If `schedule` is not a schedule, or `steps` is not an int.
+        ValueError: If `schedule` is a budget, or `steps` is negative.
+
+    Examples:
+        A stack of 24 layers, of which the first two are run again.
+
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> schedule = el.StoreLast(el.Chunked(1), 22)
+        >>> scan = el.Scan(lambda h, w: (jnp.tanh(w @ h), None), schedule=schedule)
+        >>> scan.plan(jnp.ones(8), jnp.ones((24, 8, 8))).evaluations
+        26
+
+    References:
+        `--recompute-method block` of
+        [Megatron-LM](https://github.com/NVIDIA/Megatron-LM), which recomputes the first
+        so many layers and stores the others.
+    """
+
+    schedule: AbstractSchedule
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, AbstractSchedule):
+            raise TypeError(
+                f"StoreLast: `schedule` must be a schedule, such as `el.Chunked(1)`, "
+                f"not {self.schedule!r}."
+            )
+        if self.schedule.budgeted_bytes is not None:
+            raise ValueError(
+                f"StoreLast: {self.schedule!r} finds by itself of how many steps "
+                f"everything is stored. Use it alone."
+            )
+        make_count(self, "steps", self.steps, least=0)
+
+    @property
+    def undo(self) -> Callable[..., PyTree] | None:
+        """The function that undoes a step, if the first steps are taken back by one."""
+        return self.schedule.undo
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The order of the first steps, before that of the last ones."""
+        if not self.steps:
+            return self.schedule.layout(loop)
+        everything, count = Layout(AllAtOnce(loop.length)), loop.length - self.steps
+        if count <= 0:
+            return everything
+        problem = loop._problem
+        first = problem.loop.part(count)
+        problem = dataclasses.replace(problem, loop=first, planner=self.schedule)
+        layout = self.schedule.layout(LoopSpec(problem, loop._active))
+        if layout.stores_residuals:
+            return everything
+        order = layout.slot_order.only_carries()
+        last = AllAtOnce(loop.length - order.length)
+        return dataclasses.replace(layout, order=FirstAndLast(order, last))
 
 
 @final

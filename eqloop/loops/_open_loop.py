@@ -12,13 +12,17 @@ from typing import SupportsIndex
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from .._arrays import (
     AlongAxes,
     as_arrays,
     as_length,
+    automatic_sharding,
+    automatic_shardings,
     axis_sizes,
     common_length,
     describe,
@@ -35,6 +39,7 @@ from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
     AbstractSchedule,
     Loop,
+    Placements,
     Recursive,
     Step,
     hoist,
@@ -129,15 +134,34 @@ class OpenedLoop:
         return dataclasses.replace(self, init=init, xs=xs, loop=rest, head=0)
 
 
-def open_abstractly(open_call: Callable[..., OpenedLoop], *args: PyTree) -> OpenedLoop:
+def open_abstractly(
+    open_call: Callable[..., OpenedLoop], *args: PyTree
+) -> tuple[OpenedLoop, Placements]:
     """Opens a call when only the types of the arrays are known.
 
     An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on the
     side. Its arrays are tracers that are good for nothing but their types.
+
+    Returns:
+        The call, and how its consts, its carry and its `xs` are split over automatic
+        axes, if any of the arguments is. Of what is computed from these it is not
+        known.
     """
     opened: list[OpenedLoop] = []
-    eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
-    return opened[0]
+    found: list[tuple[NamedSharding | None, ...]] = []
+    shardings = automatic_shardings(args)
+
+    def open_traced(*args: PyTree) -> None:
+        loop = open_call(*args)
+        traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.core.Tracer)]
+        known = dict(zip(map(id, traced), shardings, strict=True))
+        # What the step closes over is an array, and not traced.
+        of = lambda x: known.get(id(x)) or automatic_sharding(x)
+        opened.append(loop)
+        found.extend(tuple(map(of, g)) for g in (loop.consts, loop.init, loop.xs))
+
+    eqx.filter_eval_shape(open_traced, *args)
+    return opened[0], tuple(found) if any(map(any, found)) else ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,9 +118,9 @@ class AbstractLoop(AbstractTransform[Function]):
         def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
-        opened = open_abstractly(open_call, self, args, kwargs)
-        step, loop = form_to_plan(opened.step, opened.loop)
-        return dict(step=step, loop=loop, **self._how())
+        opened, placed = open_abstractly(open_call, self, args, kwargs)
+        step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
+        return dict(step=step, loop=loop, placed=placed, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)

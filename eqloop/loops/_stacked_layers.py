@@ -310,8 +310,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
         with planning_for_if_given(device):
-            opened = open_abstractly(open_call, self, x, args, key)
-            return plan(opened.step, opened.loop, **self._how())
+            opened, placed = open_abstractly(open_call, self, x, args, key)
+            return plan(opened.step, opened.loop, placed=placed, **self._how())
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None

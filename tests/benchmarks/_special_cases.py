@@ -91,6 +91,13 @@ SPECIAL_CASES = (
         lambda schedule, layout: layout.steps_with_products > 0,
     ),
     SpecialCase(
+        "everything stored of the last steps",
+        "planning._search",
+        "_storing_last",
+        _none_of,
+        lambda schedule, layout: layout.steps_with_residuals > 0,
+    ),
+    SpecialCase(
         "mixed storage",
         "planning._search",
         "_mixed",

@@ -90,7 +90,7 @@ def test_what_may_come_on_top_is_found_out_where_it_decides():
 
 def test_a_plan_that_just_fits_is_taken():
     f, init, xs = branching(16384)
-    plan = el.Scan(f, schedule=el.Chunked(16384)).plan(init, xs)
+    plan = el.Scan(f, schedule=el.Budget("512KiB", measure=False)).plan(init, xs)
     budget = el.Budget(plan.peak_bytes - 1000, measure=False)
     found = el.Scan(f, schedule=budget).plan(init, xs)
     assert found.pinned == plan.pinned

@@ -94,7 +94,7 @@ def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)
     mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
-    assert_agrees(mode, context, scan(SCHEDULES[1 + turn // 2 % 5]))
+    assert_agrees(mode, context, scan(SCHEDULES[1 + turn // 2 % 6]))
 
 
 @pytest.mark.slow

@@ -77,7 +77,13 @@ def test_a_chunk_may_be_longer_than_the_loop(policy):
 
 @pytest.mark.parametrize(
     "schedule",
-    [el.StoreAll(), el.Recursive(), el.Chunked(4), el.Binomial(3, block=5)],
+    [
+        el.StoreAll(),
+        el.Recursive(),
+        el.Chunked(4),
+        el.Binomial(3, block=5),
+        el.StoreLast(el.Recursive(), 3),
+    ],
 )
 def test_no_steps(schedule):
     found = plan(schedule, 0)
@@ -95,6 +101,7 @@ ANY_LENGTH = [
     el.Binomial(2, block=3),
     el.Binomial(3, block=25),
     el.Budget(4000),
+    el.StoreLast(el.Chunked(3), 4),
     el.Offload(el.Binomial(3, block=7)),
     el.Offload(el.Budget(4000)),
 ]

@@ -16,12 +16,12 @@ import eqloop as el
 
 from ..compiling import temp_bytes
 from ..marks import slow
-from ..schedules import BLOCKS, NESTED
+from ..schedules import BLOCKS, LAST, NESTED
 
 DEVICES = 8
 LENGTH, WIDTH = 9, 16
 
-SCHEDULES = (NESTED, BLOCKS)
+SCHEDULES = (NESTED, BLOCKS, LAST)
 
 # What moves data between devices; that plain `lax.scan` reduces gradients is known.
 MOVES = re.compile(r"(all-gather|all-to-all|collective-permute|collective-broadcast)")

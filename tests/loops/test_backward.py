@@ -17,7 +17,7 @@ from ..asserts import assert_close, assert_raises
 from ..compiling import temp_bytes
 from ..derivatives import MODES, assert_agrees, mapped, name, scan
 from ..marks import slow, slow_if
-from ..schedules import BLOCKS, CHUNKS, NESTED, SLOTS
+from ..schedules import BLOCKS, CHUNKS, LAST, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
 
@@ -27,6 +27,7 @@ SCHEDULES = (
     CHUNKS,
     slow(SLOTS),
     slow(BLOCKS),
+    slow(LAST),
     slow(el.Offload(el.Chunked(2))),
 )
 

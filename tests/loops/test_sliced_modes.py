@@ -9,12 +9,12 @@ import eqloop as el
 
 from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, assert_agrees, name
-from ..schedules import BLOCKS, NESTED, STORING
+from ..schedules import BLOCKS, LAST, NESTED, STORING
 
 # Of seven steps: the last is kept, so that the first is run by itself; and one that
 # leaves steps over at both ends.
 SLICES = (slice(None, None, 3), slice(1, 6, 2))
-SCHEDULES = (STORING, NESTED, BLOCKS)
+SCHEDULES = (STORING, NESTED, BLOCKS, LAST)
 
 
 def ours(kept: slice, schedule: Any) -> Any:
@@ -51,7 +51,7 @@ SOME = (
 @pytest.mark.parametrize(("mode", "context"), SOME, ids=name)
 def test_modes_and_contexts(mode, context):
     turn = SOME.index((mode, context))
-    i, schedule = turn % 2, SCHEDULES[turn % 3]
+    i, schedule = turn % 2, SCHEDULES[turn % 4]
     assert_agrees(mode, context, ours(SLICES[i], schedule), THEIRS[i])
 
 

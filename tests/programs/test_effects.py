@@ -10,11 +10,11 @@ from jax.experimental import checkify, io_callback
 
 import eqloop as el
 
-from ..schedules import BLOCKS, NESTED, SLOTS, STORING
+from ..schedules import BLOCKS, LAST, NESTED, SLOTS, STORING
 
 pytestmark = pytest.mark.sampled
 
-SCHEDULES = (STORING, NESTED, SLOTS, BLOCKS)
+SCHEDULES = (STORING, NESTED, SLOTS, BLOCKS, LAST)
 MODES = {
     "primal": lambda f: f,
     "jvp": lambda f: lambda h: jax.jvp(f, (h,), (jnp.ones_like(h),)),

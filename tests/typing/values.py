@@ -59,6 +59,14 @@ def plans(x: Array) -> None:
     assert_type([plan.length for plan in frontier], list[int])
 
 
+def devices(x: Array, mesh: jax.sharding.Mesh, device: Any) -> None:
+    """A device has a name, or is one of JAX's, or of a mesh."""
+    with el.planning_for(mesh):
+        el.Scan(step).plan(x, x, device=device)
+    el.frontier(el.Scan(step), x, x, device="h100")
+    assert_type(el.plans(f, device="v5e")(x).peak_bytes, int)
+
+
 def policies(x: Array) -> None:
     """`name` returns what it tags; a policy is one of ours, one of JAX's or a name."""
     assert_type(el.name({"x": x}, "x"), dict[str, Array])

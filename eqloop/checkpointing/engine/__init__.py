@@ -12,13 +12,14 @@ which one to choose. In the order in which to read it:
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
   loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
   what was decided, `_kept_names.py` the policy that a layout may choose, and
-  `_stored_products.py` what else it may have the primal store.
+  `_stored_rows.py` what else it may have the primal store of the last steps.
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
   outputs that are kept.
 - **The way back**: what an order is given to go back by (`_walk.py`), a sweep through
-  the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), and the
-  derivatives of that (`_derived.py`). What backward
-  rules log on the way comes out beside the cotangents (`_logs.py`).
+  the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
+  programs with the residuals in between (`_step_parts.py`), and the derivatives of that
+  (`_derived.py`). What backward rules log on the way comes out beside the cotangents
+  (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`). What a step does with buffers in its carry is found in `_buffers.py`.
 - **Programs rewritten** so that their reversal takes less: writes to buffers in place

@@ -45,7 +45,7 @@ from ..._programs import (
     traced,
     with_equations,
 )
-from ..._types import Aval, Value
+from ..._types import Aval, PyTree, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import NoWayBackError, Step
@@ -256,29 +256,37 @@ class Pull(BackwardStep):
         return dataclasses.replace(self, step=step, active=active)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        return self.with_outputs(loop, inputs, ends)[1]
+
+    def with_outputs(
+        self, loop: Loop, inputs: Inputs, ends: BlockEnds
+    ) -> tuple[tuple[list[Value], list[Value]], BlockResult]:
+        """The same with what the block itself returns: the carry after it, and `ys`."""
         # A loop around one step would be one more nested loop, and XLA does not fuse
         # across the boundary of a loop.
         run = stored if loop.length > 1 else single
 
         # `marked` has the active inputs in three groups, as `inputs` has all of them.
-        def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
+        def block(*marked: Arrays) -> tuple[PyTree, PyTree]:
             merged = map(put, inputs, self.active, marked)
             last, ys = run(self.step, loop, self.policy, *merged)
-            return pick(last, self.active.carry), pick(ys, self.wanted)
+            moving = pick(last, self.active.carry), pick(ys, self.wanted)
+            return moving, (last, ys)
 
         marked = list(map(pick, inputs, self.active))
         # JAX runs the block here, and its residuals live until `pull`: never those of
         # more than one block. What is not marked is closed over, and so JAX computes no
         # cotangents of it.
-        _, pull = jax.vjp(block, *marked)
+        _, pull, outputs = jax.vjp(block, *marked, has_aux=True)
         try:
             cts = pull(tuple(map(list, ends)))
         except ValueError as error:
             # A `lax.while_loop` in the step, for example. The way back may turn out not
             # to need it, once it is known which outputs have a cotangent.
             raise NoWayBackError.of(error) from error
-        return BlockResult(
-            *(list(map(on_mesh_that_is_set, *p)) for p in zip(cts, marked, strict=True))
+        pairs = zip(cts, marked, strict=True)
+        return outputs, BlockResult(
+            *(list(map(on_mesh_that_is_set, *pair)) for pair in pairs)
         )
 
     @property
@@ -367,21 +375,48 @@ def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
         A program from `[*consts, *carry, *x, *z, *carried]` to
         `[*sums, *carried, *xs]`.
     """
+    return _traced_for_one(back, lambda *block: _flat_result(back(*block)))
+
+
+@functools.lru_cache(maxsize=128)
+def program_with_outputs(back: Pull) -> jex.ClosedJaxpr:
+    """The same with `[*carry, *y]` first: both ways past a step, which share work."""
+
+    def take(*block: PyTree) -> list[Value]:
+        (carry, ys), taken = back.with_outputs(*block)
+        y = [lax.squeeze(leaf, [0]) for leaf in ys]
+        return [*carry, *y, *_flat_result(taken)]
+
+    return _traced_for_one(back, take)
+
+
+def _traced_for_one(
+    back: BackwardStep, take: Callable[[Loop, PyTree, PyTree], list[Value]]
+) -> jex.ClosedJaxpr:
+    """A program from `[*consts, *carry, *x, *z, *carried]`.
+
+    Args:
+        back: The backward step, for the types of these.
+        take: What the program does, given a block of one step.
+    """
     (consts, carry, x), (carried, z) = back.types, back.end_types
     counts = len(consts), len(carry), len(x), len(z)
     loop = Loop(1, x_axes=(0,) * len(x))
 
-    def take(*flat: Value) -> list[Value]:
+    def of_block(*flat: Value) -> list[Value]:
         consts, carry, *rows, carried = split(flat, *counts)
         # A backward step knows only blocks. Here the block has one step, whose rows are
         # removed again below.
         xs, zs = ([stack_of(leaf, 1) for leaf in leaves] for leaves in rows)
-        taken = back(loop, (consts, carry, xs), (carried, zs))
-        xs = [lax.squeeze(ct, [0]) for ct in taken.xs]
-        return [*taken.sums, *taken.carried, *xs]
+        return take(loop, (consts, carry, xs), (carried, zs))
 
-    program = traced(take, [*consts, *carry, *x, *z, *carried])
+    program = traced(of_block, [*consts, *carry, *x, *z, *carried])
     return pruned(_without_rows(program))
+
+
+def _flat_result(taken: BlockResult) -> list[Value]:
+    xs = [lax.squeeze(ct, [0]) for ct in taken.xs]
+    return [*taken.sums, *taken.carried, *xs]
 
 
 def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -389,7 +424,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     A backward step takes stacks, so `x` becomes `squeeze(broadcast(x))`. XLA would
     remove both. But mixed storage looks in this program for residuals that are inputs,
-    which need not be stored (`orders/_kept_steps.py`), and a copy is not an input.
+    which need not be stored (`_step_parts.py`), and a copy is not an input.
     """
     jaxpr = program.jaxpr
     # From a stack of one row to that row, and from a copy of a row to the original.

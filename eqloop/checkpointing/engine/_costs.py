@@ -46,7 +46,6 @@ class StepCost:
             only once: starting those operations that do not run step by step. Those
             that take the cotangent of the carry back do.
         dots_once: How many of the operations that are started once are dots.
-        reads: Entries of outer products that are computed from stored residuals.
     """
 
     carry: int
@@ -70,7 +69,6 @@ class StepCost:
     reversal: float
     started_once: float
     dots_once: int
-    reads: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +84,9 @@ class Rates:
             of a small matrix and a vector, and calls a library for that of two
             matrices.
         byte: One byte written to a buffer that lives longer than an iteration.
+        cached_byte: One byte that a kernel reads or writes of an array that is no
+            larger than `cache`.
+        cache: The bytes of an array that is likely to be in the cache of the device.
         byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
         dynamic_iteration: One iteration of a loop whose trip count is not.
@@ -94,9 +95,6 @@ class Rates:
         byte_to_host: One byte of a carry that is sent to the host, or fetched from it.
         byte_to_file: One byte of a carry that is written to a file, or read from one.
         callback: One call of a function on the host.
-        entry_of_reads: One entry of an outer product whose factors are computed from
-            stored residuals. XLA may fuse the reads and these computations into the
-            product, and then repeats both for every entry.
     """
 
     flop: float
@@ -106,13 +104,14 @@ class Rates:
     dot_of_batch: float
     byte: float
     byte_of_sums: float
+    cached_byte: float
+    cache: int
     iteration: float
     dynamic_iteration: float
     run: float
     byte_to_host: float
     byte_to_file: float
     callback: float
-    entry_of_reads: float
 
 
 def reversal_time(cost: StepCost, rate: Rates) -> float:
@@ -123,4 +122,4 @@ def reversal_time(cost: StepCost, rate: Rates) -> float:
 
 def residuals_time(cost: StepCost, rate: Rates) -> float:
     """The time of storing the residuals of a step and of reading them."""
-    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads
+    return 2 * cost.residuals * rate.byte

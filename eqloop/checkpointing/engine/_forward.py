@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, Flags, axes_of, stack_type, vary, zero_array
+from ..._arrays import Arrays, Flags, axes_of, split, vary, zero_array
 from ..._programs import constant
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
@@ -60,6 +60,14 @@ def primal(
 
     The step indexes into `xs` instead of scanning them, so they stay where they are.
     """
+    steps, leaves = loop.stored
+    if leaves:
+        # In two parts: what is stored of the last steps is not computed before these.
+        stop = loop.length - steps
+        segments = BySegments(step, loop, (0,), stop, False, consts, xs).opaque()
+        run = lambda segment, group, reached: segments.run(reached, segment, group)
+        reached = segments.finished(segments.each(run, segments.start(init)))
+        return reached.carry, reached.ys
 
     def body(
         read: tuple[Arrays, ...], state: tuple[Value, list[Value]], _: Value
@@ -167,11 +175,13 @@ class Group(NamedTuple):
         size: How many segments there are.
         stride: How many steps each of them has; `None` if this is looked up in a table,
             since they are not equally long.
+        stores: Whether any of their steps is among the last ones, see `Loop.stored`.
     """
 
     first: int
     size: int
     stride: int | None
+    stores: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +192,9 @@ class BySegments:
         step: The step.
         loop: The loop.
         starts: The positions at which segments start, whose carries are stored.
-        keeps_last: Whether the last carry is stored as well.
+        stop: Where the last segment ends. No carry is stored from there on: `finished`
+            runs what is left.
+        keeps_last: Whether the carry at `stop` is stored as well.
         needs_spare: Whether the order needs one more row than starts.
         consts: The consts of the step.
         xs: The `xs` of the loop.
@@ -191,6 +203,7 @@ class BySegments:
     step: Step
     loop: Loop
     starts: tuple[int, ...]
+    stop: int
     keeps_last: bool
     needs_spare: bool
     consts: Arrays
@@ -203,18 +216,31 @@ class BySegments:
     @property
     def groups(self) -> list[Group]:
         """All segments, in groups. The program has the step once for each group."""
-        ends = (*self.starts[1:], self.loop.length)
+        ends = (*self.starts[1:], self.stop)
         sizes = [end - start for start, end in zip(self.starts, ends, strict=True)]
-        groups, first = list[Group](), 0
-        for stride, equal in itertools.groupby(sizes):
-            groups.append(Group(first, len(list(equal)), stride))
-            first += groups[-1].size
+        stores = [self._stores(end) for end in ends]
+        # Earlier steps do not have to compute what is stored of the last ones.
+        kinds = list(zip(sizes, stores, strict=True))
+        alike = [list(equal) for _, equal in itertools.groupby(kinds)]
+        if len(alike) > _MOST_GROUPS:
+            by_size = itertools.groupby(kinds, key=lambda kind: kind[0])
+            alike = [list(equal) for _, equal in by_size]
         # A bar cuts segments where it reports, and a loop may stop within one. Then no
         # trip count is static in any case.
         has_bar = self.loop.meter.here.is_shown
-        if has_bar or self.loop.stops or len(groups) > _MOST_GROUPS:
-            return [Group(0, len(sizes), None)]
+        if has_bar or self.loop.stops or len(alike) > _MOST_GROUPS:
+            return [Group(0, len(sizes), None, stores[-1])]
+        groups, first = list[Group](), 0
+        for equal in alike:
+            stride, stores_any = equal[-1]
+            groups.append(Group(first, len(equal), stride, stores_any))
+            first += len(equal)
         return groups
+
+    def _stores(self, stop: int) -> bool:
+        """Whether any step before a position is one of which more is stored."""
+        steps, _ = self.loop.stored
+        return stop > self.loop.length - steps
 
     @property
     def are_static(self) -> bool:
@@ -224,7 +250,7 @@ class BySegments:
     def start(self, init: Arrays) -> Reached:
         """The state before the first step."""
         loop = self.loop
-        ys = [zero_array(stack_type(y, loop.rows)) for y in self.step.y_types]
+        ys = list(map(zero_array, loop.stacked_types(self.step.y_types)))
         number = loop.meter.here.open([*self.consts, *init, *self.xs])
         reached = Reached(number, zero(), list(init), ys)
         if not loop.stops:
@@ -234,9 +260,9 @@ class BySegments:
         return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
 
     def each(
-        self, body: Callable[[PyTree, int | None, PyTree], PyTree], state: PyTree
+        self, body: Callable[[PyTree, Group, PyTree], PyTree], state: PyTree
     ) -> PyTree:
-        """Calls `body(segment, stride, state)` for each segment.
+        """Calls `body(segment, group, state)` for each segment.
 
         If the loop stops early, the segments after that have no steps, and their carry
         is the last one.
@@ -248,47 +274,68 @@ class BySegments:
         if self.loop.stops:
             axes = axes_of(state[0].carry[0])
             state = jax.tree.map(lambda x: vary(x, axes), state)
-        for first, size, stride in self.groups:
-            # Bound as defaults, as a lambda sees the last values of loop variables.
-            run = lambda i, state, at=first, of=stride: body(at + i, of, state)
-            state = lax.fori_loop(0, size, run, state)
+        for group in self.groups:
+            # Bound as a default, as a lambda sees the last value of a loop variable.
+            run = lambda i, state, of=group: body(of.first + i, of, state)
+            state = lax.fori_loop(0, group.size, run, state)
         return state
 
-    def run(self, reached: Reached, segment: Index, stride: int | None) -> Reached:
-        """Runs a segment, from where the one before it ended."""
-        if stride is None:
-            ends = constant([*self.starts[1:], self.loop.length])
-            return self.run_to(reached, element(ends, segment))
-        return self.run_equal(reached, stride)
-
-    def run_equal(self, reached: Reached, stride: int) -> Reached:
-        """Runs so many steps, of a loop that cannot end within them."""
-        if stride == 1:
-            return self._move(reached)
-        unroll = min(self.loop.unroll, stride)
-        body = lambda _, reached: self._move(reached)
-        return lax.fori_loop(0, stride, body, reached, unroll=unroll)
+    def run(self, reached: Reached, segment: Index, group: Group) -> Reached:
+        """Runs a segment of a group, from where the one before it ended."""
+        if group.stride is None:
+            ends = constant([*self.starts[1:], self.stop])
+            return self._run_to(reached, element(ends, segment), group.stores)
+        return self._run(reached, group.stride, group.stores)
 
     def run_to(self, reached: Reached, stop: Index) -> Reached:
-        """Runs steps up to a position, or until the loop ends."""
+        """Runs steps up to a position within the segments, or until the loop ends."""
+        return self._run_to(reached, stop, self._stores(self.stop))
+
+    def finished(self, reached: Reached) -> Reached:
+        """Runs the steps behind the last segment, if there are any."""
+        length = self.loop.length
+        if self.stop == length:
+            return reached
+        if self.loop.meter.here.is_shown:
+            return self._run_to(reached, length, self._stores(length))
+        return self._run(reached, length - self.stop, self._stores(length))
+
+    def _run(self, reached: Reached, count: int, stores: bool) -> Reached:
+        if count == 1:
+            return self._move(reached, stores)
+        unroll = min(self.loop.unroll, max(count, 1))
+        body = lambda _, reached: self._move(reached, stores)
+        return lax.fori_loop(0, count, body, reached, unroll=unroll)
+
+    def _run_to(self, reached: Reached, stop: Index, stores: bool) -> Reached:
         # `run_with_bar` expects the position first in the state, and the carry second.
         number, *state = reached
-        run = lambda state, stop: self._moves(Reached(number, *state), stop)[1:]
+        run = lambda state, stop: self._moves(Reached(number, *state), stop, stores)[1:]
         gauge, last_y = self.loop.meter.here, self._last_y
         number, state = run_with_bar(gauge, number, tuple(state), stop, run, last_y)
         return Reached(number, *state)
 
-    def _moves(self, reached: Reached, stop: Index) -> Reached:
+    def _moves(self, reached: Reached, stop: Index, stores: bool) -> Reached:
+        move = functools.partial(self._move, stores=stores)
         if self.loop.stops:
             goes_on = lambda reached: reached.carry[0] & (reached.position < stop)
-            return lax.while_loop(goes_on, self._move, reached)
+            return lax.while_loop(goes_on, move, reached)
         left = lambda reached: stop - reached.position
-        return iterate(self._move, reached, left, self.loop.unroll)
+        return iterate(move, reached, left, self.loop.unroll)
 
-    def _move(self, reached: Reached) -> Reached:
+    def _move(self, reached: Reached, stores: bool) -> Reached:
         number, position, carry, ys = reached
         carry, y = self.step(self.consts, carry, self.loop.x(self.xs, position))
-        return Reached(number, position + 1, carry, self._with(ys, y, position))
+        steps, leaves = self.loop.stored
+        (rows, ys), (new, y) = split(ys, leaves), split(y, leaves)
+        if stores:
+            # If segments with earlier steps are in the same loop, these all write to
+            # the first row, which the first of the last steps then writes again. A
+            # branch around the write would copy the buffers.
+            row = jnp.maximum(position - (self.loop.length - steps), 0)
+            rows = [store(b, leaf, row) for b, leaf in zip(rows, new, strict=True)]
+        ys = [*rows, *self._with(ys, y, position)]
+        return Reached(number, position + 1, carry, ys)
 
     def _with(self, ys: Arrays, y: Arrays, position: Index) -> list[Value]:
         """`ys` with the outputs of the step at a position, if they are kept."""
@@ -304,5 +351,6 @@ class BySegments:
 
     def _last_y(self, state: tuple[Value, list[Value], list[Value]]) -> list[Value]:
         position, _, ys = state
+        _, ys = split(ys, self.loop.stored[1])
         row, _ = self.loop.row(self.loop.index(position - 1))
         return [element(b, row) for b in ys] if self.loop.rows else []

@@ -18,7 +18,7 @@ from ._pace import Pace, Piece
 from ._step import Step
 from ._sweep import Cotangents
 from ._walk import Walk
-from .orders._order import AbstractOrder
+from .orders._order import AbstractOrder, AbstractSlotOrder
 from .reversals._block_reversals import AbstractReversal, ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
 
@@ -86,6 +86,11 @@ class AbstractLayout(abc.ABC):
     @property
     def steps_with_products(self) -> int:
         """For how many steps, the last ones, the primal stores their products."""
+        return 0
+
+    @property
+    def steps_with_residuals(self) -> int:
+        """For how many steps, the last ones, the primal stores their residuals."""
         return 0
 
     @property
@@ -161,14 +166,12 @@ class Layout(AbstractLayout):
         """
         if not self.is_elsewhere:
             return 0
-        return (len(self.order.by_carries().starts) + 1) * cost.held
+        return (len(self.slot_order.starts) + 1) * cost.held
 
     @property
     def evaluations(self) -> int:
         """How often the step is evaluated for one gradient that has no policy."""
-        # If slots do not last until the cotangents come, the loop is run once more.
-        again = 0 if self.slots.outlast_primal else self.order.length
-        return self.order.evaluations + again
+        return self.order.evaluations + self._run_again
 
     @property
     def stores_residuals(self) -> bool:
@@ -176,9 +179,32 @@ class Layout(AbstractLayout):
         return self.order.stores_residuals
 
     @property
+    def slot_order(self) -> AbstractSlotOrder:
+        """The order of a layout whose primal stores carries."""
+        order = self.order.of_carries
+        assert order is not None
+        return order
+
+    @property
     def steps_with_products(self) -> int:
         """For how many steps, the last ones, the primal stores their products."""
         return self.order.steps_with_products
+
+    @property
+    def steps_with_residuals(self) -> int:
+        """For how many steps, the last ones, the primal stores their residuals."""
+        return self.order.steps_with_residuals
+
+    @property
+    def _run_again(self) -> int:
+        """How many steps are run once more before the way back.
+
+        If slots do not last until the cotangents come, these are all whose carries have
+        to be stored.
+        """
+        if self.slots.outlast_primal:
+            return 0
+        return self.order.length - self.steps_with_residuals
 
     @property
     def kind(self) -> Hashable:
@@ -231,7 +257,7 @@ class Layout(AbstractLayout):
         Returns:
             The cotangents of all inputs.
         """
-        order, slots = self.order.by_carries(), stored.carries
+        order, slots = self.slot_order, stored.carries
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         walk = walk if order.is_flat else walk.opaque()
         cts = walk.sweep.start(ct_carry, jax.tree.leaves(stored))
@@ -247,10 +273,10 @@ class Layout(AbstractLayout):
         Returns:
             Nanoseconds.
         """
-        again = 0 if self.slots.outlast_primal else self.order.length
         # A measured pace comes from loops of many blocks, and so includes the start.
         start = 0.0 if pace.is_measured else self.reversal.start
-        run = again * pace.advance + self.order.duration(pace, self.reversal)
+        again = self._run_again * pace.advance
+        run = again + self.order.duration(pace, self.reversal)
         return start + run
 
     def by_carries(self) -> Self:
@@ -277,14 +303,14 @@ class Stored(NamedTuple):
             needs to find carries again.
         carries: The carries in slots, an array with a row for each slot per leaf.
         last: Leaves of the last carry.
-        products: The products of the last steps, an array with a row for each of them
-            per product.
+        rows: What more is stored of the last steps (`_stored_rows.py`), arrays with a
+            row for each of them.
     """
 
     integers: list[Value]
     carries: list[Value]
     last: list[Value]
-    products: list[Value]
+    rows: list[Value]
 
     @classmethod
     def of(cls, integers: Sequence[Value] = (), carries: Sequence[Value] = ()) -> Self:
@@ -343,7 +369,7 @@ class Saves(Generic[_L]):
         return stored._replace(
             carries=pick(stored.carries, pick(of.held, held)),
             last=pick(stored.last, pick(of.final, final)),
-            products=[],  # a loop has none: they are leaves of a carry while it runs
+            rows=[],  # a loop has none: they are outputs while it runs
         )
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:

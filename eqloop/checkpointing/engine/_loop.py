@@ -7,17 +7,17 @@ place if a loop carries the array. A `lax.cond` that returned the array would co
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from ..._arrays import Arrays, Flags, is_type, put_on_mesh
+from ..._arrays import Arrays, Flags, is_type, put_on_mesh, stack_type
 from ..._compat import is_widened
 from ..._programs import mark
-from ..._types import Index, Value
+from ..._types import Aval, Index, Value
 from ...progress import NO_BARS, Meter
 
 
@@ -51,6 +51,9 @@ class Loop:
             tracing, `None` for those that are not known. Leaves beyond the last entry
             are not known either.
         carry_paths: The user's names for the leaves of the carry, if they are known.
+        stored: Of how many of the last steps it stores the first leaves of `y`, for its
+            way back, and how many leaves these are (`_stored_rows.py`). They are no
+            outputs of the user's loop, so `kept` does not apply to them.
     """
 
     length: int
@@ -65,11 +68,18 @@ class Loop:
     starts: tuple[int | None, ...] = ()
     # Names do not change the program, so they are not part of the key of any cache.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    stored: tuple[int, int] = (0, 0)
 
     @property
     def rows(self) -> int:
         """How many rows `ys` has."""
         return self.length if self.kept is None else len(self.kept)
+
+    def stacked_types(self, y_types: Sequence[Aval]) -> list[Aval]:
+        """The types of `ys`, for leaves of `y` of these types."""
+        steps, leaves = self.stored
+        counts = [steps] * leaves + [self.rows] * (len(y_types) - leaves)
+        return list(map(stack_type, y_types, counts))
 
     @property
     def gaps(self) -> tuple[int, int, int]:
@@ -169,7 +179,13 @@ class Loop:
         All of them are run and have a row in `ys`, and there is no bar.
         """
         return dataclasses.replace(
-            self, length=length, kept=None, meter=NO_BARS, stops=False, starts=()
+            self,
+            length=length,
+            kept=None,
+            meter=NO_BARS,
+            stops=False,
+            starts=(),
+            stored=(0, 0),
         )
 
     def cut_at(self, position: int) -> tuple["Loop", "Loop"]:

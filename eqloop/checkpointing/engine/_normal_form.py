@@ -17,6 +17,7 @@ that does not:
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.extend.core as jex
@@ -46,10 +47,22 @@ class NormalForm:
 
     def open(self, consts: Arrays, init: Arrays) -> tuple[list[Value], list[Value]]:
         """The step's consts and initial carry, made from those of the original."""
-        refs, staying = pick(consts, self.refs), pick(init, self.stays)
-        consts = [*pick(consts, _not(self.refs)), *staying]
-        init = [*pick(init, _not(self.stays)), *(ref[...] for ref in refs)]
+        refs = pick(consts, self.refs)
+        consts, init = self.arranged(consts, init, [ref[...] for ref in refs])
         return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
+
+    def arranged(
+        self, consts: Sequence[Value], init: Sequence[Value], contents: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        """What belongs to the original's consts and carry, in the order of the step's.
+
+        Args:
+            consts: What belongs to the consts, references among them.
+            init: What belongs to the leaves of the carry.
+            contents: What belongs to what is in the references.
+        """
+        staying, varying = pick(init, self.stays), pick(init, _not(self.stays))
+        return [*pick(consts, _not(self.refs)), *staying], [*varying, *contents]
 
     def loop(self, loop: Loop) -> Loop:
         """The loop around the step, made from the loop around the original."""

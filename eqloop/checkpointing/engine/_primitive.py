@@ -106,13 +106,18 @@ from ._problem import (
     with_cotangents,
 )
 from ._step import NoWayBackError, Step, reaching, without_outputs
-from ._stored_products import products_to_store, storing_products
-from ._sweep import KnownProducts, Sweep
+from ._stored_rows import (
+    StoredOfSteps,
+    StoredProducts,
+    StoredResiduals,
+    products_to_store,
+    residuals_to_store,
+)
+from ._sweep import KnownProducts, KnownResiduals, Sweep
 from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
 from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 from .orders._all_at_once import pull_residuals, store_residuals
-from .reversals._known_products import Products
 
 
 def planned_loop(
@@ -150,8 +155,8 @@ class PlannedLoop(Formula):
         saves: Saves[AbstractLayout] | None,
         inputs: PyTree,
     ):
-        step, rows = problem.step, problem.loop.rows
-        ys = [stack_type(y, rows) for y in step.y_types]
+        step = problem.step
+        ys = problem.loop.stacked_types(step.y_types)
         stored = Stored.of()
         if saves is not None:
             last = saves.of_last(step.carry_types)
@@ -293,11 +298,11 @@ class PlannedLoop(Formula):
             if not stands_for_residuals(saves.layout):
                 instead = problem.instead_of_effects
                 refuse_refs_in_rules(problem.step.jaxpr, instead)
-            products = _products(saves.layout, problem, active, y_active)
+            more = _stored_of_steps(saves.layout, problem, active, y_active)
             # A custom rule computes the primal, too. The forward loop runs that one,
             # and the backward step differentiates the step as the user wrote it.
             primal = settled_problem(problem, active, reverse=True)
-            carry, ys, stored = _run_primal(primal, saves, products, inputs)
+            carry, ys, stored = _run_primal(primal, saves, more, inputs)
             # JAX holds the inputs until the way back. That takes no
             # copies.
             residuals = (inputs, stored)
@@ -444,8 +449,13 @@ class PlannedLoop(Formula):
         paths = problem.loop.carry_paths
         paths = tuple(pick(paths, carry)) if len(paths) == len(carry) else ()
         starts = pick(problem.loop.padded_starts(len(carry)), carry)
-        loop = problem.loop
-        loop = dataclasses.replace(loop, carry_paths=paths, starts=tuple(starts))
+        steps, leaves = problem.loop.stored
+        loop = dataclasses.replace(
+            problem.loop,
+            carry_paths=paths,
+            starts=tuple(starts),
+            stored=(steps, sum(ys[:leaves])),
+        )
         problem = dataclasses.replace(problem, step=step, loop=loop)
         if saves is not None:
             saves = saves.of_leaves(lambda flags: pick(flags, carry[lead:]))
@@ -466,6 +476,8 @@ class PlannedLoop(Formula):
         layout, and the slots hold the leaves that either of them reads.
         """
         layout = self.saves.layout if self.saves else problem.layout(active)
+        if problem.loop.stored[1] and self.saves is None:
+            layout = layout.by_carries()
         layout = listed(layout, active, problem.undifferentiated)
         if layout.stores_residuals:
             return Saves(layout, Needs((), ()))
@@ -513,11 +525,11 @@ class PlannedLoop(Formula):
         has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
         wanted = _with_rows(problem, has_ct)
         ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
-        products = _products(layout, problem, active, y_active)
+        more = _stored_of_steps(layout, problem, active, y_active)
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
         args = (inputs, stored, *ends)
-        settings = primal, back, layout, saves.given, args, products
+        settings = primal, back, layout, saves.given, args, more
         # It is called, and so becomes an equation. For a second derivative JAX finds a
         # primitive here, and no loops whose every step it would store.
         return Reverse(*settings).checked()(*args)
@@ -541,14 +553,14 @@ class Reverse(Formula):
         given: Which leaves of a carry, and of the last one, are stored. `None` if the
             forward loop has to run first, because nothing is stored, or not all of the
             leaves that are read are.
-        products: The products of the last steps; `None` if none are stored.
+        more: What more is stored of the last steps, if anything is.
     """
 
     problem: Problem[Any]
     back: BackwardStep
     layout: AbstractLayout
     given: Needs | None
-    products: Products | None
+    more: StoredOfSteps | None
     unit = "iteration"
     is_backward = True
 
@@ -559,7 +571,7 @@ class Reverse(Formula):
         layout: AbstractLayout,
         given: Needs | None,
         inputs: PyTree,
-        products: Products | None = None,
+        more: StoredOfSteps | None = None,
     ):
         in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
@@ -571,7 +583,7 @@ class Reverse(Formula):
             ct_types(xs, back.x_of),
         )
         params = dict(problem=problem, back=back, layout=layout)
-        self.params = params | dict(given=given, products=products)
+        self.params = params | dict(given=given, more=more)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
@@ -583,7 +595,7 @@ class Reverse(Formula):
         (consts, init, xs), given, problem = inputs, self.given, self.problem
         if given is None:
             given = self.needed
-            stored = self._forward(inputs, given)._replace(products=stored.products)
+            stored = self._forward(inputs, given)._replace(rows=stored.rows)
         # 2. The programs. The way back counts steps, so the leaves at the start by
         # which the forward loop decides whether to go on are gone.
         init = init[problem.lead :]
@@ -596,7 +608,7 @@ class Reverse(Formula):
             last = put(none, given.final, stored.last)
             consts = [*consts, *known.consts(last, init)]
             step, back = restricted(step, known), Restricted(back, known)
-        products = self._known_products(stored.products, known)
+        products, residuals = self._known_rows(stored.rows, consts, known)
         first = pick(init, given.held)
         # 3. The way back. The layout's order says which block is next, and moves by the
         # `walk`: this runs `step` again, and takes cotangents past steps by `back`.
@@ -608,6 +620,7 @@ class Reverse(Formula):
             xs,
             zs,
             products,
+            residuals,
             init=first,
             gauge=problem.loop.meter.back.of(problem.loop.length),
         )
@@ -642,7 +655,7 @@ class Reverse(Formula):
         inputs, stored, carried, zs = self.in_avals
         in_avals = (inputs, stored, carried * 2, zs * 2)
         settings = self.problem, back, self.layout, self.given
-        formula = Reverse(*settings, in_avals, self.products)
+        formula = Reverse(*settings, in_avals, self.more)
         return self._as_doubled(formula.checked(), active, uses_stored=True)
 
     def _as_doubled(
@@ -728,6 +741,12 @@ class Reverse(Formula):
 
         That happens where a derivative reads leaves that the gradient did not.
         """
+        if isinstance(self.more, StoredResiduals) and self.back.base is not self.back:
+            # It takes more back than cotangents, and needs the carries for that.
+            layout = self.layout.by_carries()
+            new = self.with_params(given=None, more=None, layout=layout)
+            layout = layout.for_needs(self.problem.step, new.needed)
+            return new.with_params(layout=layout)
         if self.given is None or self.given.serves(self.needed):
             return self
         layout = self.layout.for_needs(self.problem.step, self.needed)
@@ -792,24 +811,31 @@ class Reverse(Formula):
         """The step that is run again to get from a stored carry to later ones."""
         return again(self.problem)
 
-    def _known_products(
-        self, rows: Arrays, known: StoredLeaves | None
-    ) -> KnownProducts | None:
-        """The stored products of the last steps, with programs that take them.
+    def _known_rows(
+        self, rows: Arrays, consts: Arrays, known: StoredLeaves | None
+    ) -> tuple[KnownProducts | None, KnownResiduals | None]:
+        """What more is stored of the last steps, with programs that take it.
 
         Args:
-            rows: The rows of the products.
+            rows: The rows of it.
+            consts: The consts of the step, which may be followed by others.
             known: Which leaves of a carry are known, if not all are.
         """
-        if self.products is None:
-            return None
-        step = without_outputs(self.products.step)
-        back = self.back.with_products(self.products)
+        more, length = self.more, self.problem.loop.length
+        if isinstance(more, StoredResiduals):
+            first = length - self.layout.steps_with_residuals
+            own = consts[: self.problem.step.num_consts]
+            return None, more.known(rows, first, own)
+        if not isinstance(more, StoredProducts):
+            return None, None
+        products = more.products
+        step = without_outputs(products.step)
+        back = self.back.with_products(products)
         if known is not None:
             step = restricted(step, known)
             back = None if back is None else Restricted(back, known)
-        first = self.problem.loop.length - self.layout.steps_with_products
-        return KnownProducts(rows, first, step, back)
+        first = length - self.layout.steps_with_products
+        return KnownProducts(rows, first, step, back), None
 
     def _known(self, active: Active) -> Active:
         return active._replace(carry=active.carry[self.problem.lead :])
@@ -835,8 +861,13 @@ class Reverse(Formula):
 
     def _forward(self, inputs: PyTree, needs: Needs) -> Stored:
         problem = self.problem.with_bars(Again(backward=True))
-        # The primal has returned `ys` already.
-        problem = dataclasses.replace(problem, step=without_outputs(problem.step))
+        # The primal has returned `ys` already, and stored the residuals of some steps,
+        # if any.
+        step, rest = without_outputs(problem.step), self.layout.steps_with_residuals
+        loop = problem.loop.cut_at(problem.loop.length - rest)[0]
+        problem = dataclasses.replace(
+            problem, step=step, loop=loop if rest else problem.loop
+        )
         forward = PlannedLoop(problem, Saves(self.layout, needs), inputs)
         # Not called but expanded: this is within the expansion of a primitive already,
         # and nothing differentiates it any more.
@@ -865,33 +896,35 @@ def _with_rows(problem: Problem[Any], ys: Sequence[bool]) -> Flags:
     return tuple(mark and problem.loop.rows > 0 for mark in ys)
 
 
-def _products(
+def _stored_of_steps(
     layout: AbstractLayout, problem: Problem[Any], active: Active, y_active: Flags
-) -> Products | None:
-    """The products that the primal stores for its last steps, if the layout asks."""
+) -> StoredOfSteps | None:
+    """What more the primal stores of its last steps, if the layout asks."""
     # Where plans are listed, a loop has no leaves but its own: its plan is looked up by
     # them. That program is never run.
-    if not layout.steps_with_products or is_listing():
+    if is_listing():
         return None
-    return products_to_store(problem, active, _with_rows(problem, y_active))
+    wanted = _with_rows(problem, y_active)
+    if layout.steps_with_residuals:
+        return residuals_to_store(problem, active, wanted)
+    if layout.steps_with_products:
+        products = products_to_store(problem, active, wanted)
+        return None if products is None else StoredProducts(products)
+    return None
 
 
 def _run_primal(
     problem: Problem[Any],
     saves: Saves[AbstractLayout],
-    products: Products | None,
+    more: StoredOfSteps | None,
     inputs: PyTree,
 ) -> tuple[list[Value], list[Value], Stored]:
     """Runs the loop of a forward sweep: the final carry, `ys`, and what is stored."""
-    at_primal = saves.at_primal
-    if products is None:
-        return PlannedLoop(problem, at_primal, inputs)(*inputs)
-    count = saves.layout.steps_with_products
-    storing = storing_products(problem.step, products, problem.loop.length, count)
-    problem = dataclasses.replace(problem, step=storing.step)
-    if at_primal is not None:
-        at_primal = at_primal.with_leaves(storing.buffers)
-    inputs = storing.started(inputs)
-    carry, ys, stored = PlannedLoop(problem, at_primal, inputs)(*inputs)
-    carry, rows = storing.stored(carry)
-    return carry, ys, stored._replace(products=rows)
+    if more is None:
+        return PlannedLoop(problem, saves.at_primal, inputs)(*inputs)
+    layout = saves.layout
+    count = layout.steps_with_residuals or layout.steps_with_products
+    storing = more.stored_by(problem, count)
+    carry, ys, stored = PlannedLoop(storing, saves.at_primal, inputs)(*inputs)
+    rows, ys = split(ys, more.leaves)
+    return carry, ys, stored._replace(rows=rows)

@@ -13,7 +13,9 @@ The two primitives are the same for all of them.
 import abc
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
+
+from jax.sharding import NamedSharding
 
 from ..._arrays import (
     Arrays,
@@ -50,6 +52,9 @@ from ._sweep import Cotangents
 from ._walk import Walk
 from .leaves._needed_leaves import needs_of
 from .orders._all_at_once import AllAtOnce
+
+# For arrays in groups, how each is split over devices, if that is known.
+Placements: TypeAlias = tuple[tuple[NamedSharding | None, ...], ...]
 
 # The layouts by which loops of one kind run.
 L = TypeVar("L", bound=AbstractLayout)
@@ -90,6 +95,9 @@ class Problem(abc.ABC, Generic[L]):
             an output to keep them in, and the gradient takes that much more memory.
             Empty if none are.
         chooses_policy: For planning only: whether the schedule also chooses the policy.
+        placed: For planning only: how the consts, the initial carry and `xs` are split
+            over devices, in the order of these, where that is known and is not in their
+            types. Empty if it is of none.
     """
 
     step: Step
@@ -98,6 +106,7 @@ class Problem(abc.ABC, Generic[L]):
     planner: Planner
     undifferentiated: Flags = ()
     chooses_policy: bool = False
+    placed: Placements = ()
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -283,6 +292,7 @@ class Counted(Problem[Layout]):
             planner=self.planner,
             undifferentiated=self.undifferentiated,
             chooses_policy=self.chooses_policy,
+            placed=self.placed,
         )
 
     def forward(
@@ -294,7 +304,7 @@ class Counted(Problem[Layout]):
             return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
         # The loop stops at each start of a segment for the slots to take the carry.
         # Within a segment it runs the step and writes nothing.
-        order, held = saves.layout.order.by_carries(), saves.held
+        order, held = saves.layout.slot_order, saves.held
         consts, init, xs = order.checked(self.step, self.loop, held, inputs)
         segments = order.in_segments(self.step, self.loop, consts, xs)
         carry, ys, carries = saves.layout.slots.sweep(segments, held, init)
@@ -327,7 +337,7 @@ def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:
         carry_types: The types of a carry, of as many leaves as `saves` speaks of.
         saves: What the loop stores.
     """
-    slots, order = saves.layout.slots, saves.layout.order.by_carries()
+    slots, order = saves.layout.slots, saves.layout.slot_order
     rows = slots.rows(len(order.starts), order.needs_spare)
     return slots.types(pick(carry_types, saves.held), rows)
 
@@ -452,6 +462,7 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
         problem,
         step=Step(pruned(jaxpr), num_consts, num_carry, inverse),
         loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
+        placed=(),
     )
 
 
@@ -495,6 +506,7 @@ def batched_problem(
         problem,
         step=dataclasses.replace(step, jaxpr=pruned(jaxpr), inverse=inverse),
         loop=dataclasses.replace(loop, x_axes=axes, batch=loop.batch * axis_data.size),
+        placed=(),
     )
     return problem, carry, ys
 

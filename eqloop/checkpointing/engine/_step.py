@@ -259,7 +259,8 @@ def hoist(
     if not any(same):
         return step, []
     outputs.check_same(owner, _varying_outputs(step), why)
-    return without_outputs(step, same), _evaluated(step, consts, same)
+    which = (*[False] * step.num_carry, *same)
+    return without_outputs(step, same), of_consts(step.jaxpr, consts, which)
 
 
 def _varying_outputs(step: Step) -> list[bool]:
@@ -273,22 +274,30 @@ def _varying_outputs(step: Step) -> list[bool]:
     return list(marks)
 
 
-def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> list:
-    """The values of outputs that depend on consts only.
+def of_consts(
+    program: jex.ClosedJaxpr, consts: Sequence[Value], which: Sequence[bool]
+) -> list[Value]:
+    """The values of outputs that need no other inputs than consts, which come first."""
+    program, read = computing(program, which)
+    return run(program, *pick(consts, read[: len(consts)]))
 
-    Only the equations that they need are evaluated. `without_dead_code` alone would not
-    do. It keeps equations that have an effect, so a print in the step would run once
-    more.
+
+def computing(
+    program: jex.ClosedJaxpr, which: Sequence[bool]
+) -> tuple[jex.ClosedJaxpr, list[bool]]:
+    """The part of a program that computes some of its outputs, and nothing else.
+
+    `without_dead_code` alone would not do. It keeps equations that have an effect, so a
+    print in the step would run once more.
+
+    Returns:
+        The part, and which of the inputs it has.
     """
-    jaxpr = step.jaxpr.jaxpr
-    y = jaxpr.outvars[step.num_carry :]
-    outvars = pick(y, which)
+    jaxpr = program.jaxpr
+    outvars = pick(jaxpr.outvars, which)
     variables = [var for var in outvars if isinstance(var, jex.Var)]
     needed = computed_from(jaxpr.eqns, variables)
     eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
-    # An equation that is left may be a call, and only some of its outputs be needed.
-    # Dead code is looked for in it, too, and inputs that nothing reads are dropped: by
-    # what `reaching` found, no more than consts are left.
-    needed_part = with_parts(step.jaxpr, eqns=eqns, outvars=outvars)
-    program, left = without_dead_code(needed_part)
-    return run(program, *pick(consts, left[: len(consts)]))
+    # An equation that is left may be a call, and only some of its outputs be needed:
+    # dead code is looked for in it, too.
+    return without_dead_code(with_parts(program, eqns=eqns, outvars=outvars))

@@ -18,41 +18,105 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, over_examples, stack_of, where_run, zero_cotangent_of
+from ..._arrays import (
+    Arrays,
+    over_examples,
+    pick,
+    put,
+    stack_of,
+    where_run,
+    zero_cotangent_of,
+)
 from ..._types import Index, Value
 from ...progress import NO_BAR, Gauge
-from ._backward_step import BackwardStep, BlockResult, take_one
+from ._backward_step import BackwardStep, BlockEnds, BlockResult, Pull, take_one
 from ._forward import iterate
 from ._in_place import run_in_place
 from ._loop import Loop, element, opaque, part, put_part
 from ._step import Step
+from ._step_parts import StepParts
+from .slots._slots import AbstractSlots
 
 _least = over_examples(jnp.min)
 
 
 @dataclasses.dataclass(frozen=True)
-class KnownProducts:
-    """The stored products of the last steps of a loop.
+class StoredRows:
+    """What the primal has stored of the last steps of a loop.
 
     Attributes:
-        rows: The products; each row is for one step.
-        first: The position of the step whose products are in the first row.
-        step: The step, given its products behind its `x`.
-        back: The backward step for that; `None` if it cannot take products.
+        rows: The arrays; each row is for one step.
+        first: The position of the step whose row is the first.
     """
 
     rows: Arrays
     first: int
-    step: Step
-    back: BackwardStep | None
 
     def of_step(self, position: Index) -> list[Value]:
-        """The products of the step at a position."""
+        """What is stored of the step at a position."""
         return [element(row, position - self.first) for row in self.rows]
 
     def of_block(self, position: Index, count: int) -> list[Value]:
-        """The products of so many steps from a position on."""
+        """What is stored of so many steps from a position on."""
         return [part(row, position - self.first, count) for row in self.rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownProducts(StoredRows):
+    """The products of the last steps.
+
+    Attributes:
+        step: The step, given its products behind its `x`.
+        back: The backward step for that; `None` if it cannot take products.
+    """
+
+    step: Step
+    back: BackwardStep | None
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownResiduals(StoredRows):
+    """The residuals of the last steps.
+
+    Attributes:
+        back: The backward step whose residuals they are.
+        parts: The same in two programs.
+        slots: In which form they are stored.
+        fixed: The residuals that are the same for all steps.
+    """
+
+    back: Pull
+    parts: StepParts
+    slots: AbstractSlots
+    fixed: Arrays
+
+    def take(
+        self, consts: Arrays, x: Arrays, ends: BlockEnds, position: Index, now: Pull
+    ) -> BlockResult:
+        """Takes cotangents past the step at a position.
+
+        Args:
+            consts: The consts of the step.
+            x: Its `x`.
+            ends: The cotangents after the step, and its `z`.
+            position: The position.
+            now: The backward step of the sweep. The primal had to store the residuals
+                for all cotangents that might arrive: here are those that did.
+        """
+        carried, z = ends
+        dtypes = [aval.dtype for aval in self.parts.kept_types]
+        kept = self.slots.unpacked(self.of_step(position), dtypes)
+        residuals = self.parts.residuals(consts, x, kept, self.fixed)
+        of, whole = now.active, self.back.active
+        of_carry, of_y = pick(of.carry, whole.carry), pick(now.wanted, self.back.wanted)
+        among = lambda flags, values: put([None] * len(flags), flags, values)
+        ends = among(of_carry, carried), among(of_y, z)
+        sums, before, xs = self.parts.take(residuals, ends)
+        return BlockResult(
+            pick(sums, pick(of.consts, whole.consts)),
+            pick(before, of_carry),
+            pick(xs, pick(of.xs, whole.xs)),
+        )
 
 
 @dataclasses.dataclass
@@ -89,6 +153,7 @@ class Sweep:
         xs: The `xs` of the loop.
         zs: The `z` of all steps, for a gradient the cotangents of `ys`.
         products: The products of the last steps, if they were stored.
+        residuals: The residuals of the last steps, if they were.
         count: How many steps were run, for a loop that may end early; else `None`.
         own: How many steps this example has run. In a batch of sweeps, `count` is the
             number of the example that ran most, so that all share one loop, and `own`
@@ -106,6 +171,7 @@ class Sweep:
     xs: Arrays
     zs: Arrays
     products: KnownProducts | None = None
+    residuals: KnownResiduals | None = None
     count: Index | None = None
     own: Value = None
     first: Index | None = None
@@ -233,6 +299,14 @@ class Sweep:
         if self.own is not None:
             taken = self._if_run(start, taken, cts)
         return self.added_step(cts, taken, start)
+
+    def take_stored(self, position: Index, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past a step whose residuals are stored."""
+        assert self.residuals is not None
+        x, z = self.step_at(position)
+        ends, now = (cts.carry, z), self.back.base
+        taken = self.residuals.take(self.consts, x, ends, position, now)
+        return self.added_step(cts, taken, position)
 
     def block(self, start: Index, count: int) -> tuple[list[Value], list[Value]]:
         """The inputs of `count` steps from a position on.

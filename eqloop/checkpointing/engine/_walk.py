@@ -123,6 +123,16 @@ class Walk:
         carries = carries_within(sweep, DeviceSlots(), carry, start, left, count)
         return one_by_one(sweep, StoredSteps(carries, 0, start, left, count), cts)
 
+    def pull_stored(self, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past the last steps, whose residuals are stored."""
+        sweep, residuals = self.sweep, self.sweep.residuals
+        assert residuals is not None
+        last = sweep.loop.length - 1
+        body = lambda i, cts: sweep.take_stored(last - i, cts)
+        count = sweep.loop.length - residuals.first
+        unroll = min(self.unroll, count)
+        return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
     def pull_first(self, carry: Arrays, count: int, cts: Cotangents) -> Cotangents:
         """Reverses the first `count` steps from the initial carry, if any step was run.
 

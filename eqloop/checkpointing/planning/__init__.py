@@ -6,13 +6,14 @@ it:
 
 - **Work and bytes of a step**, estimated: `_work.py`, `_cost.py`, and what a policy
   changes about them (`_kept_values.py`, `_computed_again.py`).
-- **Time**: `_measured_pace.py` runs short loops by `_stopwatch.py`. `_known_times.py`
-  remembers the results, and `_alike.py` tells which loops share them. `_paces.py` and
-  `_pace_of_known.py` do this for every set of values that a step may keep.
+- **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece,
+  for the device, and runs them, or tells their time from the program (`_roofline.py`).
+  `_paces.py` corrects the estimates by it. `_facts.py` remembers what was found, and
+  `_alike.py` tells which loops share it.
 - **Memory**: `_memory.py` compiles the program of a layout (`_gradient_program.py`),
-  and `_memory_guess.py` tells from it what similar layouts take.
+  and `_memory_guess.py` tells what layouts take from others that are alike.
 - **The choice**: `_search.py` lists layouts, and `_choice.py` picks the fastest that
-  fits. `_two_places.py`
-  chooses for a device and a second place, and `_default_batches.py` for a schedule that
-  was given no budget.
+  fits. `_two_places.py` chooses for a device and a second place, and
+  `_default_batches.py` for a schedule that was given no budget.
+- `_notice.py` says so if it takes long.
 """

@@ -18,7 +18,7 @@ from ._search import layouts
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
 # much, or by twice of what times were seen to scatter. So noise seldom decides.
-_HARDLY, _AT_MOST = 0.03, 0.15
+_HARDLY, _AT_MOST = 0.03, 0.08
 
 # To try a piece is to compile a program. It is done for a layout that promises to take
 # less than this beside those of which all pieces were tried.
@@ -61,12 +61,34 @@ def best(
             times = tried(problem, active, times, [layout])
             continue
         size = device_bytes(problem, active, layout, nbytes)
-        if size <= nbytes:
-            return layout, times
         checked = (*checked, (layout, size))
+        if size <= nbytes:
+            return _fuller(problem, active, nbytes, times, checked), times
     least = smallest(problem, active, times)
     fits = peak_bytes(problem, active, least, nbytes) <= nbytes
     return (least if fits else None), times
+
+
+def _fuller(
+    problem: Problem,
+    active: Active,
+    nbytes: int,
+    times: Paces,
+    checked: tuple[tuple[Layout, int], ...],
+) -> Layout:
+    """The last layout that was looked at, or one that fills the room better.
+
+    By now it is known what layouts of its kind take, which may be less than was
+    guessed.
+    """
+    found, _ = checked[-1]
+    layout = _chosen(problem, nbytes, times, checked)
+    if layout is None or times.unknown(layout):
+        return found
+    if times.duration(layout) >= _WORTHWHILE * times.duration(found):
+        return found
+    fits = device_bytes(problem, active, layout, nbytes) <= nbytes
+    return layout if fits else found
 
 
 def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces:

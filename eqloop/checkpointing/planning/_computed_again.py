@@ -24,15 +24,17 @@ def computed_again(problem: Problem, active: Active, layout: Layout) -> int:
     """
     if problem.policy is None:
         return 0
+    length = layout.order.length
     in_blocks = layout.block > 1 and layout.reversal.stores_residuals
-    if layout.stores_residuals or in_blocks:
+    is_stored = layout.stores_residuals or in_blocks
+    stored = length if is_stored else layout.steps_with_residuals
+    again = 0 if not problem.step.jaxpr.effects else length - stored
+    if stored:
         everything = dataclasses.replace(problem, policy=None)
         least = _work_of_reversal(everything, active)
         own = _work_of_reversal(problem, active)
-        again = own > least and not math.isclose(own, least)
-    else:
-        again = bool(problem.step.jaxpr.effects)
-    return layout.order.length if again else 0
+        again += stored if own > least and not math.isclose(own, least) else 0
+    return again
 
 
 def _work_of_reversal(problem: Problem, active: Active) -> float:

@@ -1,6 +1,7 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
 import functools
+import math
 
 from ..._arrays import Flags, is_inexact, nbytes, pick, union
 from ..._programs import equations
@@ -16,14 +17,16 @@ from ..engine._problem import (
     settled_problem,
 )
 from ..engine._step import Step
+from ..engine._step_parts import StepParts, parts_of
 from ..engine.leaves._needed_leaves import leaves_read
 from ..engine.leaves._restricted_steps import Restricted, StoredLeaves
-from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
+from ..engine.orders._kept_steps import rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
-from ._work import count_dots, outer_products, rates, shared_work, start, work
+from ._gradient_program import types_on_device
+from ._work import count_dots, rates, shared_work, start, work
 
 
 def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
@@ -43,34 +46,37 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     back = gradient_back(problem, active, wanted)
     parts = parts_of(back)
     pull = parts.rest.jaxpr
-    is_const = [at is not None and at < step.num_consts for at in parts.source]
-    stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
     needs = needs_of_gradient(problem, active, wanted)
     forward = again(settled_problem(problem, active, reverse=True))
     known = StoredLeaves.of(needs, forward, problem.loop_back)
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
-    held_types = tuple(pick(step.carry_types, needs.held))
+    consts, carry, x = types_on_device(problem)
+    # The others are split like these, as far as one knows without compiling.
+    whole = nbytes([*step.carry_types, *step.x_types])
+    part = nbytes([*carry, *x]) / max(whole, 1)
+    own = lambda size: math.ceil(part * size)
+    held_types = tuple(pick(carry, needs.held))
     restricted = back if all(needs.held) else Restricted(back, known)
     sizes = dict(
-        x=nbytes(step.x_types),
-        ct_x=nbytes(pick(step.x_types, active.xs)),
-        ct_y=nbytes([y for y in step.y_types if problem.loop.rows and is_inexact(y)]),
+        x=nbytes(x),
+        ct_x=nbytes(pick(x, active.xs)),
+        ct_y=own(nbytes(pick(step.y_types, wanted))),
     )
-    residuals = quiet = _residuals(back, problem.loop)
+    residuals = quiet = own(_residuals(back, problem.loop))
     if problem.loop.kept is not None:
         silent = gradient_back(problem, active, (False,) * len(wanted))
-        quiet = _residuals(silent, problem.loop)
+        quiet = own(_residuals(silent, problem.loop))
     once, dots = _started_once(step, back, rate)
     return StepCost(
-        carry=nbytes(step.carry_types),
-        read=nbytes(pick(step.carry_types, read)),
+        carry=nbytes(carry),
+        read=nbytes(pick(carry, read)),
         held=nbytes(held_types),
         held_types=held_types,
-        ct_consts=nbytes(pick(step.const_types, active.consts)),
-        products=product_bytes(pull, sum(active.consts)),
-        known=_known_bytes(back),
-        maps=_map_bytes(back, residuals),
+        ct_consts=nbytes(pick(consts, active.consts)),
+        products=own(product_bytes(pull, sum(active.consts))),
+        known=own(_known_bytes(back)),
+        maps=own(_map_bytes(back, _residuals(back, problem.loop))),
         residuals=residuals,
         rows=rows_per_step(restricted, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -81,7 +87,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,
-        reads=outer_products(pull, stored),
         **sizes,
     )
 

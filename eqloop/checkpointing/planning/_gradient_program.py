@@ -1,10 +1,13 @@
 """The gradient of a loop as a program by itself, to be compiled or run."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from ..._arrays import is_inexact, pick, put, stack_type
 from ..._types import Aval, PyTree, Value
@@ -72,12 +75,47 @@ def _with_influence(problem: Problem, active: Active) -> Active:
 
 def input_types(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a loop is given: consts, the initial carry, and `xs`."""
+    return _with_placements(problem, _placed)
+
+
+def types_on_device(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:
+    """The types of what one device has of the consts, of a carry, and of an `x`."""
+    consts, carry, xs = _with_placements(problem, _of_one_device)
+    x = [
+        jex.mapped_aval(aval.shape[axis], axis, aval)
+        for aval, axis in zip(xs, problem.loop.x_axes, strict=True)
+    ]
+    return consts, carry, x
+
+
+def _with_placements(
+    problem: Problem, change: Callable[[Aval, NamedSharding], Aval]
+) -> tuple[list[Aval], list[Aval], list[Aval]]:
+    """The types of a loop's inputs, changed where it is known how they are split."""
     step, loop = problem.step, problem.loop
     xs = [
         stack_type(aval, loop.length, axis)
         for aval, axis in zip(step.x_types, loop.x_axes, strict=True)
     ]
-    return step.const_types, step.carry_types, xs
+    groups = step.const_types, step.carry_types, xs
+    if not problem.placed:
+        return groups
+    consts, init, xs = (
+        [
+            change(aval, at) if at else aval
+            for aval, at in zip(group, placed, strict=True)
+        ]
+        for group, placed in zip(groups, problem.placed, strict=True)
+    )
+    return consts, init, xs
+
+
+def _placed(aval: Aval, sharding: NamedSharding) -> Aval:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+def _of_one_device(aval: Aval, sharding: NamedSharding) -> Aval:
+    return aval.update(shape=sharding.shard_shape(aval.shape))
 
 
 def of_length(loop: Loop, length: int) -> Loop:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._arrays import nbytes, pick
-from ..._device import remembered_per_device
+from ..._device import planning_device, remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
@@ -15,7 +15,7 @@ from ..engine._problem import Problem
 from ._alike import alike, printed
 from ._cost import step_cost
 from ._facts import key_of, recall, remember
-from ._gradient_program import Fixed, gradient_of, of_length
+from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
@@ -47,7 +47,11 @@ def peak_bytes(
             compiled within another program, and less is added.
     """
     problem = problem.under(layout)
-    order, extra = layout.order.stand_in(len(problem.step.carry_types))
+    order, extra = layout.order, 0
+    # The compiler of a TPU copies `xs` in whole, for some loops in loops and not for
+    # others, so that only the loop itself tells.
+    if planning_device().platform != "tpu":
+        order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
     small = dataclasses.replace(problem, loop=loop)
@@ -64,7 +68,8 @@ def peak_bytes(
         # If they are constants, as those of a sum are, a single loop starts from them,
         # and they are there before that memory is free. A loop that reads stored
         # residuals was seen to copy one of two of them as well.
-        constants = nbytes(pick(problem.step.carry_types, active.carry))
+        _, carry, _ = types_on_device(problem)
+        constants = nbytes(pick(carry, active.carry))
         constants *= 1 + layout.stores_residuals
         expected = max(expected, alone + constants + little)
     is_near = within is not None and alone + little <= within < expected
@@ -111,7 +116,8 @@ def loop_bytes(
     known = alike(problem, active).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
-    about += [known.policy, known.undifferentiated, active, layout, maps, of_loss]
+    about += [known.policy, known.undifferentiated, known.placed]
+    about += [active, layout, maps, of_loss]
     key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
         return round(fact["bytes"])
@@ -127,7 +133,7 @@ def bytes_of_ends(problem: Problem) -> int:
 
     Within another program these may be copied.
     """
-    return 2 * nbytes(problem.step.carry_types)
+    return 2 * nbytes(types_on_device(problem)[1])
 
 
 def with_a_little_more(size: int) -> int:

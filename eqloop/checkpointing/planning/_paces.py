@@ -19,7 +19,7 @@ from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
 from ..engine._step import Step
-from ..engine._stored_products import products_to_store
+from ..engine._stored_rows import products_to_store
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
@@ -36,9 +36,9 @@ from ._work import rates
 # bytes its steps may take.
 _RUN_TIME = 2e6
 _FEWEST_STEPS = 128
-# How many steps blocks and batches have that are tried, or how many segments. Others
-# have more of them and less.
-_SIZE = 32
+# How many steps blocks and batches have that are tried, and how many segments: about
+# the root of the steps, as in most plans with little memory.
+_SMALLEST, _LARGEST = 8, 128
 _MOST_BYTES = 2**26
 # Loops whose gradient takes less than this are not worth it. To try pieces is mostly to
 # compile them, and of a step with more equations than this, that takes long: it grows
@@ -211,6 +211,8 @@ def tried(
     if not times.are_tried:
         return times
     length = _trial_length(problem, active, times.base)
+    root = 2 ** round(math.log2(problem.loop.length) / 2)
+    size = min(max(root, _SMALLEST), _LARGEST, length)
     # To steps alone all others are compared, and so they come first.
     loops: dict[Layout | StepsAlone, tuple[Kept, Piece]] = {
         StepsAlone(length): (None, ADVANCE)
@@ -218,7 +220,7 @@ def tried(
     for layout in layouts:
         for piece in times.unknown(layout):
             kept = _kept_for(piece, layout)
-            loops[_trial_of(piece, kept, length)] = kept, piece
+            loops[_trial_of(piece, kept, length, size)] = kept, piece
     if all(about in times.found for about in loops.values()):
         return times
     found = trials(problem, active, list(loops), times.measure)
@@ -249,10 +251,8 @@ def _corrected(
     return times.with_factor(kept, piece, own / (once - without), trial)
 
 
-def _trial_of(piece: Piece, kept: Kept, length: int) -> Layout | StepsAlone:
-    """A short loop that consists of one kind of piece."""
-    # Of all sizes the same one, so that whoever asks finds the same.
-    size = min(_SIZE, length)
+def _trial_of(piece: Piece, kept: Kept, length: int, size: int) -> Layout | StepsAlone:
+    """A short loop that consists of one kind of piece, of about this size."""
     within = length // size * size
     if piece == ADVANCE:
         return StepsAlone(length)

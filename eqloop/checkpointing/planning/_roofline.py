@@ -34,6 +34,8 @@ _COSTLY = frozenset({
     "divide",
 })
 # fmt: on
+_WRITES = "dynamic-update-slice"
+_OF_ROWS = ("dynamic-slice", _WRITES)
 
 
 class _Array(NamedTuple):
@@ -110,9 +112,13 @@ class _Roofline:
                 return self.time(one.called("to_apply"))
             case opcode if opcode in _NOT_STARTED:
                 return 0.0
-        moved = sum(self._moved(one, named))
+        moved = sum(map(self._time_to_move, self._moved(one, named)))
         computed = self._work(one, named)
-        return self._rate.equation + max(moved * self._rate.byte, computed)
+        return self._rate.equation + max(moved, computed)
+
+    def _time_to_move(self, nbytes: float) -> float:
+        is_cached = nbytes <= self._rate.cache
+        return nbytes * (self._rate.cached_byte if is_cached else self._rate.byte)
 
     def _trips(self, loop: _Instruction, condition: str) -> int:
         if found := _TRIPS.search(loop.text):
@@ -129,14 +135,19 @@ class _Roofline:
     ) -> Iterator[float]:
         """The bytes that a kernel reads and writes, array by array."""
         inner = self._computations.get(one.called("calls"), [])
-        written = _rows_written(inner or [one], near)
+        whole = lambda name: sum(array.nbytes for array in near[name].result)
+        if not inner and one.opcode in _OF_ROWS:
+            # A row that is read or written does not move the others.
+            row = one.operands[1] if one.opcode == _WRITES else ""
+            size = whole(row) if row in near else sum(a.nbytes for a in one.result)
+            yield from (size, size)
+            return
+        written = _rows_written(inner)
         for array in one.result:
-            # A row that is written in place does not move the others.
-            yield written.get(array.shape, array.nbytes)
+            yield min(array.nbytes, written.get(array.entries, array.nbytes))
         for i, name in enumerate(one.operands):
             if name in near:
-                whole = sum(array.nbytes for array in near[name].result)
-                yield min(whole, _read_of(i, inner, whole))
+                yield min(whole(name), _read_of(i, inner, whole(name)))
 
     def _work(self, one: _Instruction, near: Mapping[str, _Instruction]) -> float:
         """The nanoseconds that a kernel computes."""
@@ -164,44 +175,40 @@ class _Roofline:
                     math.prod(shape) for shape in (*shapes[:2], one.result[0].shape)
                 ]
                 return 2 * math.sqrt(math.prod(sizes)) * self._rate.flop
-            case opcode if opcode in _NOT_STARTED:
+            case opcode if opcode in _NOT_STARTED or opcode in _OF_ROWS:
                 return 0.0
             case opcode if opcode in _COSTLY:
                 return entries * self._rate.costly_entry
         return entries * self._rate.entry
 
 
-def _rows_written(
-    inner: Sequence[_Instruction], near: Mapping[str, _Instruction]
-) -> dict[tuple[int, ...], float]:
-    """The bytes of the rows that are written into arrays, by the arrays' shapes."""
-    named = {**near, **{one.name: one for one in inner}}
+def _rows_written(inner: Sequence[_Instruction]) -> dict[int, float]:
+    """The bytes of the rows that are written into arrays, by the arrays' sizes."""
+    named = {one.name: one for one in inner}
     return {
-        one.result[0].shape: sum(a.nbytes for a in named[one.operands[1]].result)
+        one.result[0].entries: sum(a.nbytes for a in named[one.operands[1]].result)
         for one in inner
-        if one.opcode == "dynamic-update-slice" and one.operands[1] in named
+        if one.opcode == _WRITES and one.operands[1] in named
     }
 
 
 def _read_of(index: int, inner: Sequence[_Instruction], whole: float) -> float:
     """The bytes that a kernel reads of one of its operands."""
     at = f"{index})"
-    name = next(
-        (p.name for p in inner if p.opcode == "parameter" and p.text.startswith(at)), ""
-    )
-    users = [one for one in inner if name in one.operands]
-    if not users:
-        return whole
-    total = 0.0
-    for one in users:
-        if one.operands[0] != name:
+    names = {p.name for p in inner if p.opcode == "parameter" and p.text.startswith(at)}
+    total, is_used = 0.0, False
+    # Operations come after what they read. Another view of the operand is the operand.
+    for one in inner:
+        if names.isdisjoint(one.operands):
+            continue
+        is_used = True
+        if one.opcode in ("bitcast", "reshape"):
+            names.add(one.name)
+        elif one.opcode not in _OF_ROWS or one.operands[0] not in names:
             return whole
-        if one.opcode == "dynamic-slice":
+        elif one.opcode != _WRITES:  # An array into which is written is not read.
             total += sum(array.nbytes for array in one.result)
-        # An array into which a row is written is not read.
-        elif one.opcode != "dynamic-update-slice":
-            return whole
-    return total
+    return total if is_used else whole
 
 
 def _read(text: str) -> tuple[dict[str, list[_Instruction]], str]:

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._first_and_last import FirstAndLast
 from ..engine.orders._levels import Nest, nests
 from ..engine.orders._mixed import Mixed
 from ..engine.orders._nested import Nested
-from ..engine.orders._order import AbstractOrder
+from ..engine.orders._order import AbstractOrder, AbstractSlotOrder
 from ..engine.orders._revolved import Revolved
 from ..engine.reversals._together import Together
 
@@ -26,6 +27,10 @@ _LARGEST_BATCH = 128
 # sizes of the second part are tried.
 _SEGMENTS = (16, 32, 64)
 _SHARES = 16
+
+# Everything may be stored of so many parts of the steps. The orders for the others are
+# tried with numbers of slots that differ by a ratio.
+_PARTS, _COARSE = 32, 2.0
 
 # How many segments run side by side, and about how many steps each of them has. A
 # library for products of matrices does best with multiples of eight columns.
@@ -77,6 +82,7 @@ def layouts(
     if joins:
         yield from _in_two_parts(length, products)
         yield from _side_by_side(length)
+    yield from dict.fromkeys(_storing_last(length, joins, kept))
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:
@@ -200,6 +206,44 @@ def _side_by_side(length: int) -> Iterator[Layout]:
             order = Nested((*([Nest((left,))] if left else []), first))
             for size in _large_batches(first.at_once):
                 yield Layout(order, reversal=Together(size))
+
+
+def _storing_last(
+    length: int, joins: bool, kept: Sequence[tuple[str, ...]]
+) -> Iterator[Layout]:
+    """Layouts that store everything of the last steps, and not of the first ones."""
+    parts = min(_PARTS, length)
+    for share in range(1, parts):
+        for order in _first_orders(length * share // parts):
+            # Those that leave steps over have these stored, too.
+            whole = FirstAndLast(order, AllAtOnce(length - order.length))
+            yield Layout(whole)
+            yield from (Layout(whole, kept=names) for names in kept)
+            if joins and order.block == 1:
+                sizes = _batch_sizes(order.adjacent)
+                yield from (Layout(whole, reversal=Together(size)) for size in sizes)
+
+
+def _first_orders(length: int) -> Iterator[AbstractSlotOrder]:
+    """A few orders of about so many steps, over the whole range of trade-offs.
+
+    All are nests of equal segments, so that one program runs the step, and slots.
+    """
+    yield Nested((Nest((length,)),))
+    # The residuals of a block take the room that those of the last steps had. XLA sees
+    # that if blocks are reversed in a loop, so there are at least two.
+    for block in (*blocks_to_try(length // 2), length // 3, length // 2):
+        if block > 1:
+            yield Nested((Nest((length // block,), block),))
+    for depth in (2, 3):
+        size = round(length ** (1 / depth))
+        if size > 1:
+            inner = (size,) * (depth - 1)
+            yield Nested((Nest((length // math.prod(inner), *inner)),))
+    for slots in sizes(length // 2, _COARSE) if length > 1 else ():
+        order = Revolved(length, slots)
+        if order.advances <= length:
+            yield order
 
 
 def _large_batches(steps: int) -> Iterable[int]:

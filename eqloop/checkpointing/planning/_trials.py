@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._arrays import nbytes, stack_type
+from ..._arrays import explicit_sharding, nbytes, stack_type
 from ..._device import planning_device, remembered_per_device
 from ..._programs import equations, formula_of
 from ..._types import Aval, PyTree, Value
@@ -105,6 +106,7 @@ def trials(
     # By what a step prints, not by its identity: another process, or a step that was
     # traced again, finds the same facts.
     about = [*printed(problem.step, active), problem.policy, active, runs]
+    about += [problem.placed]
     keys = [key_of([*about, _short(problem, one).loop, one]) for one in loops]
     known = {key: fact for key in keys if (fact := recall(key)) is not None}
     missing = {
@@ -137,7 +139,7 @@ def trials(
 def _tried(
     problem: Problem, active: Active, loops: Sequence[Layout | StepsAlone], runs: bool
 ) -> list[dict[str, float]] | None:
-    programs = [_Program(problem, active, one) for one in loops]
+    programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
         # Checks of results would be made of numbers that mean nothing.
         with jax.debug_nans(False), jax.debug_infs(False):
@@ -161,7 +163,7 @@ def _tried(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _ShortLoop:
     """The program of a short loop."""
 
     problem: Problem
@@ -210,7 +212,7 @@ class _Compiling:
 
 # Few: each holds a program, to run it beside others that are compiled later.
 @remembered_per_device(maxsize=16)
-def _lowered(program: _Program) -> _Compiling:
+def _lowered(program: _ShortLoop) -> _Compiling:
     run, types = program.function
     # One argument of a program for each array: that is what is split over devices.
     leaves, tree = jax.tree.flatten(types)
@@ -219,7 +221,7 @@ def _lowered(program: _Program) -> _Compiling:
 
 
 def _compiled_side_by_side(
-    programs: Sequence[_Program],
+    programs: Sequence[_ShortLoop],
 ) -> list[Any]:
     # XLA compiles without holding Python up. What is compiled can be called while a
     # user's program is being traced.
@@ -228,7 +230,7 @@ def _compiled_side_by_side(
         return list(pool.map(lambda one: one.compiled, lowered))
 
 
-def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
+def _has_room(programs: Sequence[_ShortLoop], compiled: Sequence[Any]) -> bool:
     """Whether the device has room to run these programs in turn, and is one."""
     shardings: list[Any] = jax.tree.leaves([one.input_shardings for one in compiled])
     if any(len(sharding.device_set) > 1 for sharding in shardings):
@@ -244,42 +246,40 @@ def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
 
 
 def _best_times(
-    programs: Sequence[_Program], compiled: Sequence[Any]
+    programs: Sequence[_ShortLoop], compiled: Sequence[Any]
 ) -> list[tuple[float, float]]:
-    """The shortest time of each, and by what part of it two halves of the runs differ.
+    """The time of each, and by what part of it two halves of the runs differ.
 
     They are run in turn, so that what disturbs the machine disturbs all of them alike.
     """
-    is_host = planning_device().platform == "cpu"
-    clocks = _clocks_of_host if is_host else _clocks
     # Arguments that are alike are made once.
     made = functools.cache(_made_up)
     arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
-    halves = [[math.inf, math.inf] for _ in programs]
+    runs: list[list[tuple[float, float]]] = [[] for _ in programs]
     start = time.perf_counter()
     for turn in range(1 + _MOST_RUNS):
-        for run, args, best in zip(compiled, arguments, halves, strict=True):
-            before = clocks()
+        for run, args, spent in zip(compiled, arguments, runs, strict=True):
+            wall, processor = time.perf_counter(), time.process_time()
             jax.block_until_ready(run(*args))
+            took = time.perf_counter() - wall, time.process_time() - processor
             # The first time, memory is touched that was never used before.
             if turn:
-                spent = zip(clocks(), before, strict=True)
-                best[turn % 2] = min(
-                    best[turn % 2], *(now - then for now, then in spent)
-                )
+                spent.append(took)
         if turn >= _FEWEST_RUNS and time.perf_counter() - start > _ENOUGH:
             break
+    halves = ((_time_of(one[::2]), _time_of(one[1::2])) for one in runs)
     return [(1e9 * min(both), max(both) / min(both) - 1) for both in halves]
 
 
-def _clocks() -> tuple[float, ...]:
-    return (time.perf_counter(),)
-
-
-def _clocks_of_host() -> tuple[float, ...]:
-    # The lesser of the two counts. If the machine has other work, a run takes longer,
-    # and no more processor time; on several cores, it takes more of that.
-    return time.perf_counter(), time.process_time()
+def _time_of(runs: Sequence[tuple[float, float]]) -> float:
+    """How long a program takes, in seconds, from how long its runs took."""
+    walls, processor = zip(*runs, strict=True)
+    if planning_device().platform != "cpu":
+        return min(walls)
+    # If the machine has other work, a run takes longer, and no more processor time; on
+    # several cores, it takes more of that. The system counts it a little late, and so
+    # the least is too little.
+    return min(min(walls), statistics.median(processor))
 
 
 def _made_up(aval: Aval) -> Value:
@@ -298,9 +298,14 @@ def _made_up(aval: Aval) -> Value:
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
-    """Whether the step ends on any numbers, and has no side effects."""
+    """Whether the step ends on any numbers, has no side effects, and is on one device.
+
+    What is split over several devices need not fit on one of them.
+    """
     jaxpr = problem.step.jaxpr
-    return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
+    is_split = bool(problem.placed) or any(map(explicit_sharding, jaxpr.in_avals))
+    is_harmless = not jaxpr.effects and not is_split
+    return is_harmless and all(map(_ends_anyway, equations(jaxpr)))
 
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:

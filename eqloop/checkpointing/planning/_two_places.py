@@ -124,9 +124,9 @@ def _layouts(
         # none of them run side by side.
         if order.stores_residuals or (stops and order.side_by_side > 1):
             continue
-        order = order.by_carries()
+        order = order.by_carries() if stops else layout.slot_order
         if order.primal_slots <= far:
-            yield dataclasses.replace(layout, slots=slots), order.moves
+            yield dataclasses.replace(layout, order=order, slots=slots), order.moves
     for order in _equal_leaves(length, far):
         yield Layout(order, slots), order.moves
         if joins and order.block > 1:

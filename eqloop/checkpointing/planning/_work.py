@@ -6,14 +6,13 @@ on the unit: plans are compared with one another.
 
 import dataclasses
 import math
-from typing import Any
 
 import jax.extend.core as jex
 
 from ..._compat import form_of
 from ..._device import PlannedDevice, planning_device
 from ..._programs import aval_of, equations, foreign_programs
-from ..._types import AnyJaxpr, Value
+from ..._types import AnyJaxpr
 from ..engine._costs import Rates
 from ..engine._step import Step
 
@@ -34,11 +33,10 @@ _FREE = frozenset({
 # fmt: on
 
 
-# Measured on two cores, by `tests/benchmarks/calibrate.py`. Three are fitted to
-# gradients of loops under many layouts: `run` to those of a three-variable ODE under
-# `Binomial`, `entry_of_reads` to those of `h <- tanh(W tanh(W h + x))` with all
-# residuals stored and with none, and `dot_of_batch` to those of that step, a GRU and a
-# neural ODE in batches of 8 and of 64.
+# Measured on two cores, by `tests/benchmarks/calibrate.py`. Two are fitted to gradients
+# of loops under many layouts: `run` to those of a three-variable ODE under `Binomial`,
+# and `dot_of_batch` to those of `h <- tanh(W tanh(W h + x))`, a GRU and a neural ODE in
+# batches of 8 and of 64.
 CPU = Rates(
     flop=0.01,
     entry=0.06,
@@ -47,13 +45,14 @@ CPU = Rates(
     dot_of_batch=1e3,
     byte=0.05,
     byte_of_sums=0.02,
+    cached_byte=0.01,
+    cache=2**20,
     iteration=5.0,
     dynamic_iteration=5.0,
     run=3e3,
     byte_to_host=0.05,
     byte_to_file=0.5,
     callback=2e5,
-    entry_of_reads=1.0,
 )
 
 
@@ -78,6 +77,9 @@ def _rates_of(device: PlannedDevice) -> Rates:
         dot_of_batch=0.0,
         byte=byte,
         byte_of_sums=byte,
+        # Of the second cache of a GPU; a TPU says itself what is in its vector memory.
+        cached_byte=byte / 2,
+        cache=2**24 if device.platform == "gpu" else 0,
         iteration=start,
         dynamic_iteration=waits,
         run=3 * waits,
@@ -85,7 +87,6 @@ def _rates_of(device: PlannedDevice) -> Rates:
         # Of a fast disk, and of a callback to Python.
         byte_to_file=0.5,
         callback=2e5,
-        entry_of_reads=0.0,
     )
 
 
@@ -154,39 +155,3 @@ def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:
             return rate.equation + size * rate.costly_entry
         case _:
             return rate.equation + size * rate.entry
-
-
-def outer_products(jaxpr: AnyJaxpr, stored: list[Value]) -> int:
-    """The entries of outer products of values that are computed from stored ones.
-
-    Counted are those of which a factor is an elementwise function, and no mere copy, of
-    what was stored.
-    """
-    read = set(stored)
-    computed: set[Any] = set()
-    total = 0
-    for eqn in jaxpr.eqns:
-        inputs = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            if not contracted and any(var in computed for var in inputs):
-                total += math.prod(aval_of(eqn.outvars[0]).shape)
-        elif any(var in computed for var in inputs) and _is_elementwise(eqn):
-            computed.update(eqn.outvars)
-        elif any(var in read for var in inputs) and _is_elementwise(eqn):
-            (read if form_of(eqn) in _FREE else computed).update(eqn.outvars)
-    return total
-
-
-def _is_elementwise(eqn: jex.JaxprEqn) -> bool:
-    out = aval_of(eqn.outvars[0])
-    size = math.prod(getattr(out, "shape", ()))
-    return (
-        len(eqn.outvars) == 1
-        and eqn.primitive.name not in ("dot_general", "concatenate", "pad")
-        and not foreign_programs(eqn)
-        and all(
-            math.prod(getattr(aval_of(var), "shape", ())) in (1, size)
-            for var in eqn.invars
-        )
-    )

@@ -73,6 +73,7 @@ class Ending(AbstractStopping[Layout]):
             self.planner,
             self.undifferentiated,
             self.chooses_policy,
+            placed=self.placed,
             ending=self,
         )
 

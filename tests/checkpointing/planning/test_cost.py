@@ -39,7 +39,6 @@ def test_a_recurrent_step():
     # JAX 0.12 on one tanh does for its derivative, too.
     assert found.residuals in (4 * vector, 5 * vector)
     # Both products of the cotangents are of values that are computed from residuals.
-    assert found.reads == 2 * 32 * 32
     assert found.reversal > found.evaluation > 0
 
 
@@ -137,12 +136,11 @@ def test_a_batch_starts_most_operations_once():
 @pytest.mark.parametrize(
     ("args", "nbytes", "kind"),
     [
-        (many_leaves(1024), 1_000_000, Together),
         (gru(512, 32), 180_000, Together),
         (field(512), 2_000_000, ByResiduals),
         (field(512), 200_000, ByResiduals),
     ],
-    ids=["leaves", "gru", "field", "field in little"],
+    ids=["gru", "field", "field in little"],
 )
 def test_steps_are_estimated_to_be_faster_together_where_they_are(args, nbytes, kind):
     schedule = el.Budget(nbytes, measure=False)

@@ -78,9 +78,8 @@ def test_costs_are_told_from_that_of_keeping_nothing():
     for kept, cost, _ in costs_by_kept(loop._problem, loop._active):
         found = step_cost(loop._problem.keeping(kept), loop._active)
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
-        # What `reads` counts is only known of the step as it is traced. Of slots and of
-        # batches nobody asks where values are kept, which is in blocks.
-        same = ("reversal", "reads", "rows", "started_once", "dots_once", "maps")
+        # Of slots and of batches nobody asks where values are kept, which is in blocks.
+        same = ("reversal", "rows", "started_once", "dots_once", "maps")
         own = {name: getattr(found, name) for name in same}
         assert dataclasses.replace(cost, **own) == found
 

@@ -8,6 +8,8 @@
   `_slot_stack.py` is the machine that runs it.
 - `_mixed.py` also stores residuals in free slots: `_mixed_chain.py` counts, and
   `_kept_steps.py` holds them.
+- `_first_and_last.py` has an order for the first steps and one for the last, which may
+  store all of their residuals (`StoreLast`).
 - `_segmented.py` puts several orders one after the other.
 - `_inverted.py` goes back by the inverse of a step (`Reversible`).
 """

@@ -2,8 +2,7 @@
 
 A slot is made for a carry. But the residuals of a step are often arrays of the same
 types, such as fields on the same grid, and then a few slots can hold them. For this the
-backward step is divided into two programs: `ahead`, from the inputs of a step to its
-residuals, and `rest`, from these and the cotangents to the cotangents before the step.
+backward step is divided into two programs (`_step_parts.py`).
 
 For a carry `(h, v)`, and residuals `a`, `b` and `c`, all of one type:
 
@@ -19,13 +18,13 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-import jax.extend.core as jex
 import numpy as np
 
-from ...._arrays import Arrays, pick, split
-from ...._programs import equations, parted, reached, run
+from ...._arrays import Arrays, pick
+from ...._programs import equations, run
 from ...._types import Aval, Index
-from .._backward_step import BackwardStep, BlockResult, program_of
+from .._backward_step import BackwardStep
+from .._step_parts import StepParts, parts_of
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._together import can_join
@@ -94,53 +93,6 @@ class ResidualPlace(NamedTuple):
     row: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StepParts:
-    """A backward step in two programs.
-
-    Attributes:
-        ahead: From consts, a carry and `x` to the residuals.
-        rest: From the residuals, `z` and `carried` to the outputs, see `BlockResult`.
-        source: For each residual that is itself a const or a leaf of `x`, the place of
-            that input: it need not be kept. `None` for the others.
-        varies: Which residuals differ from step to step.
-    """
-
-    ahead: jex.ClosedJaxpr
-    rest: jex.ClosedJaxpr
-    source: tuple[int | None, ...]
-    varies: tuple[bool, ...]
-
-    @property
-    def kept(self) -> list[bool]:
-        """Which residuals have to be kept for each step."""
-        at = zip(self.source, self.varies, strict=True)
-        return [source is None and varies for source, varies in at]
-
-    @property
-    def kept_types(self) -> list[Aval]:
-        return pick(self.ahead.out_avals, self.kept)
-
-
-@functools.lru_cache(maxsize=128)
-def parts_of(back: BackwardStep) -> StepParts:
-    """Divides a backward step into two programs."""
-    consts, carry, x = map(len, back.types)
-    program = program_of(back)
-    known = consts + carry + x
-    others = len(program.in_avals) - known
-    # What follows from consts, carry and `x` goes ahead; what needs `z` or cotangents
-    # is the rest. What passes from one to the other are the residuals.
-    ahead, rest = parted(program, (True,) * known + (False,) * others)
-    inputs = ahead.jaxpr.invars
-    # Consts and `x` can be read again when the step is reversed; a carry cannot.
-    of_carry = range(consts, consts + carry)
-    at_hand = {var: i for i, var in enumerate(inputs) if i not in of_carry}
-    source = tuple(at_hand.get(var) for var in ahead.jaxpr.outvars)
-    varies = (False,) * consts + (True,) * (carry + x)
-    return StepParts(ahead, rest, source, reached(ahead, varies))
-
-
 def places_of(
     types: Sequence[Aval], slot_types: Sequence[Aval]
 ) -> list[ResidualPlace] | None:
@@ -178,7 +130,7 @@ class KeptResiduals(AbstractKept):
     Attributes:
         parts: The backward step, in two programs.
         places: Where the residuals of a step are.
-        fixed: The residuals that are the same for all steps.
+        fixed: The residuals that are the same for all steps, see `StepParts.fixed`.
     """
 
     parts: StepParts
@@ -208,19 +160,12 @@ class KeptResiduals(AbstractKept):
         slots, arrays = carries.slots, carries.arrays
         stored = [slots.read(arrays[p.leaf], row + p.row) for p in self.places]
         dtypes = [aval.dtype for aval in self.parts.kept_types]
-        sweep, back = self.walk.sweep, self.walk.sweep.back
+        sweep, kept = self.walk.sweep, slots.unpacked(stored, dtypes)
         x, z = sweep.step_at(position)
-        # The carry is not known here. `source` names only consts and leaves of `x`.
-        inputs = [*sweep.consts, *[None] * len(back.types[1]), *x]
-        own, fixed = iter(slots.unpacked(stored, dtypes)), iter(self.fixed)
-        known = [
-            inputs[source] if source is not None else next(own if varies else fixed)
-            for source, varies in zip(self.parts.source, self.parts.varies, strict=True)
-        ]
         # Only the rest is run: this saves the evaluation that a kept carry would need.
-        outs = run(self.parts.rest, *known, *z, *cts.carry)
-        sums, carried, xs = split(outs, len(back.const_of), len(back.end_types[0]))
-        return sweep.added_step(cts, BlockResult(sums, carried, xs), position)
+        residuals = self.parts.residuals(sweep.consts, x, kept, self.fixed)
+        taken = self.parts.take(residuals, (cts.carry, z))
+        return sweep.added_step(cts, taken, position)
 
 
 def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:
@@ -243,14 +188,7 @@ def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:
     # would overwrite those of the next one. A carry always fits.
     if places is None or rows_of(places) > rows:
         return KeptCarries(walk)
-    # Residuals that are the same for all steps are computed once, from any carry.
-    x, _ = sweep.step_at(0)
-    ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
-    is_fixed = [
-        source is None and not varies
-        for source, varies in zip(parts.source, parts.varies, strict=True)
-    ]
-    return KeptResiduals(walk, parts, places, pick(ahead, is_fixed))
+    return KeptResiduals(walk, parts, places, parts.fixed(sweep.consts))
 
 
 def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:

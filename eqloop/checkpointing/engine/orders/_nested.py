@@ -102,7 +102,10 @@ class Nested(AbstractSlotOrder):
 
     def as_part(self) -> "Nested":
         # Products are stored for the last steps of a loop, which a part need not have.
-        return dataclasses.replace(self, with_products=0, is_part=True)
+        return dataclasses.replace(self.only_carries(), is_part=True)
+
+    def only_carries(self) -> "Nested":
+        return dataclasses.replace(self, with_products=0)
 
     @property
     def keeps_last(self) -> bool:

@@ -99,8 +99,18 @@ class AbstractOrder(abc.ABC):
         return False
 
     @property
+    def of_carries(self) -> "AbstractSlotOrder | None":
+        """This order, unless the primal stores residuals alone."""
+        return None
+
+    @property
     def steps_with_products(self) -> int:
         """For how many of the last steps the primal stores the products."""
+        return 0
+
+    @property
+    def steps_with_residuals(self) -> int:
+        """For how many of the last steps the primal stores the residuals."""
         return 0
 
     @property
@@ -191,6 +201,10 @@ class AbstractSlotOrder(AbstractOrder):
     """
 
     @property
+    def of_carries(self) -> "AbstractSlotOrder":
+        return self
+
+    @property
     @abc.abstractmethod
     def starts(self) -> Sequence[int]:
         """The positions whose carries the primal stores, in ascending order."""
@@ -232,7 +246,11 @@ class AbstractSlotOrder(AbstractOrder):
 
     @property
     def keeps_last(self) -> bool:
-        """Whether the row after those of the starts holds the last carry."""
+        """Whether the row after those of the starts holds the last carry.
+
+        It is the one before the first step whose residuals are stored, if there are
+        any.
+        """
         return False
 
     @property
@@ -261,14 +279,22 @@ class AbstractSlotOrder(AbstractOrder):
     def as_part(self) -> "AbstractSlotOrder":
         return self
 
+    def only_carries(self) -> "AbstractSlotOrder":
+        """The order of those steps that have carries, for a primal that stores no more.
+
+        It is what `FirstAndLast` puts first.
+        """
+        return self
+
     # How it is run.
 
     def in_segments(
         self, step: Step, loop: Loop, consts: Arrays, xs: Arrays
     ) -> BySegments:
         """The loop in segments, which begin at the starts."""
+        stop = self.length - self.steps_with_residuals
         spare = self.keeps_last, self.needs_spare
-        return BySegments(step, loop, tuple(self.starts), *spare, consts, xs)
+        return BySegments(step, loop, tuple(self.starts), stop, *spare, consts, xs)
 
     @property
     def is_flat(self) -> bool:
@@ -310,6 +336,9 @@ class AbstractSlotOrder(AbstractOrder):
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
+
+    def stand_in(self, leaves: int) -> tuple["AbstractSlotOrder", int]:
+        return self, 0
 
     # How it is shown.
 

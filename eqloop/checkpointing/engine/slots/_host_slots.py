@@ -99,24 +99,28 @@ class HostSlots(AbstractSlots):
         In this way XLA makes the slots on the host, and only carries that are kept are
         sent there.
         """
-        segments, groups = segments.opaque(), segments.groups
-        length, stops = segments.loop.length, segments.starts[1:]
+        segments = segments.opaque()
+        (group, *others), stops, end = (
+            segments.groups,
+            segments.starts[1:],
+            segments.stop,
+        )
         # If all segments have as many steps, the trip count of their loops is static.
-        stride = groups[0].stride if len(groups) == 1 else None
+        is_static = not (others or segments.needs_spare) and group.stride is not None
         if segments.needs_spare:
             # One more segment, without steps, for the row after those of the starts.
-            stride, stops = None, (*stops, length)
+            stops = *stops, end
 
         def run(reached: Reached, stop: Index) -> tuple[Reached, list[Value]]:
             # Packed on the device, so that a lower precision moves fewer bytes.
             stored = self._stored(pick(reached.carry, held))
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
-            if stride is None:
-                return segments.run_to(reached, stop), kept
-            return segments.run_equal(reached, stride), kept
+            if is_static:
+                return segments.run(reached, 0, group), kept
+            return segments.run_to(reached, stop), kept
 
-        ends = constant([*stops, length])
-        reached, slots = lax.scan(run, segments.start(init), ends)
+        reached, slots = lax.scan(run, segments.start(init), constant([*stops, end]))
+        reached = segments.finished(reached)
         return reached.carry, reached.ys, slots
 
 

@@ -20,7 +20,7 @@ from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
 from .._costs import Rates
-from .._forward import BySegments
+from .._forward import BySegments, Group
 from .._kept_rows import scan
 from .._loop import element, part, store, zero
 
@@ -111,23 +111,22 @@ class AbstractSlots(abc.ABC):
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
-            one more (`rows`), which holds the last carry if the order asks for it.
-            Otherwise it is for carries that are not kept.
+            one more (see `rows`), which holds the carry at the end of the segments if
+            the order asks for it. Otherwise it is for carries that are not kept.
         """
         segments, count = segments.opaque(), len(segments.starts)
 
-        def body(
-            segment: Index, stride: int | None, state: PyTree
-        ) -> tuple[Value, Carries]:
+        def body(segment: Index, group: Group, state: PyTree) -> tuple[Value, Carries]:
             reached, carries = state
             # Before the segment is run: row `i` has the carry at its start.
             carries = carries.write(pick(reached.carry, held), segment)
-            return segments.run(reached, segment, stride), carries
+            return segments.run(reached, segment, group), carries
 
         carries = self.filled(pick(init, held), count + 1)
         reached, carries = segments.each(body, (segments.start(init), carries))
         if segments.keeps_last:
             carries = carries.write(pick(reached.carry, held), count)
+        reached = segments.finished(reached)
         return reached.carry, reached.ys, carries.arrays
 
     @property
@@ -183,24 +182,33 @@ class Carries:
         arrays: The slots, an array for each leaf.
         slots: What kind they are.
         dtypes: The dtype of each leaf of a carry, which may be stored in another one.
+        first: The row that counts as the first.
     """
 
     arrays: list[Value]
     slots: AbstractSlots
     dtypes: tuple[np.dtype, ...]
+    first: int = 0
+
+    def from_row(self, row: int) -> "Carries":
+        """The same for a part of the loop, which counts rows from this one on."""
+        return dataclasses.replace(self, first=self.first + row)
 
     def read(self, row: Index) -> list[Value]:
         """The carry in a row."""
+        row = self._counted(row)
         leaves = [self.slots.read(array, row) for array in self.arrays]
         return self.slots.unpacked(leaves, self.dtypes)
 
     def read_part(self, row: Index, count: int) -> list[Value]:
         """The carries in `count` rows from one on, stacked along the first axis."""
+        row = self._counted(row)
         leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
         return self.slots.unpacked(leaves, self.dtypes)
 
     def write(self, carry: Arrays, row: Index) -> "Carries":
         """The same with a carry in a row."""
+        row = self._counted(row)
         arrays = [
             self.slots.write(array, leaf, row)
             for array, leaf in zip(self.arrays, self.slots.packed(carry), strict=True)
@@ -232,9 +240,12 @@ class Carries:
         # The first row has its carry already, as `filled` puts it in every row.
         return lax.fori_loop(0, count - 1, fill, state, unroll=unroll)[1]
 
+    def _counted(self, row: Index) -> Index:
+        return row + self.first if self.first else row
+
 
 jax.tree_util.register_dataclass(
-    Carries, data_fields=["arrays"], meta_fields=["slots", "dtypes"]
+    Carries, data_fields=["arrays"], meta_fields=["slots", "dtypes", "first"]
 )
 
 
@@ -315,7 +326,9 @@ class DeviceSlots(AbstractSlots):
         # It does so for a single loop; for loops in loops only if all trip counts are
         # static. So where they are not, a loop over single steps writes the slots.
         step, loop = segments.step, segments.loop
-        if not step.y_types or (segments.are_static and loop.kept is None):
+        is_whole = segments.stop == loop.length and not any(loop.stored)
+        is_plain = segments.are_static and loop.kept is None
+        if not step.y_types or is_plain or not is_whole:
             return super().sweep(segments, held, init)
         # Every step writes its carry to the next free row, and only a carry that is to
         # be kept moves on to the row after that. So the row of any other carry is
