@@ -6,15 +6,13 @@ place if a loop carries the array. A `lax.cond` that returned the array would co
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
-from ..._arrays import Arrays, Flags, is_type, put_on_mesh, stack_type
+from ..._arrays import Arrays, is_type, put_on_mesh, stack_type
 from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
@@ -227,13 +225,16 @@ def element(x: Value, index: Index, axis: int = 0) -> Value:
 
     Without `allow_negative_indices=False`, JAX compares every index with zero.
     """
-    return lax.squeeze(part(x, index, 1, axis), [axis])
+    x, index = _unwidened(x, index)
+    return lax.dynamic_index_in_dim(
+        x, index, axis, keepdims=False, allow_negative_indices=False
+    )
 
 
 def part(x: Value, start: Index, count: int, axis: int = 0) -> Value:
     """`x[start : start + count]` along an axis, for a part that is in range."""
     x, start = _unwidened(x, start)
-    return _reading(count, axis)(x, start)
+    return lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
 
 
 def _unwidened(x: Value, index: Index) -> tuple[Value, Index]:
@@ -269,55 +270,13 @@ def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
 
     XLA does it in place if nothing else reads the buffer afterwards.
     """
-    return _writing(axis)(buffer, x, start)
+    return lax.dynamic_update_slice_in_dim(
+        buffer, x, start, axis, allow_negative_indices=False
+    )
 
 
 def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
     """`buffer` with `x` at an index along an axis; in place, see `put_part`."""
-    return put_part(buffer, jnp.expand_dims(x, axis), index, axis)
-
-
-# Under `vmap`, JAX makes a gather of a slice and a scatter of a write, even if all
-# examples have the same index. A gather transposes what it reads from; a scatter reads
-# what it replaces and selects. Here both stay what they are, along another axis.
-
-
-@functools.lru_cache(maxsize=128)
-def _reading(count: int, axis: int) -> Callable[[Value, Index], Value]:
-    @custom_vmap
-    def read(x: Value, start: Index) -> Value:
-        return lax.dynamic_slice_in_dim(
-            x, start, count, axis, allow_negative_indices=False
-        )
-
-    @read.def_vmap
-    def _(size: int, is_batched: Flags, x: Value, start: Index) -> tuple[Value, bool]:
-        of_x, of_start = is_batched
-        if not of_start:
-            return _reading(count, axis + 1)(x, start), True
-        in_axes = 0 if of_x else None, 0
-        return jax.vmap(read.fun, in_axes)(x, start), True
-
-    return read
-
-
-@functools.lru_cache(maxsize=128)
-def _writing(axis: int) -> Callable[[Value, Value, Index], Value]:
-    @custom_vmap
-    def write(buffer: Value, x: Value, start: Index) -> Value:
-        return lax.dynamic_update_slice_in_dim(
-            buffer, x, start, axis, allow_negative_indices=False
-        )
-
-    @write.def_vmap
-    def _(
-        size: int, is_batched: Flags, buffer: Value, x: Value, start: Index
-    ) -> tuple[Value, bool]:
-        of_buffer, of_x, of_start = is_batched
-        if of_start:
-            in_axes = tuple(0 if flag else None for flag in is_batched)
-            return jax.vmap(write.fun, in_axes)(buffer, x, start), True
-        each = lambda y, flag: y if flag else jnp.broadcast_to(y, (size, *y.shape))
-        return _writing(axis + 1)(each(buffer, of_buffer), each(x, of_x), start), True
-
-    return write
+    return lax.dynamic_update_index_in_dim(
+        buffer, x, index, axis, allow_negative_indices=False
+    )

@@ -258,6 +258,11 @@ class AbstractSlotOrder(AbstractOrder):
         """Whether it cannot do without that row, whatever is in it."""
         return True
 
+    @property
+    def most_groups(self) -> int:
+        """How often a forward sweep may have the step in its program (`Group`)."""
+        return 2
+
     def checked(
         self, step: Step, loop: Loop, held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
@@ -293,8 +298,9 @@ class AbstractSlotOrder(AbstractOrder):
     ) -> BySegments:
         """The loop in segments, which begin at the starts."""
         stop = self.length - self.steps_with_residuals
-        spare = self.keeps_last, self.needs_spare
-        return BySegments(step, loop, tuple(self.starts), stop, *spare, consts, xs)
+        settings = tuple(self.starts), stop, self.keeps_last
+        rest = self.needs_spare, self.most_groups
+        return BySegments(step, loop, *settings, consts, xs, *rest)
 
     @property
     def is_flat(self) -> bool:
