@@ -150,10 +150,44 @@ def test_reverse_over_reverse_inside_a_scan(schedule):
 def test_slots_are_on_the_host(schedule):
     args = recurrent(31, width=8)
     plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])
-    rows = len(plan._layout.order.starts) + 1
-    on_host = f"u32<host>[{rows},8]"
+    order = plan._layout.order
+    on_host = f"u32<host>[{len(order.starts) + order.needs_spare},8,1]"
     assert on_host in str(jax.make_jaxpr(gradient(el.Offload(schedule)))(*args))
     assert "<host>" not in str(jax.make_jaxpr(gradient(schedule))(*args))
+
+
+# Each is broken up into tiles, of which a TPU writes whole ones only.
+SHAPES = [(), (1,), (3,), (1, 1), (1, 2), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("examples", [None, 1, slow(3)])
+def test_leaves_of_every_shape(schedule, examples):
+    def loss(schedule, weights, xs):
+        def step(carry, x):
+            move = lambda w, y: jnp.sin(w * x + y.sum() * y)
+            return list(map(move, weights, carry)), None
+
+        carry, _ = el.Scan(step, schedule=schedule)([0.3 * w for w in weights], xs)
+        return sum(map(jnp.sum, carry))
+
+    rng = np.random.default_rng(0)
+    of_batch = () if examples is None else (examples,)
+    weights = [jnp.asarray(rng.uniform(size=of_batch + shape)) for shape in SHAPES]
+    xs = jnp.asarray(rng.uniform(size=(*of_batch, 9)))
+
+    def run(schedule):
+        grad = jax.grad(lambda *args: loss(schedule, *args), (0, 1))
+        return jax.jit(grad if examples is None else jax.vmap(grad))
+
+    offloaded = run(el.Offload(schedule))
+    assert_close(offloaded(weights, xs), run(None)(weights, xs))
+    program = str(jax.make_jaxpr(offloaded)(weights, xs))
+    rows = re.findall(r"<host>\[\d+,([\d,]*)\]", program)
+    assert len(rows) >= len(SHAPES)
+    for shape in (tuple(map(int, row.split(","))) for row in rows):
+        assert len(shape) > 1
+        assert np.prod(shape) > 1
 
 
 def test_transfers_are_in_the_program_for_a_gpu():

@@ -30,10 +30,6 @@ from ._kept_rows import scan
 from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 
-# How often the step may be in the program, for loops with static trip counts. With more
-# groups one loop with a dynamic trip count runs all segments: it compiles faster.
-_MOST_GROUPS = 2
-
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
 Saveable = Callable[..., Any] | None
@@ -168,6 +164,9 @@ class Reached(NamedTuple):
 class Group(NamedTuple):
     """Consecutive segments that one loop of the program runs.
 
+    If there are too many groups, one loop with a dynamic trip count runs all segments.
+    That compiles faster, but a GPU waits for the host at each of its steps.
+
     Attributes:
         first: The number of the first segment.
         size: How many segments there are.
@@ -195,6 +194,8 @@ class BySegments:
         keeps_last: Whether the carry at `stop` is stored as well.
         consts: The consts of the step.
         xs: The `xs` of the loop.
+        needs_spare: Whether the order needs one more row than starts.
+        most_groups: How many groups have loops with static trip counts, see `Group`.
     """
 
     step: Step
@@ -204,6 +205,8 @@ class BySegments:
     keeps_last: bool
     consts: Arrays
     xs: Arrays
+    needs_spare: bool = False
+    most_groups: int = 2
 
     def opaque(self) -> "BySegments":
         """The same for nested loops, see `opaque` in `_loop.py`."""
@@ -218,13 +221,13 @@ class BySegments:
         # Earlier steps do not have to compute what is stored of the last ones.
         kinds = list(zip(sizes, stores, strict=True))
         alike = [list(equal) for _, equal in itertools.groupby(kinds)]
-        if len(alike) > _MOST_GROUPS:
+        if len(alike) > self.most_groups:
             by_size = itertools.groupby(kinds, key=lambda kind: kind[0])
             alike = [list(equal) for _, equal in by_size]
         # A bar cuts segments where it reports, and a loop may stop within one. Then no
         # trip count is static in any case.
         has_bar = self.loop.meter.here.is_shown
-        if has_bar or self.loop.stops or len(alike) > _MOST_GROUPS:
+        if has_bar or self.loop.stops or len(alike) > self.most_groups:
             return [Group(0, len(sizes), None, stores[-1])]
         groups, first = list[Group](), 0
         for equal in alike:

@@ -337,8 +337,9 @@ def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:
         carry_types: The types of a carry, of as many leaves as `saves` speaks of.
         saves: What the loop stores.
     """
-    rows = len(saves.layout.slot_order.starts) + 1
-    return saves.layout.slots.types(pick(carry_types, saves.held), rows)
+    slots, order = saves.layout.slots, saves.layout.slot_order
+    rows = slots.rows(len(order.starts), order.needs_spare)
+    return slots.types(pick(carry_types, saves.held), rows)
 
 
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:

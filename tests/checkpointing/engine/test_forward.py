@@ -11,9 +11,10 @@ import eqloop as el
 from eqloop._programs._equations import equations
 from eqloop.checkpointing import Loop
 from eqloop.checkpointing.engine._step import make_step
-from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._levels import Nest, nests
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.slots._host_slots import HostSlots
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 
 from ...compiling import temp_bytes
@@ -92,3 +93,31 @@ def test_outputs_that_nobody_needs_take_no_memory():
         scan = el.Scan(step, schedule=schedule)
         run = jax.grad(lambda h, scan=scan: jnp.sum(scan(h, xs)[0]))
         assert temp_bytes(run, (30,)) < xs.size * 30 * 4
+
+
+EQUAL = Nested((Nest((5, 6)),)), Nested((Nest((30,)),))
+UNEQUAL = Nested((Nest((3, 6)), Nest((2, 5)), Nest((1,))))
+
+
+@pytest.mark.parametrize(
+    ("slots", "orders"),
+    [(DeviceSlots(), (*EQUAL, UNEQUAL)), (HostSlots(), EQUAL)],
+    ids=["on the device", "on the host"],
+)
+def test_nested_levels_have_static_trip_counts(slots, orders):
+    """A GPU would wait for its host at each step of a loop that has another one."""
+    for order in orders:
+        loop = dataclasses.replace(LOOP, length=order.length)
+        segments = order.in_segments(make(1), loop, [H], [XS[: order.length]])
+        sweep = lambda h, segments=segments: slots.sweep(segments, (True,), h)
+        program = jax.make_jaxpr(sweep)([H])
+        assert "while" not in {eqn.primitive.name for eqn in equations(program)}
+
+
+@pytest.mark.parametrize("base", [2, 3, 16])
+def test_nests_are_few_enough_for_that(base):
+    step = make(0)
+    for length in range(2, 500):
+        loop = dataclasses.replace(LOOP, length=length)
+        order = Nested(nests(length, base))
+        assert order.in_segments(step, loop, [], []).are_static

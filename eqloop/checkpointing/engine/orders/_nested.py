@@ -113,6 +113,16 @@ class Nested(AbstractSlotOrder):
         strides = [nest.stride for nest in self.nests]
         return not self.is_part and strides[-1:] == [1]
 
+    @property
+    def needs_spare(self) -> bool:
+        # The last carry is only read if that is quick (`AbstractSlots.hold_results`).
+        return False
+
+    @property
+    def most_groups(self) -> int:
+        # All nests that there are. The way back has the step once for each as well.
+        return len(self.nests)
+
     # How it is run.
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:

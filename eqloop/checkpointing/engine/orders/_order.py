@@ -253,6 +253,16 @@ class AbstractSlotOrder(AbstractOrder):
         """
         return False
 
+    @property
+    def needs_spare(self) -> bool:
+        """Whether it cannot do without that row, whatever is in it."""
+        return True
+
+    @property
+    def most_groups(self) -> int:
+        """How often a forward sweep may have the step in its program (`Group`)."""
+        return 2
+
     def checked(
         self, step: Step, loop: Loop, held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
@@ -289,7 +299,8 @@ class AbstractSlotOrder(AbstractOrder):
         """The loop in segments, which begin at the starts."""
         stop = self.length - self.steps_with_residuals
         settings = tuple(self.starts), stop, self.keeps_last
-        return BySegments(step, loop, *settings, consts, xs)
+        rest = self.needs_spare, self.most_groups
+        return BySegments(step, loop, *settings, consts, xs, *rest)
 
     @property
     def is_flat(self) -> bool:

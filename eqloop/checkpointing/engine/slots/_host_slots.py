@@ -1,6 +1,7 @@
 """Slots in host memory, so that the device does not have to hold the carries."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,23 +63,32 @@ class HostSlots(AbstractSlots):
         as_bits = is_widened(dtype) or jnp.issubdtype(dtype, jnp.floating)
         return bits_of(dtype) if as_bits else dtype
 
+    def rows(self, starts: int, needs_spare: bool) -> int:
+        return starts + needs_spare
+
     def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
-        packed = self.packed_types(carry_types)
-        stacked = [stack_type(aval, rows) for aval in packed]
+        stored = jax.make_jaxpr(self._stored)(list(carry_types)).out_avals
+        stacked = [stack_type(aval, rows) for aval in stored]
         return [aval.update(memory_space=_HOST) for aval in stacked]
 
+    def _stored(self, carry: Arrays) -> list[Value]:
+        return list(map(_tiled, self.packed(carry)))
+
     def holding(self, arrays: Arrays, carry_types: Arrays) -> Carries:
-        return super().holding(list(map(_of_all_examples, arrays)), carry_types)
+        shapes = [aval.shape for aval in self.packed_types(carry_types)]
+        stored = list(map(_of_all_examples, arrays, shapes))
+        return super().holding(stored, carry_types)
 
     def read(self, array: Value, row: Index) -> Value:
         # First the row, then the move: so one leaf goes to the device, not all slots.
         leaf = jax.device_put(element(array.rows, row), _DEVICE)
         for number in array.numbers:
             leaf = _own(leaf, number)
-        return leaf
+        return _of_tiles(leaf, array.shape)
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
-        rows = _put_own(array.rows, leaf, row, *array.numbers)
+        shape = array.rows.shape[1 + len(array.numbers) :]
+        rows = _put_own(array.rows, _in_tiles(leaf, shape), row, *array.numbers)
         return dataclasses.replace(array, rows=rows)
 
     def sweep(
@@ -90,18 +100,60 @@ class HostSlots(AbstractSlots):
         sent there.
         """
         segments = segments.opaque()
+        (group, *others), stops, end = (
+            segments.groups,
+            segments.starts[1:],
+            segments.stop,
+        )
+        # If all segments have as many steps, the trip count of their loops is static.
+        is_static = not (others or segments.needs_spare) and group.stride is not None
+        if segments.needs_spare:
+            # One more segment, without steps, for the row after those of the starts.
+            stops = *stops, end
 
         def run(reached: Reached, stop: Index) -> tuple[Reached, list[Value]]:
             # Packed on the device, so that a lower precision moves fewer bytes.
-            stored = self.packed(pick(reached.carry, held))
+            stored = self._stored(pick(reached.carry, held))
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
+            if is_static:
+                return segments.run(reached, 0, group), kept
             return segments.run_to(reached, stop), kept
 
-        # One more segment, without steps, for the row after those of the starts.
-        stops = constant([*segments.starts[1:], segments.stop, segments.stop])
-        reached, slots = lax.scan(run, segments.start(init), stops)
+        reached, slots = lax.scan(run, segments.start(init), constant([*stops, end]))
         reached = segments.finished(reached)
         return reached.carry, reached.ys, slots
+
+
+def _tiled(leaf: Value) -> Value:
+    """A leaf with two axes and two entries at least.
+
+    A TPU stores the last two axes of an array in tiles. In the memory of its host, it
+    cannot write a part of one: a row of a matrix of 16 bits, or an entry of a vector.
+    Axes are added behind, as a batch of leaves has that of its examples in front.
+    """
+    shape = jnp.shape(leaf)
+    if jnp.size(leaf) == 1:
+        return _in_tiles(leaf, (*(shape or (1,)), 2))
+    return _in_tiles(leaf, (*shape, 1)) if len(shape) == 1 else leaf
+
+
+def _in_tiles(leaf: Value, shape: tuple[int, ...]) -> Value:
+    """A leaf in the shape in which it, or a batch with it, was stored."""
+    if jnp.shape(leaf) == shape:
+        return leaf
+    if jnp.size(leaf) == 1:
+        return jnp.broadcast_to(jnp.reshape(leaf, (1,) * len(shape)), shape)
+    return jnp.expand_dims(leaf, 1)
+
+
+def _of_tiles(stored: Value, shape: tuple[int, ...]) -> Value:
+    """The leaf of this shape."""
+    if jnp.shape(stored) == shape:
+        return stored
+    if math.prod(shape) == 1:
+        first = lax.slice(stored, (0,) * stored.ndim, (1,) * stored.ndim)
+        return jnp.reshape(first, shape)
+    return lax.squeeze(stored, [1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,18 +168,20 @@ class _OfAllExamples:
     Attributes:
         rows: The slots. After the axis of the rows come those of the `vmap`s.
         numbers: The number of the example in each of the `vmap`s, the outermost first.
+        shape: That of a leaf before it is stored as `_tiled` has it.
     """
 
     rows: Value
     numbers: tuple[Value, ...]
+    shape: tuple[int, ...]
 
 
 jax.tree_util.register_dataclass(
-    _OfAllExamples, data_fields=["rows", "numbers"], meta_fields=[]
+    _OfAllExamples, data_fields=["rows", "numbers"], meta_fields=["shape"]
 )
 
 
-def _of_all_examples(slot: Value) -> _OfAllExamples:
+def _of_all_examples(slot: Value, shape: tuple[int, ...]) -> _OfAllExamples:
     """Slots that may be batched, as an array that is not.
 
     In a program that is batched only after it was traced, they stay what they are.
@@ -139,7 +193,7 @@ def _of_all_examples(slot: Value) -> _OfAllExamples:
         number = _example_p.bind(slot, answer=answer)
         # No `vmap` is left around that has these slots in its batch.
         if not answer.slots:
-            return _OfAllExamples(slot, tuple(reversed(numbers)))
+            return _OfAllExamples(slot, tuple(reversed(numbers)), shape)
         (slot,) = answer.slots
         numbers.append(number)
 

@@ -68,6 +68,15 @@ class AbstractSlots(abc.ABC):
         """Whether rows are the results of steps, to the last bit, and quickly read."""
         return False
 
+    def rows(self, starts: int, needs_spare: bool) -> int:
+        """How many rows `sweep` leaves behind.
+
+        Args:
+            starts: How many carries the order of the loop stores.
+            needs_spare: Whether it needs a row more.
+        """
+        return starts + 1
+
     @abc.abstractmethod
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
         """The dtype in which leaves of a dtype are stored, with the same bits."""
@@ -102,8 +111,8 @@ class AbstractSlots(abc.ABC):
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
-            one more, which holds the carry at the end of the segments if the order asks
-            for it. Otherwise it is for carries that are not kept.
+            one more (see `rows`), which holds the carry at the end of the segments if
+            the order asks for it. Otherwise it is for carries that are not kept.
         """
         segments, count = segments.opaque(), len(segments.starts)
 

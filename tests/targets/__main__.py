@@ -1,0 +1,81 @@
+"""`python -m tests.targets`: see `tests/targets/__init__.py`."""
+
+import argparse
+import fnmatch
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+import eqloop as el
+
+from ._cases import GROUPS, Case
+from ._page import data_of, load, save, write
+from ._verdicts import Found, judged
+
+# For each kind of device so many steps that not everything fits into what is close to
+# its cores: a TPU has 128 MiB there, which XLA does not count.
+KINDS = {"h100": 1000, "v5e": 200_000, "v6e": 200_000}
+# Of a TPU that differs little from another one, this is enough.
+IN_PART = {"v6e": ("steps",)}
+
+
+def main() -> int:
+    """Compiles what is asked for; exits with 1 if something is wrong."""
+    options = _options()
+    page = options.write or options.render
+    found = load(data_of(page)) if page else {}
+    count = 0
+    for kind, group, case in _asked_for(options):
+        key = f"{kind} | {group} | {case.name}"
+        if key in found and not options.again:
+            continue
+        with el.planning_for(kind):
+            found[key] = judged(case)
+        count += bool(found[key].wrong)
+        print(_line(key, found[key]), flush=True)
+        if page:
+            save(found, data_of(page))
+        jax.clear_caches()
+    if page:
+        write(page)
+    return int(count > 0)
+
+
+def _asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str, Case]]:
+    if options.render:
+        return
+    for kind in options.kinds:
+        for group in options.only:
+            if group not in IN_PART.get(kind, GROUPS):
+                continue
+            for case in GROUPS[group](KINDS[kind]):
+                if fnmatch.fnmatch(case.name, options.match):
+                    yield kind, group, case
+
+
+def _line(key: str, found: Found) -> str:
+    kernels = "" if found.kernels is None else f", {found.kernels:.1f} kernels a step"
+    size = f"{found.temp:,} bytes, {found.host:,} on the host{kernels}"
+    return "\n    ".join([f"{key}: {size}", *found.wrong])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.targets")
+    several = lambda text: text.split(",")
+    parser.add_argument(
+        "--kinds", type=several, default=list(KINDS), metavar="KIND,..."
+    )
+    parser.add_argument(
+        "--only", type=several, default=list(GROUPS), metavar="GROUP,..."
+    )
+    parser.add_argument("--match", default="*", metavar="PATTERN", help="of names")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write it as well")
+    parser.add_argument("--render", type=Path, metavar="PAGE", help="only write it")
+    parser.add_argument("--again", action="store_true", help="what is known, too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

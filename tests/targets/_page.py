@@ -1,0 +1,156 @@
+"""The page about devices that are not here: tables of what their compilers say."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ..benchmarks._report import folded, table
+from ._verdicts import Found
+
+# By kind of device, group and case, as `tests.targets` spells it.
+Results = Mapping[str, Found]
+
+_KINDS = {"h100": "NVIDIA H100", "v5e": "TPU v5e", "v6e": "TPU v6e"}
+_GROUPS = {
+    "steps": (
+        "Schedules",
+        "Gradients of the steps of the [benchmarks](benchmarks.md), in all inputs. "
+        "There, `root` is the square root of the number of steps.",
+    ),
+    "budgets": (
+        "Budgets",
+        "`Budget` with a share of what `StoreAll` takes. A dash is a budget that is "
+        "refused, as no plan fits into it.",
+    ),
+    "ways": ("Modes, and vmap", "Three examples in each batch."),
+    "loops": ("Loops, maps and policies", "Their gradients."),
+}
+
+_INTRODUCTION = """\
+# On a GPU and a TPU
+
+**Nothing on this page was run.** These are the words of the compilers. JAX's plug-ins
+for GPUs and TPUs contain the compilers of these devices, which do not need the devices.
+They tell exactly how much memory XLA gives a program, on the device and on its host,
+and, for a GPU, how many kernels it starts. How long these take, they do not tell. One
+command compiles everything again, on any machine, and writes this page:
+
+```sh
+python -m pip install -e '.[test,targets]'
+python -m tests.targets --write docs/on_a_gpu_and_a_tpu.md
+```
+
+In the same way, [`planning_for`][eqloop.planning_for] plans your own loops for a device
+that you do not have.
+
+A weekly test compiles it all, and lists what is wrong:
+
+- a gradient takes more memory than its plan says, by 15 % and 16 KiB,
+- the processor of the host computes anything,
+- a loop copies stored carries, or `xs`, in each of its iterations, or
+- a GPU has to wait for its host in a loop whose length is known.
+
+**Memory** is besides inputs and outputs. On a TPU, what fits into the memory close to
+its cores is not counted, so that small loops take nothing. **Planned** is what the plan
+has foreseen. **Kernels** are those that a GPU starts for each step of the loop, copies
+among them, for the value and for the gradient. Small steps take about as long as it
+takes to start these. A dash is a loop whose iterations are not known beforehand.
+"""
+
+
+def data_of(page: Path) -> Path:
+    """Where the figures of a page are."""
+    return page.with_name("targets.json")
+
+
+def load(data: Path) -> dict[str, Found]:
+    """The figures that there are."""
+    if not data.exists():
+        return {}
+    known = json.loads(data.read_text())
+    return {
+        key: Found(**{**fields, "wrong": tuple(fields["wrong"])})
+        for key, fields in known.items()
+    }
+
+
+def save(results: Results, data: Path) -> None:
+    """Keeps the figures."""
+    fields = {key: dataclasses.asdict(found) for key, found in results.items()}
+    data.write_text(json.dumps(fields, indent=1) + "\n")
+
+
+def write(page: Path) -> None:
+    """Writes a page from its figures."""
+    page.write_text(text(load(data_of(page))))
+
+
+def text(results: Results) -> str:
+    """The page."""
+    return "\n".join([_INTRODUCTION, *_sections(results)])
+
+
+def _sections(results: Results) -> Iterator[str]:
+    for kind, title in _KINDS.items():
+        groups = {
+            group: {
+                key.split(" | ")[2]: found
+                for key, found in results.items()
+                if key.startswith(f"{kind} | {group} | ")
+            }
+            for group in _GROUPS
+        }
+        if not any(groups.values()):
+            continue
+        yield f"## {title}\n"
+        yield _summary(groups) + "\n"
+        for group, cases in groups.items():
+            if cases:
+                heading, about = _GROUPS[group]
+                yield f"### {heading} ({title})\n\n{about}\n"
+                yield from _tables(cases, is_gpu=kind == "h100")
+
+
+def _summary(groups: Mapping[str, Mapping[str, Found]]) -> str:
+    every = [found for cases in groups.values() for found in cases.values()]
+    wrong = [
+        (name, *found.wrong)
+        for cases in groups.values()
+        for name, found in cases.items()
+        if found.wrong and not _is_refused(found)
+    ]
+    said = f"{len(every)} programs, of which {len(wrong)} are wrong."
+    rows = [(name, "; ".join(f"`{w}`" for w in why)) for name, *why in wrong]
+    return "\n\n".join([said, *[table(("wrong", "why"), rows)] * bool(rows)])
+
+
+def _is_refused(found: Found) -> bool:
+    return any("Budget: " in why for why in found.wrong)
+
+
+def _tables(cases: Mapping[str, Found], is_gpu: bool) -> Iterator[str]:
+    parts = dict[str, dict[str, Found]]()
+    for name, found in cases.items():
+        step, _, rest = name.rpartition(": ")
+        parts.setdefault(step, {})[rest] = found
+    for step, rows in parts.items():
+        shown = _table(rows, is_gpu)
+        yield (folded(step, shown) if step else shown) + "\n"
+
+
+def _table(rows: Mapping[str, Found], is_gpu: bool) -> str:
+    columns = ["", "memory", "planned", "on the host", *["kernels a step"] * is_gpu]
+    return table(columns, [_row(name, found, is_gpu) for name, found in rows.items()])
+
+
+def _row(name: str, found: Found, is_gpu: bool) -> Sequence[str]:
+    cells = [_size(found.temp), _size(found.planned), _size(found.host or None)]
+    if found.wrong and not found.temp and not found.host:
+        cells = ["-", "", ""]
+    kernels = "-" if found.kernels is None else f"{found.kernels:.1f}"
+    return (f"`{name}`" if "(" in name else name, *cells, *[kernels] * is_gpu)
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / 1e6:,.3f} MB"
