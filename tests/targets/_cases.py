@@ -408,7 +408,7 @@ def loops(length: int) -> Iterator[Case]:
             lambda w, h, x, p=policy: el.Remat(lambda h: deep(w, h, x)[0], policy=p)(h),
             w,
             init,
-            xs[0],
+            init,
         )
     layers, narrow = type_of(24, 128, 128), type_of(32, 128)
     for name, s in {
