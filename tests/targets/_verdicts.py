@@ -49,7 +49,7 @@ def judged(case: Case) -> Found:
     try:
         planned = _planned(case)
         with _told() as told:
-            compiled = planning_device().compile(case.function, *case.args)
+            compiled = planning_device().lower(case.function, *case.args).compile()
     except Exception as error:
         first, *_ = str(error).splitlines() or [""]
         return Found(wrong=(f"{type(error).__name__}: {first[:200]}",))

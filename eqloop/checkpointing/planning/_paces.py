@@ -45,6 +45,8 @@ _MOST_BYTES = 2**26
 # by about the square of their number.
 _WORTH_TRYING = 1e6
 _QUICKLY_COMPILED = 64
+# Of so many sets of the values that a step may keep pieces are tried.
+_MOST_SETS = 2
 # The part of its time that the piece of a short loop takes, at the least.
 _LEAST = 0.1
 
@@ -117,8 +119,15 @@ class Paces:
         """Those of them that are to be tried, and were not yet."""
         if not self.are_tried:
             return []
-        among = self.pieces(layout)
-        return [p for p in among if (_kept_for(p, layout), p) not in self.found]
+        # After a few sets of what is kept, the others are told well enough from these.
+        sets = {kept for kept, _ in self.found} - {None}
+        is_told = len(sets) >= _MOST_SETS and layout.kept not in sets
+        about = ((_kept_for(piece, layout), piece) for piece in self.pieces(layout))
+        return [
+            piece
+            for kept, piece in about
+            if (kept, piece) not in self.found and not (kept is not None and is_told)
+        ]
 
     @functools.cached_property
     def rounded(self) -> "Paces":
