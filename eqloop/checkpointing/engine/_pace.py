@@ -63,10 +63,13 @@ class Pace:
     def factor(self, piece: Piece) -> float:
         """How many times as long as estimated a piece takes."""
         seen = dict(self.seen)
-        # A block stores residuals as well, and so its estimate is as far off as that of
-        # a loop that stores all of them.
-        instead = 1.0 if piece == SIDE_BY_SIDE else seen.get(EVERYTHING, 1.0)
-        return seen.get(piece, instead)
+        if piece in seen or piece == SIDE_BY_SIDE:
+            return seen.get(piece, 1.0)
+        # A block runs steps and stores residuals as well, so its estimate may be as far
+        # off as either. The lower one has it tried rather than forgotten.
+        return min(
+            (seen[one] for one in (ADVANCE, EVERYTHING) if one in seen), default=1.0
+        )
 
     def with_seen(self, piece: Piece, factor: float) -> Self:
         """The same where a piece takes so many times as long as estimated."""
