@@ -115,6 +115,7 @@ BY_CLASS = [
 ]
 ASKED = {
     ("_array_types.py", "dtype"),
+    ("_array_types.py", "sharding"),
     ("_partition.py", "dtype"),
     ("_partition.py", "shape"),
     ("_tree_differences.py", "_fields"),

@@ -125,7 +125,7 @@ WRONG = {
     "frontier without arguments": (
         lambda: el.frontier(el.Scan(keep)),
         "TypeError: … missing … argument: 'init'. Pass … Scan … "
-        "(init, xs=None, *, length=None, key=None)",
+        "(init, xs=None, *, length=None, key=None, device=None)",
     ),
     "frontier of a function": (lambda: el.frontier(jnp.sin, XS), "TypeError: … 'loop'"),
 }

@@ -39,6 +39,7 @@ def schedules() -> None:
         el.Cast(el.Binomial(8), "bfloat16"),
         el.Spill(el.Chunked(8), "directory"),
         el.Reversible(undo, checkpoints=3),
+        el.StoreLast(el.Binomial(8), 100),
     ):
         el.Scan(step, schedule=schedule)
     assert_type(el.Budget(1024).nbytes, int)
@@ -54,6 +55,9 @@ def plans(x: Array) -> None:
     assert_type(plan.pinned, el.Pinned)
     el.Scan(step, schedule=plan.pinned)
     el.measurements("times.json")
+    assert_type(plan.device, str | None)
+    with el.planning_for("h100"):
+        el.Scan(step).plan(x, x, device=jax.devices()[0])
     frontier = el.frontier(el.Scan(step), x, x, length=3)
     assert_type(frontier[0], el.Plan)
     assert_type([plan.length for plan in frontier], list[int])

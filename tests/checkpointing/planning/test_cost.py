@@ -121,7 +121,7 @@ def many_leaves(length, count=50):
 
 
 def test_a_batch_starts_most_operations_once():
-    light, heavy = cost(many_leaves(10)), cost(recurrent(10))
+    light, heavy = cost(many_leaves(10, 7)), cost(recurrent(10))
     work = light.evaluation + light.reversal
     # The rest are products by which cotangents go back, and the entries of all.
     assert 0.4 * work < light.started_once < 0.8 * work
