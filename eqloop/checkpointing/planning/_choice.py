@@ -1,7 +1,6 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 
 from ..._device import remembered_per_device
@@ -115,29 +114,18 @@ def _chosen(
 ) -> Layout | None:
     """The layout to look at next.
 
-    Args:
-        problem: The loop.
-        nbytes: How many bytes its gradient may take.
-        times: How long pieces take.
-        checked: What was looked at before and does not fit, with its bytes.
+    `checked` is what was looked at before and does not fit, with its bytes.
     """
     heads = _heads(problem, nbytes, times, checked)
     if not heads:
         return None
     # What nothing was seen of has to promise more.
-    is_seen = lambda item: not times.unknown(item[1])
-    shortest, first = min(
-        filter(is_seen, heads), default=heads[0], key=operator.itemgetter(0)
-    )
-    hopeful, most = heads[0]
-    if hopeful < _PROMISING * shortest:
+    (hopeful, most), *_ = heads
+    seen = [item for item in heads if not times.unknown(item[1])]
+    if not seen or hopeful < _PROMISING * seen[0][0]:
         return most
     hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
-    alike = [
-        layout
-        for time, layout in filter(is_seen, heads)
-        if time <= (1 + hardly) * shortest
-    ] or [first]
+    alike = [layout for time, layout in seen if time <= (1 + hardly) * seen[0][0]]
     return min(alike, key=lambda one: (one.evaluations, times.stored_bytes(one)))
 
 
@@ -147,11 +135,7 @@ def _heads(
     times: Paces,
     checked: tuple[tuple[Layout, int], ...],
 ) -> list[tuple[float, Layout]]:
-    """Of the layouts that consist of the same pieces the fastest that should fit.
-
-    Returns:
-        Each with its time, the fastest first.
-    """
+    """Of layouts of the same pieces the fastest that should fit, each with its time."""
     guess = Guess(times, checked)
     tried = {layout for layout, _ in checked}
     taken = guess.at_best if len(checked) < _HOPEFUL_TRIALS else guess
@@ -181,15 +165,7 @@ def fastest_of(
     nbytes: int,
     times: Paces,
 ) -> Layout | None:
-    """The fastest of some layouts that take so many bytes on the device, if any does.
-
-    Args:
-        every: The layouts, in the order of the times that they take.
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        nbytes: How many bytes its gradient may take.
-        times: How long the pieces of the gradient take.
-    """
+    """The first of some layouts that takes so many bytes on the device, if any does."""
     guess = Guess(times)
     for turn in range(_MOST_TRIALS):
         # What is fastest comes first, while there is hope that it fits: to be sure of

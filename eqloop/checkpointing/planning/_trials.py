@@ -199,25 +199,19 @@ def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
     return dataclasses.replace(problem, loop=loop)
 
 
-class _Compiling:
-    """A program that is compiled when it is asked for, once."""
-
-    def __init__(self, lowered: jax.stages.Lowered):
-        self._lowered = lowered
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        return self._lowered.compile()
-
-
 # Few: each holds a program, to run it beside others that are compiled later.
 @remembered_per_device(maxsize=16)
-def _lowered(program: _ShortLoop) -> _Compiling:
+def _lowered(program: _ShortLoop) -> jax.stages.Lowered:
     run, types = program.function
     # One argument of a program for each array: that is what is split over devices.
     leaves, tree = jax.tree.flatten(types)
     flat = lambda *leaves: run(*tree.unflatten(leaves))
-    return _Compiling(planning_device().lower(flat, *leaves))
+    return planning_device().lower(flat, *leaves)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(lowered: jax.stages.Lowered) -> Any:
+    return lowered.compile()
 
 
 def _compiled_side_by_side(
@@ -227,7 +221,7 @@ def _compiled_side_by_side(
     # user's program is being traced.
     lowered = list(map(_lowered, programs))
     with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        return list(pool.map(lambda one: one.compiled, lowered))
+        return list(pool.map(_compiled, lowered))
 
 
 def _has_room(programs: Sequence[_ShortLoop], compiled: Sequence[Any]) -> bool:
