@@ -127,7 +127,8 @@ def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
     shape = aval_of(eqn.invars[matrix]).shape
     entries = math.prod(shape) // math.prod(shape[i] for i in contracted)
     vectors = math.prod(aval_of(eqn.outvars[0]).shape) // max(entries, 1)
-    return 2 / 3 * equation_work(eqn, rate) / max(vectors, 1)
+    started = dataclasses.replace(rate, equation=0.0)  # which is counted already
+    return 2 / 3 * equation_work(eqn, started) / max(vectors, 1)
 
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:

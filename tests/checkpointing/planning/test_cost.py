@@ -16,9 +16,11 @@ from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
+from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
+from ..noted import Noted
 from ..steps import field, gru, ode, recurrent
 
 pytestmark = pytest.mark.sampled
@@ -352,3 +354,15 @@ def test_batches_leave_no_steps_over_if_they_need_not(length):
         or not any(adjacent % n == 0 for n in range(size // 2 + 1, size))
         for adjacent, size in sizes
     )
+
+
+def test_no_more_is_shared_than_there_is_to_do():
+    """Also where to start an operation takes most of its time, as on a GPU."""
+    asked = []
+    f, init, xs = recurrent(10)
+    el.Scan(f, schedule=Noted(el.Chunked(1), asked)).plan(init, xs)
+    ((problem, active, _),) = asked
+    rate = dataclasses.replace(CPU, equation=1e4)
+    found = step_cost(problem, active, rate)
+    assert 0 < found.shared <= found.evaluation
+    assert 0 < Pace(found, rate).advance_side_by_side(64) < Pace(found, rate).advance
