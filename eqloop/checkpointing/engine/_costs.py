@@ -5,6 +5,7 @@ reversals add them up to the memory and the time of a whole gradient.
 """
 
 import dataclasses
+import math
 
 from ..._types import Aval
 
@@ -120,6 +121,14 @@ def reversal_time(cost: StepCost, rate: Rates) -> float:
     return cost.reversal + rate.iteration + 2 * cost.ct_consts * rate.byte_of_sums
 
 
-def residuals_time(cost: StepCost, rate: Rates) -> float:
-    """The time of storing the residuals of a step and of reading them."""
-    return 2 * cost.residuals * rate.byte
+def residuals_time(cost: StepCost, rate: Rates, count: float = math.inf) -> float:
+    """The time of storing the residuals of a step and of reading them.
+
+    Args:
+        cost: What a step costs.
+        rate: The time of single operations.
+        count: For how many steps they are stored together. Those of few stay in the
+            cache: the wave equation takes a sixth less time in blocks that do.
+    """
+    is_cached = count * cost.residuals <= rate.cache
+    return 2 * cost.residuals * (rate.cached_byte if is_cached else rate.byte)

@@ -38,11 +38,13 @@ from ._gradient_program import Fixed, gradient_of, input_types, of_length
 from ._roofline import roofline
 from ._work import rates
 
-# All programs together are run for about this long, in seconds, and each at least and
-# at most so often. Runs are short, so that some of them are not interrupted, even on a
-# machine with other work; of these the shortest counts.
-_ENOUGH = 0.3
-_FEWEST_RUNS, _MOST_RUNS = 4, 60
+# All programs together are run for about this long, in seconds, in turn: each for so
+# long at once, and at least and at most so often.
+_ENOUGH, _TURN = 0.3, 5e-3
+_FEWEST_TURNS, _MOST_TURNS = 3, 30
+# A machine has no other work if its processors were busy with these runs for this part
+# of their time.
+_IDLE = 0.9
 # More memory is not taken for runs, which begin when a user's arrays are there.
 _MOST_BYTES = 2**27
 
@@ -249,31 +251,57 @@ def _best_times(
     # Arguments that are alike are made once.
     made = functools.cache(_made_up)
     arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
-    runs: list[list[tuple[float, float]]] = [[] for _ in programs]
+    # The first time, memory is touched that was never used before.
+    for run, args in zip(compiled, arguments, strict=True):
+        jax.block_until_ready(run(*args))
+    turns: list[list[_Turn]] = [[] for _ in programs]
     start = time.perf_counter()
-    for turn in range(1 + _MOST_RUNS):
-        for run, args, spent in zip(compiled, arguments, runs, strict=True):
-            wall, processor = time.perf_counter(), time.process_time()
-            jax.block_until_ready(run(*args))
-            took = time.perf_counter() - wall, time.process_time() - processor
-            # The first time, memory is touched that was never used before.
-            if turn:
-                spent.append(took)
-        if turn >= _FEWEST_RUNS and time.perf_counter() - start > _ENOUGH:
+    for turn in range(1, 1 + _MOST_TURNS):
+        for run, args, taken in zip(compiled, arguments, turns, strict=True):
+            taken.append(_turn(run, args))
+        if turn >= _FEWEST_TURNS and time.perf_counter() - start > _ENOUGH:
             break
-    halves = ((_time_of(one[::2]), _time_of(one[1::2])) for one in runs)
+    every = [turn for taken in turns for turn in taken]
+    # On a GPU the processor waits.
+    waits = planning_device().platform != "cpu"
+    busy = sum(turn.processor * len(turn.walls) for turn in every)
+    is_idle = waits or busy > _IDLE * sum(sum(turn.walls) for turn in every)
+    halves = (
+        (_time_of(taken[::2], is_idle), _time_of(taken[1::2], is_idle))
+        for taken in turns
+    )
     return [(1e9 * min(both), max(both) / min(both) - 1) for both in halves]
 
 
-def _time_of(runs: Sequence[tuple[float, float]]) -> float:
-    """How long a program takes, in seconds, from how long its runs took."""
-    walls, processor = zip(*runs, strict=True)
-    if planning_device().platform != "cpu":
-        return min(walls)
+class _Turn(NamedTuple):
+    """Some runs of a program, one after the other: seconds.
+
+    Attributes:
+        walls: How long each run took.
+        processor: The processor time of one, in the mean: the system counts it late.
+    """
+
+    walls: list[float]
+    processor: float
+
+
+def _turn(run: Callable[..., Value], args: Sequence[Value]) -> _Turn:
+    walls, start = list[float](), time.process_time()
+    while sum(walls) < _TURN:
+        before = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        walls.append(time.perf_counter() - before)
+    return _Turn(walls, (time.process_time() - start) / len(walls))
+
+
+def _time_of(turns: Sequence[_Turn], is_idle: bool) -> float:
+    """How long a program takes, in seconds."""
+    shortest = min(min(turn.walls) for turn in turns)
+    if is_idle:
+        return shortest
     # If the machine has other work, a run takes longer, and no more processor time; on
-    # several cores, it takes more of that. The system counts it late, so that of a
-    # single run it says little.
-    return min(min(walls), statistics.fmean(processor))
+    # several cores, it takes more of that.
+    return min(shortest, statistics.fmean(turn.processor for turn in turns))
 
 
 def _made_up(aval: Aval) -> Value:

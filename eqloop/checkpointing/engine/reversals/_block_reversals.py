@@ -140,5 +140,5 @@ class ByResiduals(AbstractReversal):
             return step
         # The cotangents of the consts are first added up within the block.
         entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 100 * rate.iteration
-        stored = residuals_time(cost, rate) + 2 * rate.iteration
+        stored = residuals_time(cost, rate, count) + 2 * rate.iteration
         return entry + count * (step + stored)
