@@ -13,13 +13,13 @@ class Piece(NamedTuple):
 
     Attributes:
         kind: What it is: one of those below, or the kind of a reversal.
-        is_large: Of a reversal, whether it takes several steps at once. A single step
-            has no loop of its own, and tells nothing of several.
+        is_block: Of a reversal, whether it takes blocks of steps back, which are run
+            again for it. Steps whose carries are stored tell nothing of these.
         is_known: Whether the products of the steps are known.
     """
 
     kind: Hashable
-    is_large: bool = False
+    is_block: bool = False
     is_known: bool = False
 
 
@@ -32,7 +32,7 @@ SIDE_BY_SIDE = Piece("side by side")
 
 def block_piece(reversal: AbstractReversal, count: int) -> Piece:
     """The reversal of a block of so many steps, as a piece."""
-    return Piece(reversal.kind, is_large=reversal.batch(count) > 1)
+    return Piece(reversal.kind, is_block=count > 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -269,13 +269,15 @@ def _trial_of(piece: Piece, kept: Kept, length: int, size: int) -> Layout | Step
         return StepsAlone(within, size)
     if piece == EVERYTHING:
         return Layout(AllAtOnce(length), kept=kept)
-    if not piece.is_large:
-        return Layout(Nested((Nest((length,)),)))
-    if piece.kind == ByResiduals().kind:
-        return Layout(Nested((Nest((length // size,), size),)), kept=kept)
-    # Batches of steps whose carries are stored, or their products as well.
-    order = Nested((Nest((within,)),), with_products=int(piece.is_known))
-    return Layout(order, reversal=Together(size))
+    is_batch = piece.kind != ByResiduals().kind
+    reversal = Together(size) if is_batch else ByResiduals()
+    if piece.is_block:
+        order = Nested((Nest((length // size,), size),))
+    else:
+        # Of batches, the products may be stored as well as the carries.
+        steps = within if is_batch else length
+        order = Nested((Nest((steps,)),), with_products=int(piece.is_known))
+    return Layout(order, reversal=reversal, kept=kept)
 
 
 def move_time(
@@ -373,7 +375,7 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
 
 def _depends_on_kept(piece: Piece) -> bool:
     """Whether it makes a difference to a piece what a step keeps of its values."""
-    return piece == EVERYTHING or (piece.is_large and piece.kind == ByResiduals().kind)
+    return piece == EVERYTHING or (piece.is_block and piece.kind == ByResiduals().kind)
 
 
 def _kept_for(piece: Piece, layout: Layout) -> Kept:

@@ -15,7 +15,6 @@ from eqloop.checkpointing.engine._pace import (
     EVERYTHING,
     SIDE_BY_SIDE,
     Pace,
-    Piece,
     block_piece,
 )
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
@@ -42,6 +41,8 @@ def piece_of(loop: Any) -> str:
         return "side by side" if loop.side_by_side > 1 else "steps"
     if loop.stores_residuals:
         return "everything"
+    if isinstance(loop.reversal, Together) and loop.block > 1:
+        return "blocks together"
     if isinstance(loop.reversal, Together):
         known = loop.steps_with_products or len(loop.order.levels[0]) > 1
         return "known products" if known else "together"
@@ -55,6 +56,7 @@ TIMES = {
     "together": 500.0,
     "single": 700.0,
     "block": 1000.0,
+    "blocks together": 1000.0,
     "known products": 490.0,
     "side by side": 90.0,
 }
@@ -308,7 +310,8 @@ def test_a_file_is_written_and_read(runs: Runs, tmp_path: Any):
 def test_what_was_seen_decides(runs: Runs, fast: str):
     """If batches were slow they are not taken, and the other way round."""
     runs.times |= {"together": 2000.0, "single": 2000.0, "everything": 2500.0}
-    runs.times |= {"block": 2500.0, "known products": 2000.0, fast: 300.0}
+    runs.times |= {"block": 2500.0, "blocks together": 2500.0}
+    runs.times |= {"known products": 2000.0, fast: 300.0}
     kind = Together if fast == "together" else ByResiduals
     assert isinstance(plan(MANY)._layout.reversal, kind)
 
@@ -401,7 +404,7 @@ def test_until_known_products_are_seen_the_best_guess_is_as_without():
     pace = base.with_seen(piece, 3.0)
     ratio = lambda one, other: one.block(Together(8), 1) / other.block(Together(8), 1)
     assert ratio(pace.of_known, base.of_known) == pytest.approx(3)
-    pace = pace.with_seen(Piece(piece.kind, True, is_known=True), 0.5)
+    pace = pace.with_seen(piece._replace(is_known=True), 0.5)
     assert ratio(pace.of_known, base.of_known) == pytest.approx(0.5)
     assert ratio(pace, base) == pytest.approx(3)
 

@@ -14,7 +14,7 @@ from ...._arrays import Arrays
 from ...._calls import format_bytes
 from ...._types import Index, Value
 from .._costs import StepCost
-from .._pace import SIDE_BY_SIDE, Pace, Piece
+from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
@@ -179,9 +179,7 @@ class Nested(AbstractSlotOrder):
         found = super().pieces(reversal)
         keeps = (_keeps_products(nest, reversal) for nest in self.nests)
         if self.with_products > 0 or any(keeps):
-            found |= {
-                piece._replace(is_known=True) for piece in found if piece.is_large
-            }
+            found |= {block_piece(reversal, 1)._replace(is_known=True)}
         return found | ({SIDE_BY_SIDE} if self.side_by_side > 1 else set())
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
