@@ -155,7 +155,9 @@ def _tried(
                 with jax.ensure_compile_time_eval(), on_device:
                     times = _best_times(programs, compiled)
             else:
-                times = [(roofline(one.as_text(), rates()), 0.0) for one in compiled]
+                # A loop that computes nothing starts no kernel, and takes no time.
+                told = (roofline(one.as_text(), rates()) for one in compiled)
+                times = [(max(time, 1.0), 0.0) for time in told]
     except Exception:
         return None
     return [

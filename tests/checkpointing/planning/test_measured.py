@@ -19,7 +19,7 @@ from eqloop.checkpointing.engine._pace import (
 )
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _memory, _notice, _trials
+from eqloop.checkpointing.planning import _memory, _notice, _paces, _trials
 from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._paces import paces
 from eqloop.checkpointing.planning._trials import StepsAlone
@@ -482,3 +482,11 @@ def test_times_that_scatter_say_so(runs: Runs):
     found = plan()
     assert found.scatter == 0.25
     assert "measured, give or take 25%" in str(found)
+
+
+def test_a_loop_whose_steps_hand_nothing_on(monkeypatch: pytest.MonkeyPatch):
+    """Run without outputs, they do nothing, and no kernel is started."""
+    monkeypatch.setattr(_paces, "_is_quick", lambda *_: False)
+    el.measurements(None)
+    loop = el.ForLoop(jnp.sin, schedule=el.Budget("64KiB", measure=False))
+    assert 0 < loop.plan(jnp.ones((300, 8))).relative_time < 10
