@@ -68,6 +68,7 @@ from ._formula import Doubled, Formula, Selected, Static
 from ._jaxprs import (
     Rewriter,
     alone,
+    inlined,
     input_names,
     inputs_read,
     jaxpr_of,
@@ -154,6 +155,7 @@ __all__ = [
     "has_checks",
     "has_collectives",
     "has_rules",
+    "inlined",
     "input_names",
     "inputs_read",
     "interpreted",

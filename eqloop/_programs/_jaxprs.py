@@ -265,6 +265,30 @@ def rewrite_everywhere(
     return rewrite(program)
 
 
+def inlined(
+    program: jex.ClosedJaxpr, is_inlined: Callable[[jex.JaxprEqn], bool]
+) -> jex.ClosedJaxpr:
+    """A program with the equations of what it calls in place of some calls.
+
+    Args:
+        program: The program.
+        is_inlined: Whether an equation, one with a single program, is such a call.
+    """
+
+    def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
+        rewriter = Rewriter(program)
+        for eqn in program.jaxpr.eqns:
+            eqn = rewriter.enter(eqn, rewrite)
+            if is_inlined(eqn):
+                (callee,) = rewritable_programs(eqn)
+                rewriter.inline(callee, eqn.invars, eqn.outvars)
+            else:
+                rewriter.eqns.append(eqn)
+        return rewriter.result()
+
+    return rewrite_everywhere(level, program)
+
+
 def map_equations(
     program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
 ) -> jex.ClosedJaxpr:

@@ -6,8 +6,8 @@ import jax
 import jax.extend.core as jex
 from jax.experimental.layout import Layout
 
-from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
-from ._atoms import Closed, check_closed
+from .._programs import inlined
+from ._atoms import check_closed
 
 
 def inline_jit(
@@ -44,18 +44,7 @@ def inline_jit(
             f"`lambda eqn: eqn.params['name'] == 'silu'`, but it is {condition!r}."
         )
 
-    def level(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-        rewriter = Rewriter(jaxpr)
-        for eqn in jaxpr.eqns:
-            eqn = rewriter.enter(eqn, rewrite)
-            if _is_plain_call(eqn) and condition(eqn):
-                (callee,) = rewritable_programs(eqn)
-                rewriter.inline(callee, eqn.invars, eqn.outvars)
-            else:
-                rewriter.eqns.append(eqn)
-        return rewriter.result()
-
-    return rewrite_everywhere(level, jaxpr)
+    return inlined(jaxpr, lambda eqn: _is_plain_call(eqn) and condition(eqn))
 
 
 def _is_plain_call(eqn: jex.JaxprEqn) -> bool:

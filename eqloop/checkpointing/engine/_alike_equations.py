@@ -22,15 +22,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax import lax
 
-from ..._programs import (
-    Rewrite,
-    Rewriter,
-    alone,
-    aval_of,
-    rewritable_programs,
-    rewrite_everywhere,
-    run,
-)
+from ..._programs import alone, aval_of, inlined, run
 from ..._types import Value
 
 # With fewer rows than this, too little is gained by computing them at once.
@@ -253,16 +245,4 @@ def _levels(program: jex.ClosedJaxpr) -> Iterator[list[jex.JaxprEqn]]:
 
 def written_out(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with what it calls by `jax.jit` in place of the calls."""
-
-    def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
-        rewriter = Rewriter(program)
-        for eqn in program.jaxpr.eqns:
-            eqn = rewriter.enter(eqn, rewrite)
-            if eqn.primitive.name == "jit":
-                (callee,) = rewritable_programs(eqn)
-                rewriter.inline(callee, eqn.invars, eqn.outvars)
-            else:
-                rewriter.eqns.append(eqn)
-        return rewriter.result()
-
-    return rewrite_everywhere(level, program)
+    return inlined(program, lambda eqn: eqn.primitive.name == "jit")
