@@ -273,8 +273,8 @@ class Layout(AbstractLayout):
         Returns:
             Nanoseconds.
         """
-        # A measured pace comes from loops of many blocks, and so includes the start.
-        start = 0.0 if pace.is_measured else self.reversal.start
+        # What was seen comes from loops of many blocks, and so includes the start.
+        start = 0.0 if pace.seen else self.reversal.start
         again = self._run_again * pace.advance
         run = again + self.order.duration(pace, self.reversal)
         return start + run

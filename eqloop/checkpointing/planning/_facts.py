@@ -5,6 +5,7 @@ programs of layouts take. Whoever has the facts makes the same plan, and compile
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -94,10 +95,18 @@ def remember(found: Mapping[str, Fact]) -> None:
 
 def key_of(parts: Iterable[object]) -> str:
     """A name for what is found out, the same in every process on such a machine."""
-    about = [jax_version(), planning_device().key, *parts]
+    about = [jax_version(), _package(), os.environ.get("XLA_FLAGS", ""), os.cpu_count()]
+    about += [planning_device().key, *parts]
     # What a function is called stays the same; where it lies in memory does not.
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _package() -> str:
+    """What this package is: of another one, programs take other memory and time."""
+    files = sorted(pathlib.Path(__file__).parents[2].rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _file_beside_cache() -> pathlib.Path | None:

@@ -171,9 +171,8 @@ class _Roofline:
             case "custom-call":
                 # A library's product of an m x k and a k x n matrix: of the sizes of
                 # the three, m k n is the root.
-                sizes = [
-                    math.prod(shape) for shape in (*shapes[:2], one.result[0].shape)
-                ]
+                results = [array.shape for array in one.result[:1]]
+                sizes = [math.prod(shape) for shape in (*shapes[:2], *results)]
                 return 2 * math.sqrt(math.prod(sizes)) * self._rate.flop
             case opcode if opcode in _NOT_STARTED or opcode in _OF_ROWS:
                 return 0.0

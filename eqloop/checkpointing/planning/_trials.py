@@ -174,7 +174,7 @@ class _ShortLoop:
     active: Active
     loop: Layout | StepsAlone
 
-    @property
+    @functools.cached_property
     def function(self) -> tuple[Callable[..., PyTree], Value]:
         """The function, and the types of its arguments."""
         short, loop = _short(self.problem, self.loop), self.loop

@@ -19,7 +19,7 @@ from eqloop.checkpointing.engine._pace import (
 )
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _memory, _notice, _paces, _trials
+from eqloop.checkpointing.planning import _facts, _memory, _notice, _paces, _trials
 from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._paces import paces
 from eqloop.checkpointing.planning._trials import StepsAlone
@@ -490,3 +490,14 @@ def test_a_loop_whose_steps_hand_nothing_on(monkeypatch: pytest.MonkeyPatch):
     el.measurements(None)
     loop = el.ForLoop(jnp.sin, schedule=el.Budget("64KiB", measure=False))
     assert 0 < loop.plan(jnp.ones((300, 8))).relative_time < 10
+
+
+def test_facts_are_of_this_package_and_of_these_flags(monkeypatch: pytest.MonkeyPatch):
+    """Another version of it makes other programs, which take other memory."""
+    key = _facts.key_of(["a step"])
+    assert _facts.key_of(["a step"]) == key
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert _facts.key_of(["a step"]) != key
+    monkeypatch.undo()
+    monkeypatch.setattr(_facts, "_package", lambda: "another")
+    assert _facts.key_of(["a step"]) != key
