@@ -75,6 +75,7 @@ from .loops import (
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
+from .rescheduling import ForeignLoop, Reschedule
 from .resuming import Resumable
 from .tracing import EvalShape, Jit, Named, NonFiniteError, Trace, Traced, find_leaves
 
@@ -102,6 +103,7 @@ __all__ = [
     "DebugNonFinite",
     "EvalShape",
     "ForLoop",
+    "ForeignLoop",
     "ForwardGrad",
     "Grad",
     "Hessian",
@@ -124,6 +126,7 @@ __all__ = [
     "ProgressBar",
     "Recursive",
     "Remat",
+    "Reschedule",
     "Resumable",
     "Reversible",
     "Scan",

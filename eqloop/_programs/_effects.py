@@ -23,6 +23,7 @@ from ._equations import aval_of, equations
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
 _OF_AXES = "NamedAxisEffect"
+_ORDERED = ("OrderedDebugEffect", "OrderedIOEffect")
 # These say what a value depends on, and not that something happens.
 _OF_VALUES = (_OF_AXES, "InternalMutableArrayEffect")
 
@@ -69,6 +70,11 @@ def has_checks(effects: Iterable[jex.Effect]) -> bool:
 def has_io(effects: Iterable[jex.Effect]) -> bool:
     """Whether there is an `io_callback` in a step."""
     return _any_of(effects, _OF_CALLBACKS)
+
+
+def is_ordered(effects: Iterable[jex.Effect]) -> bool:
+    """Whether something in a step must happen in the order of the steps."""
+    return any(type(effect).__name__ in _ORDERED for effect in effects)
 
 
 def does_something(effects: Iterable[jex.Effect]) -> bool:

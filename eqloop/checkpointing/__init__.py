@@ -20,8 +20,8 @@ from . import _policies as policies
 from ._budget import Budget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
-from ._plans import plans
-from ._policies import AUTO, as_jax_policy, as_loop_policy, as_policy, name
+from ._plans import Plans, plans
+from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import form_to_plan, run_loop, run_while
@@ -63,12 +63,14 @@ __all__ = [
     "Frontier",
     "Layout",
     "Loop",
+    "LoopPolicy",
     "LoopSpec",
     "Offload",
     "Online",
     "Pinned",
     "Placements",
     "Plan",
+    "Plans",
     "Recursive",
     "Remat",
     "Reversible",

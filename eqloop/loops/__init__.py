@@ -17,7 +17,15 @@ from ._associative_scan import AssociativeScan
 from ._backward import ClipCotangent, Truncate, cut_before, cuts_of, refuse_cuts
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._open_loop import check_one_key
-from ._scan import AbstractLoop, AbstractScan, CheckpointedScan, Scan, frontier
+from ._scan import (
+    AbstractLoop,
+    AbstractScan,
+    CheckpointedScan,
+    Scan,
+    check_schedule,
+    frontier,
+    planned_by,
+)
 from ._scan_while import ScanWhile
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers
@@ -46,8 +54,10 @@ __all__ = [
     "Truncate",
     "WhileLoop",
     "check_one_key",
+    "check_schedule",
     "cut_before",
     "cuts_of",
     "frontier",
+    "planned_by",
     "refuse_cuts",
 ]

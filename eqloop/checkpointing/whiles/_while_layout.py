@@ -133,17 +133,26 @@ class AbstractWhileLayout(AbstractLayout):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOnly:
-    """The layout of a loop without reverse mode, whose steps are not limited."""
+    """The layout of a loop without reverse mode, whose steps are not limited.
+
+    Attributes:
+        name: What the error calls the loop.
+        advice: What it says one should do.
+    """
 
     max_steps: int = UNLIMITED
+    name: str = "WhileLoop"
+    advice: str = (
+        "Use `el.BoundedWhileLoop(cond, body, max_steps=...)` if there is a bound "
+        "on the number of steps, `el.CheckpointedWhileLoop(cond, body)` if there "
+        "is none"
+    )
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise NoWayBackError(
-            "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
-            "`jax.vjp`), as that needs memory for a number of steps that is unknown. "
-            "Use `el.BoundedWhileLoop(cond, body, max_steps=...)` if there is a bound "
-            "on the number of steps, `el.CheckpointedWhileLoop(cond, body)` if there "
-            "is none, or forward mode (`jax.jvp`, `jax.jacfwd`)."
+            f"{self.name} cannot be differentiated in reverse mode (`jax.grad`, "
+            f"`jax.vjp`), as that needs memory for a number of steps that is unknown. "
+            f"{self.advice}, or forward mode (`jax.jvp`, `jax.jacfwd`)."
         )
 
 

@@ -1,0 +1,18 @@
+"""Loops that are written with JAX alone, run as loops of this library.
+
+A function is traced, and in its program each `lax.scan` and each `lax.while_loop`
+becomes a planned loop. Users find nothing here but the transform: how a loop is planned
+and run is decided in `checkpointing`.
+
+- **The transform**: `_reschedule.py`.
+- **The program**: `_rewriting.py` finds the loops in it, decides which are taken, and
+  writes others in their places. `_in_place.py` runs one loop in the place of JAX's own,
+  and `_told_once.py` has its steps tell something to the host once, however often they
+  are run.
+- **What is said of loops**: `_foreign_loop.py`.
+"""
+
+from ._foreign_loop import ForeignLoop
+from ._reschedule import Reschedule
+
+__all__ = ["ForeignLoop", "Reschedule"]

@@ -1,0 +1,89 @@
+"""What a person would know a loop by that JAX runs."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.extend.core as jex
+
+from .._arrays import split
+from .._compat import scan_counts
+from .._programs import JAX_FILES, Place, aval_of, frames_of, place_of
+from .._types import ShapeDtypeStruct
+
+# The functions of JAX that make loops of others, by their names in a stack.
+_MAKERS = ("fori_loop", "map")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignLoop:
+    """A loop of JAX's own, as `only` of a [`Reschedule`][eqloop.Reschedule] sees it.
+
+    Attributes:
+        name: What made it: `"lax.scan"`, `"lax.map"`, `"lax.fori_loop"` or
+            `"lax.while_loop"`.
+        length: The number of steps; `None` for a while loop.
+        place: The line that calls it, with `file`, `line` and `function`, if that is
+            known: in a library, if the loop is in a library.
+        depth: How many other loops it is inside of.
+        carry: The types of the arrays that are handed from step to step.
+        scope: The scopes of `jax.named_scope` around it, such as `"train/decoder"`.
+    """
+
+    name: str
+    length: int | None
+    place: Place | None
+    depth: int
+    carry: tuple[ShapeDtypeStruct, ...]
+    scope: str = ""
+
+    @classmethod
+    def of(cls, eqn: jex.JaxprEqn, depth: int, around: Place | None) -> "ForeignLoop":
+        """The loop that an equation is.
+
+        Args:
+            eqn: A `scan` or a `while`.
+            depth: How many other loops it is inside of.
+            around: The place of the call that it is in.
+        """
+        is_scan, params = eqn.primitive.name == "scan", eqn.params
+        if is_scan:
+            counts = scan_counts(params)
+        else:
+            consts = params["cond_nconsts"] + params["body_nconsts"]
+            counts = consts, len(eqn.invars) - consts
+        _, carry, _ = split(eqn.invars, *counts)
+        plain = "lax.scan" if carry else "lax.map"
+        return cls(
+            name=_maker(eqn) or (plain if is_scan else "lax.while_loop"),
+            length=params["length"] if is_scan else None,
+            place=place_of(eqn.source_info) or around,
+            depth=depth,
+            carry=tuple(map(_type, map(aval_of, carry))),
+            scope=str(eqn.source_info.name_stack),
+        )
+
+    def __str__(self) -> str:
+        steps = "" if self.length is None else f" of {self.length} steps"
+        return f"{self.name}{steps} at {self.place or 'an unknown line'}"
+
+
+def _type(aval: object) -> ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(*(getattr(aval, name) for name in ("shape", "dtype")))
+
+
+def _maker(eqn: jex.JaxprEqn) -> str | None:
+    """The function of JAX that has made a loop, if it is one that makes them."""
+    for frame in _frames_of_jax(eqn):
+        name = frame.rsplit(".", 1)[-1]
+        if name in _MAKERS:
+            return f"lax.{name}"
+    return None
+
+
+def _frames_of_jax(eqn: jex.JaxprEqn) -> Iterator[str]:
+    """The names of the innermost functions on the stack, as far as they are JAX's."""
+    for frame in frames_of(eqn.source_info):
+        if not frame.file_name.startswith(JAX_FILES):
+            return
+        yield frame.function_name

@@ -1,0 +1,170 @@
+"""Runs a loop of this library in the place of one of JAX's: same inputs, same outputs.
+
+The program of the new loop is traced as if it were called where the old one was: with
+its line, its scopes, and the settings of JAX that it was traced under.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.extend import source_info_util
+
+from .._arrays import split, where_leading, with_weak_types
+from .._compat import scan_counts
+from .._programs import (
+    aval_of,
+    loop_scope,
+    run,
+    without_derivatives,
+    without_shifted_writes,
+)
+from .._types import Value
+from ..checkpointing import (
+    AbstractSchedule,
+    Bounded,
+    ForwardOnly,
+    Loop,
+    LoopPolicy,
+    Online,
+    Plan,
+    Step,
+    form_to_plan,
+    make_step,
+    plan,
+    run_loop,
+    run_while,
+)
+from ..progress import Label, ProgressBar, make_meter
+from ._foreign_loop import ForeignLoop
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenScan:
+    """A `scan` equation, opened.
+
+    Attributes:
+        step: Its step.
+        loop: The loop around that, without a bar.
+    """
+
+    step: Step
+    loop: Loop
+
+    @classmethod
+    def of(cls, eqn: jex.JaxprEqn, program: jex.ClosedJaxpr) -> "OpenScan":
+        """Opens an equation, a step of which runs this program."""
+        length, unroll = eqn.params["length"], eqn.params["unroll"]
+        step = Step(without_shifted_writes(program), *scan_counts(eqn.params))
+        x_axes = (0,) * len(step.x_types)
+        loop = Loop(length, eqn.params["reverse"], unroll, x_axes)
+        return cls(step, loop)
+
+    def plan(self, schedule: AbstractSchedule, policy: LoopPolicy) -> Plan:
+        """The plan of a gradient with respect to all inputs."""
+        step, loop, placed = form_to_plan(self.step, self.loop, ())
+        return plan(step, loop, schedule, policy, placed)
+
+    def planned(
+        self,
+        eqn: jex.JaxprEqn,
+        found: ForeignLoop,
+        schedule: AbstractSchedule,
+        policy: LoopPolicy,
+        progress: ProgressBar | None,
+    ) -> jex.ClosedJaxpr:
+        """The program of a planned loop with the inputs and outputs of the equation."""
+        step = self.step
+        types = step.carry_types, step.y_types
+        label = lambda desc: Label.of(desc, *types, tuple, tuple)
+        meter = make_meter("Reschedule", progress, self.loop.length, label)
+        loop = dataclasses.replace(self.loop, meter=meter)
+
+        def scan(*operands: Value) -> list[Value]:
+            inputs = split(operands, step.num_consts, step.num_carry)
+            settings = dict(loop=loop, schedule=schedule, policy=policy)
+            with loop_scope(found.name):
+                carry, ys = run_loop(step, *inputs, **settings)
+            return [*carry, *ys]
+
+        return in_place_of(eqn, scan)
+
+
+def while_in_place(
+    eqn: jex.JaxprEqn,
+    found: ForeignLoop,
+    cond: jex.ClosedJaxpr,
+    body: jex.ClosedJaxpr,
+    planner: ForwardOnly | Bounded | Online,
+    progress: ProgressBar | None,
+) -> jex.ClosedJaxpr:
+    """The program of a while loop with the inputs and outputs of an equation.
+
+    Args:
+        eqn: A `while`.
+        found: What is known of it.
+        cond: What its condition runs.
+        body: What its body runs.
+        planner: How it is differentiated.
+        progress: Its bar.
+    """
+    counts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+
+    def holds(of_cond: list[Value], carry: list[Value]) -> Value:
+        # As in JAX, the condition is not differentiated.
+        (flag,) = run(cond, *without_derivatives([*of_cond, *carry]))
+        return flag
+
+    def step(
+        consts: list[Value], carry: list[Value], _: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        (of_cond, of_body), before = split(consts, counts[0]), carry[1:]
+        after = run(body, *of_body, *before)
+        if cond.out_avals[0].shape:
+            # JAX has batched the loop: examples that have stopped keep their carry.
+            again = holds(of_cond, before)
+            after = [where_leading(again, *x) for x in zip(after, before, strict=True)]
+        return [holds(of_cond, after).any(), *after], []
+
+    def loop(*operands: Value) -> list[Value]:
+        of_cond, of_body, init = split(operands, *counts)
+        consts, carry = [*of_cond, *of_body], [holds(of_cond, init).any(), *init]
+        types = [list(map(jax.typeof, group)) for group in (consts, carry)]
+        opened = make_step(step, *types, [])
+        label = lambda desc: Label.of(
+            desc, opened.carry_types, [], lambda carry: tuple(carry[1:]), lambda y: None
+        )
+        meter = make_meter("Reschedule", progress, None, label)
+        arguments = opened, consts, carry, (None, *starts), planner, meter
+        with loop_scope(found.name):
+            return run_while(*arguments)[1:]
+
+    literals = eqn.invars[sum(counts) :]
+    starts = [_integer(x) for x in literals]
+    return in_place_of(eqn, loop)
+
+
+def _integer(atom: object) -> int | None:
+    """The integer that an atom is, as far as the program says."""
+    if not isinstance(atom, jex.Literal) or jnp.ndim(atom.val):
+        return None
+    is_integer = jnp.issubdtype(jnp.result_type(atom.val), jnp.integer)
+    return int(atom.val) if is_integer else None
+
+
+def in_place_of(
+    eqn: jex.JaxprEqn, run: Callable[..., Sequence[Value]]
+) -> jex.ClosedJaxpr:
+    """The program of a function, as if it were called in the place of an equation."""
+    source = eqn.source_info
+    weak = [getattr(aval_of(x), "weak_type", False) for x in eqn.outvars]
+
+    def in_place(*operands: Value) -> list[Value]:
+        stack = source_info_util.current_name_stack() + source.name_stack
+        at_call = source_info_util.user_context(source.traceback, name_stack=stack)
+        with at_call, eqn.ctx.manager:
+            return with_weak_types(run(*operands), weak)
+
+    return jax.make_jaxpr(in_place)(*map(aval_of, eqn.invars))

@@ -1,0 +1,255 @@
+"""`Reschedule`: the loops in code that one cannot edit, with a schedule."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, final
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from .._arrays import describe, pick, put
+from .._calls import (
+    AbstractTransform,
+    NewP,
+    NewR,
+    P,
+    R,
+    check_least,
+    compiled_once,
+    int_of,
+    open_call,
+    setting,
+)
+from .._types import PyTree, Value
+from ..checkpointing import (
+    UNLIMITED,
+    AbstractSchedule,
+    Binomial,
+    Bounded,
+    LoopPolicy,
+    Online,
+    Plans,
+    Recursive,
+    StoreAll,
+    as_loop_policy,
+    plans,
+)
+from ..loops import check_schedule, planned_by
+from ..progress import ProgressBar, as_progress, check_progress
+from ._foreign_loop import ForeignLoop
+from ._rewriting import Note, Rewriting
+
+
+@dataclasses.dataclass(frozen=True)
+class RescheduledLoops:
+    """The loops of JAX in a function, see [`Reschedule`][eqloop.Reschedule].
+
+    Attributes:
+        taken: The plans of those that are run as planned loops in a gradient.
+        left: Those that are left to JAX, each with the reason.
+    """
+
+    taken: Plans
+    left: tuple[tuple[ForeignLoop, str], ...]
+
+    def __str__(self) -> str:
+        lines = [str(self.taken)] if self.taken else ["no loop is planned"]
+        lines += ["left to JAX:"] * bool(self.left)
+        lines += [f"  {loop}: {why}" for loop, why in self.left]
+        return "\n".join(lines)
+
+
+@final
+class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
+    """Runs the loops that a function has from JAX as loops of this library.
+
+    It is for loops that you cannot edit, since they are in a library. Call it like `f`,
+    which is traced: each `jax.lax.scan` in it, and so each `jax.lax.map` and each
+    `jax.lax.fori_loop` of known bounds, runs as a planned loop with this schedule,
+    wherever it is: in `jax.jit`, `jax.checkpoint`, `jax.lax.cond`, or another loop.
+    The values and derivatives are those of `f`, to rounding.
+
+    Put it around the function that is differentiated, inside of the gradient.
+
+    A loop within a loop gets the same schedule if the outer one would otherwise take
+    more than twice the memory. If not, it is left to JAX, and is computed again with
+    the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it gets
+    half of that.
+
+    Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
+    effects in their steps, which cannot be run again; and loops in functions that have
+    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_root` and the like).
+
+    Args:
+        f: The function.
+        schedule: How to trade memory for recomputation, for each of the loops. By
+            default every residual is stored, as JAX does.
+        policy: Which residuals of a step are stored when it is recomputed, as for
+            [`Scan`][eqloop.Scan].
+        whiles: How each `jax.lax.while_loop` is differentiated in reverse mode, which
+            it cannot be by itself: in how many checkpoints, as for
+            [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
+            `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
+            the greatest bound. By default it has no reverse mode.
+        progress: Shows a progress bar for each loop that is not inside of another one,
+            or for each that `only` picks: `True`, an int (after how many steps it
+            moves) or a [`ProgressBar`][eqloop.ProgressBar].
+        only: `only(loop)` returns whether to take a loop. It sees the loop's `name`,
+            `length`, `place` (`file`, `line`, `function`), `depth`, `carry` and
+            `scope`, see [`ForeignLoop`][eqloop.ForeignLoop]. By default all are taken.
+
+    Raises:
+        TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
+            When called, if `only` returns anything but a bool.
+        ValueError: If `whiles` is no number of checkpoints. When a gradient is taken
+            through a while loop, if there are no `whiles`; the error names its line.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def simulate(w, xs):  # of a library, say
+        ...     step = lambda h, x: (jnp.tanh(w * h + x), None)
+        ...     return jax.lax.scan(step, jnp.zeros(100), xs)[0].sum()
+        >>> frugal = el.Reschedule(simulate, el.Recursive(16))
+        >>> w, xs = jnp.float32(0.5), jnp.ones((1000, 100))
+        >>> bool(jnp.allclose(jax.grad(frugal)(w, xs), jax.grad(simulate)(w, xs)))
+        True
+        >>> print(frugal.plans(w, xs))
+        loop      steps  batch  schedule           stored ...
+        lax.scan  1000   1      Recursive(base=16) ...
+
+        A gradient through a while loop that has none:
+
+        >>> def root(a):
+        ...     far = lambda x: jnp.abs(x * x - a) > 1e-6
+        ...     return jax.lax.while_loop(far, lambda x: (x + a / x) / 2, 1.0)
+        >>> print(f"{jax.grad(el.Reschedule(root, whiles=20))(4.0):.3f}")
+        0.250
+    """
+
+    f: Callable[P, R]
+    schedule: AbstractSchedule | None = setting(default=None, kw_only=False)
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
+    whiles: AbstractSchedule | int | None = setting(default=None)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+    only: Callable[[ForeignLoop], bool] | None = setting(default=None)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Reschedule[NewP, NewR]": ...
+
+    @compiled_once
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs `f(*args, **kwargs)` with other loops.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated, or if `only`
+                returns anything but a bool.
+            ValueError: If a gradient is taken through a while loop, and there are no
+                `whiles`.
+        """
+        result, notes = self._run(args, kwargs)
+        if self._is_told_something and all(note.why for note in notes):
+            left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
+            what = f"every loop in it is left to JAX:{left}" if left else "it has none"
+            name = getattr(self.f, "__qualname__", repr(self.f))
+            warnings.warn(
+                f"Reschedule: no loop of `{name}` is run otherwise, as {what}.",
+                stacklevel=2,
+            )
+        return result
+
+    def plans(self, *args: P.args, **kwargs: P.kwargs) -> RescheduledLoops:
+        """Finds the plans of the loops, for a gradient with respect to all inputs.
+
+        Args:
+            *args: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
+                array.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The loops that are `taken`, with their plans as [`plans`][eqloop.plans]
+            finds them, and those that are `left`, with reasons. Printed, it is a table.
+        """
+        notes: list[Note] = []
+
+        def gradient(self: Reschedule, args: PyTree, kwargs: PyTree) -> PyTree:
+            leaves, structure = jax.tree.flatten((self, args, kwargs))
+            moves = [eqx.is_inexact_array(leaf) for leaf in leaves]
+
+            def outputs(*moving: Value) -> list[Value]:
+                tree = put(leaves, moves, moving)
+                self, args, kwargs = jax.tree.unflatten(structure, tree)
+                result, found = self._run(args, kwargs)
+                notes.extend(found)
+                return [x for x in jax.tree.leaves(result) if eqx.is_inexact_array(x)]
+
+            outs, pull = jax.vjp(outputs, *pick(leaves, moves))
+            return pull(list(map(jnp.zeros_like, outs)))
+
+        taken = plans(gradient)(self, args, kwargs)
+        left = tuple((note.loop, note.why) for note in notes if note.why)
+        return RescheduledLoops(taken, left)
+
+    def _run(self, args: Any, kwargs: Any) -> tuple[Any, list[Note]]:
+        """The result of a call, and what has become of each loop."""
+        call, arrays = open_call(self.f, args, kwargs)
+        program = jax.make_jaxpr(call.on_arrays)(arrays)
+        rewriting = Rewriting(
+            self.schedule,
+            self._policy(),
+            _planner(self.whiles),
+            self.progress,
+            self.only,
+        )
+        new, notes = rewriting(program)
+        outs = jax.core.eval_jaxpr(new.jaxpr, new.consts, *arrays)
+        return call.kept.join(outs), notes
+
+    @property
+    def _is_told_something(self) -> bool:
+        settings = self.schedule, self.policy, self.whiles, self.progress
+        return any(setting is not None for setting in settings)
+
+    def _policy(self) -> LoopPolicy:
+        how = planned_by("Reschedule", self.schedule or StoreAll(), self.policy)
+        return how["policy"]
+
+    def __check_init__(self) -> None:
+        check_schedule("Reschedule", self.schedule)
+        self._policy()
+        _planner(self.whiles)
+        check_progress("Reschedule", self.progress)
+        if not (self.only is None or callable(self.only)):
+            raise TypeError(
+                f"Reschedule: `only` must be a function from a loop to whether it is "
+                f"taken, not {describe(self.only)}."
+            )
+
+
+def _planner(whiles: object) -> Bounded | Online | None:
+    """How while loops are run, as a setting says it."""
+    if whiles is None:
+        return None
+    if isinstance(whiles, Recursive):
+        return Bounded(UNLIMITED, whiles.base)
+    checkpoints = whiles.checkpoints if isinstance(whiles, Binomial) else whiles
+    if (count := int_of(checkpoints)) is None:
+        raise TypeError(
+            f"Reschedule: `whiles` must be a number of checkpoints, as in `whiles=64`, "
+            f"or `el.Recursive()`, not {describe(whiles)}."
+        )
+    check_least("Reschedule", "whiles", count, 1)
+    return Online(UNLIMITED, count)
