@@ -18,9 +18,17 @@ the arrays back.
 
 from . import _policies as policies
 from ._budget import Budget, is_budget, refuse_second_place
-from ._frontier import Frontier, frontier_of
+from ._frontier import (
+    Frontier,
+    LoopOption,
+    frontier_of,
+    is_left_open,
+    options_of,
+    with_schedule,
+)
 from ._plan import Plan, plan
 from ._plans import Plans, plans
+from ._plot import axes_to_draw_on, format_axis
 from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
@@ -29,10 +37,13 @@ from ._schedules import (
     AbstractSchedule,
     Binomial,
     Chunked,
+    Fitted,
     Pinned,
     Recursive,
     StoreAll,
     StoreLast,
+    fitting,
+    is_fitting,
 )
 from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
@@ -43,7 +54,8 @@ from .engine._loop_spec import LoopSpec
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
-from .planning._facts import measurements
+from .planning._facts import key_of, measurements, recall, remember
+from .planning._work import work_of
 from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
 from .whiles._online import Online
@@ -59,10 +71,12 @@ __all__ = [
     "Cast",
     "Checkpoint",
     "Chunked",
+    "Fitted",
     "ForwardOnly",
     "Frontier",
     "Layout",
     "Loop",
+    "LoopOption",
     "LoopPolicy",
     "LoopSpec",
     "Offload",
@@ -83,21 +97,32 @@ __all__ = [
     "as_jax_policy",
     "as_loop_policy",
     "as_policy",
+    "axes_to_draw_on",
+    "fitting",
     "form_to_plan",
+    "format_axis",
     "frontier_of",
     "hoist",
     "is_budget",
+    "is_fitting",
+    "is_left_open",
+    "key_of",
     "make_step",
     "measurements",
     "name",
+    "options_of",
     "plan",
     "plans",
     "policies",
+    "recall",
     "refuse_second_place",
+    "remember",
     "run_loop",
     "run_while",
     "trace_step",
     "trusting",
     "unlisted",
     "with_inverse",
+    "with_schedule",
+    "work_of",
 ]

@@ -32,6 +32,7 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
     AbstractSchedule,
+    Fitted,
     Frontier,
     Plan,
     Recursive,
@@ -40,6 +41,7 @@ from ..checkpointing import (
     as_loop_policy,
     form_to_plan,
     frontier_of,
+    is_fitting,
     plan,
 )
 from ..progress import ProgressBar, as_progress, check_progress
@@ -126,7 +128,10 @@ class AbstractLoop(AbstractTransform[Function]):
         return planned_by(type(self).__name__, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
-        return self._default_schedule() if self.schedule is None else self.schedule
+        if self.schedule is not None:
+            return self.schedule
+        default = self._default_schedule()
+        return Fitted() if default == StoreAll() and is_fitting() else default
 
     def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""

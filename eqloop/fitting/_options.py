@@ -1,0 +1,227 @@
+"""The ways to run a part of a function, and what each of them takes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._programs import aval_of, foreign_programs, formula_of, run
+from .._types import AnyJaxpr, PyTree, Value
+from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
+from ._choice import Option
+from ._parts import Part
+
+# The operations whose results are worth keeping before all others.
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def keeps_products(prim: Any, *_: object, **params: object) -> bool:
+    """A policy that keeps named values, and the results of products."""
+    return prim.name in (*_PRODUCTS, "name")
+
+
+def keeps_names(prim: Any, *_: object, **params: object) -> bool:
+    """A policy that keeps named values alone."""
+    return prim.name == "name"
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One of the ways to run a part.
+
+    Attributes:
+        stores: What it stores, in a few words.
+        schedule: The schedule of a loop; `None` for other parts.
+        is_again: Whether all of it is run again on the way back, but for what the
+            policy keeps.
+        policy: What is kept then.
+    """
+
+    stores: str
+    schedule: Pinned | None = None
+    is_again: bool = False
+    policy: Callable[..., bool] | None = None
+
+    def run(self, part: Part, inputs: Sequence[Value]) -> list[Value]:
+        """Runs a part, given what it reads."""
+        program = part.program
+        if self.schedule is not None:
+            (eqn,) = part.eqns
+            part = dataclasses.replace(part, eqns=(with_schedule(eqn, self.schedule),))
+            program = part.program
+        of_arrays = functools.partial(run, program)
+        if self.is_again:
+            of_arrays = jax.checkpoint(of_arrays, policy=self.policy)
+        return of_arrays(*inputs)
+
+
+EVERYTHING = Way("everything")
+_STRAIGHT = (
+    EVERYTHING,
+    Way("products", is_again=True, policy=keeps_products),
+    Way("named values", is_again=True, policy=keeps_names),
+    Way("nothing", is_again=True),
+)
+
+
+def options_for(part: Part, marks: Flags) -> list[tuple[Way, Option]]:
+    """The ways to run a part, the fastest first, and what each of them takes.
+
+    Args:
+        part: The part.
+        marks: Which of the variables that it reads are differentiated.
+    """
+    if not any(marks) or not any(is_inexact(aval_of(x)) for x in part.gives):
+        return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
+    if part.is_loop and (options := _options_of_loop(part, marks)) is not None:
+        found = [pair for option in options for pair in _of_loop(part, option)]
+    else:
+        ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
+        found = [(way, _of_straight(part, marks, way)) for way in ways]
+    found.sort(key=lambda pair: pair[1].nanoseconds)
+    return _without_the_beaten(found)
+
+
+def _without_the_beaten(
+    found: list[tuple[Way, Option]],
+) -> list[tuple[Way, Option]]:
+    """Those that none before them, which is as fast, beats in memory."""
+    kept = list[tuple[Way, Option]]()
+    for way, option in found:
+        is_beaten = any(
+            other.stored <= option.stored
+            and other.working <= option.working
+            and other.shared <= option.shared
+            for _, other in kept
+        )
+        if not is_beaten:
+            kept.append((way, option))
+    return kept
+
+
+def _options_of_loop(part: Part, marks: Flags) -> list[LoopOption] | None:
+    (eqn,) = part.eqns
+    formula: Any = formula_of(eqn)
+    marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
+    flat = [id(x) in marked for x in eqn.invars]
+    return options_of(formula, formula.in_tree.unflatten(flat))
+
+
+def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
+    """A loop by a schedule, and the same where its forward pass stores nothing."""
+    schedule, shared = option.schedule, frozenset(map(id, part.reads))
+    working = max(option.peak - option.stored, 0)
+    stored = Option(option.nanoseconds, option.stored, shared, working)
+    time = option.nanoseconds + option.forward
+    again = Option(time, 0, shared, option.peak)
+    words = _in_words(schedule)
+    found = [(Way(words, schedule), stored)]
+    # XLA may merge two plain loops that are the same.
+    if not schedule.only.stores_residuals:
+        found.append((Way(f"nothing, then {words}", schedule, is_again=True), again))
+    return found
+
+
+def _in_words(schedule: Pinned) -> str:
+    layout = schedule.only
+    if layout.stores_residuals:
+        return "residuals"
+    blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
+    return f"{layout.order.slots} carries{blocks}"
+
+
+# What lies between loops.
+
+
+def _of_straight(part: Part, marks: Flags, way: Way) -> Option:
+    # The program of a part is made anew each time that it is asked for, and that of a
+    # layer is the same for each layer.
+    numbered, shared_in, shared_out = _taken(_Alike(part, marks), way)
+    shared = {id(part.reads[i]) for i in shared_in}
+    shared |= {id(part.gives[i]) for i in shared_out}
+    return dataclasses.replace(numbered, shared=frozenset(shared))
+
+
+class _Alike:
+    """A part with its marks, equal to those that compute the same."""
+
+    def __init__(self, part: Part, marks: Flags):
+        self.part, self.marks = part, marks
+        self._key = str(part.program), marks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int, ...]]:
+    """What a part takes, and which of what it reads and gives it needs again."""
+    part, marks = alike.part, alike.marks
+    program = part.program
+    wanted = [is_inexact(aval) for aval in program.out_avals]
+    structure: list[Any] = []
+
+    def forward(*flat: Value) -> tuple[list[Value], list[Value]]:
+        def moving(*moving: Value) -> PyTree:
+            outs = way.run(part, put(flat, marks, moving))
+            return pick(outs, wanted), outs
+
+        _, pull, outs = jax.vjp(moving, *pick(flat, marks), has_aux=True)
+        residuals, tree = jax.tree.flatten(pull)
+        structure.append(tree)
+        return outs, residuals
+
+    there = jax.make_jaxpr(forward)(*program.in_avals)
+    outs, residuals = (
+        there.jaxpr.outvars[: len(wanted)],
+        there.jaxpr.outvars[len(wanted) :],
+    )
+
+    def backward(residuals: list[Value], cts: list[Value]) -> PyTree:
+        return jax.tree.unflatten(structure[0], residuals)(cts)
+
+    types = [aval_of(x) for x in residuals]
+    cts = [aval.to_tangent_aval() for aval in pick(program.out_avals, wanted)]
+    back = jax.make_jaxpr(backward)(types, cts)
+
+    distinct = {id(x): x for x in residuals if isinstance(x, jex.Var)}
+    reads = {id(x): i for i, x in enumerate(there.jaxpr.invars)}
+    gives = {id(x): i for i, x in enumerate(outs)}
+    own = [x for k, x in distinct.items() if k not in reads and k not in gives]
+    option = Option(
+        nanoseconds=work_of(there) + work_of(back),
+        stored=nbytes([aval_of(x) for x in own]),
+        shared=frozenset(),
+        working=most_alive(back) + nbytes(cts),
+    )
+    needed = lambda places: tuple(i for k, i in places.items() if k in distinct)
+    return option, needed(reads), needed(gives)
+
+
+def most_alive(program: AnyJaxpr) -> int:
+    """The most bytes of values that are alive at once, without the inputs.
+
+    XLA fuses operations, and so does not make each of these values.
+    """
+    last: dict[Any, int] = {}
+    for i, eqn in enumerate(program.eqns):
+        last.update((x, i) for x in eqn.invars if isinstance(x, jex.Var))
+    alive = most = 0
+    ends: dict[int, int] = {}
+    for i, eqn in enumerate(program.eqns):
+        made = 0
+        for x in eqn.outvars:
+            size = nbytes([aval_of(x)])
+            made += size
+            ends[last.get(x, i)] = ends.get(last.get(x, i), 0) + size
+        inner = max(map(most_alive, foreign_programs(eqn)), default=0)
+        most = max(most, alive + max(made, inner))
+        alive += made - ends.pop(i, 0)
+    return most
