@@ -28,6 +28,7 @@ from .._compat import (
     effect_on,
     form_of,
     form_params,
+    is_high,
     is_open,
     with_form_params,
 )
@@ -61,9 +62,10 @@ def jaxpr_of(
     constvars: Iterable[jex.Var] = (),
 ) -> jex.Jaxpr:
     """A jaxpr of equations, whose constants have no values yet."""
-    effects = {effect for eqn in eqns for effect in eqn.effects}
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
     info = jex.DebugInfo("eqns_to_jaxpr", "eqns_to_jaxpr", None, None)
-    return jex.Jaxpr([*constvars], [*invars], [*outvars], [*eqns], effects, info)
+    made = jex.Jaxpr([*constvars], [*invars], [*outvars], [*eqns], effects, info)
+    return made.replace(is_high=any(map(is_high, eqns)))
 
 
 def program_from(
@@ -102,7 +104,9 @@ def with_parts(
     """
     old, consts = program.jaxpr, program.consts
     parts = {"invars": invars, "eqns": eqns, "outvars": outvars, "constvars": constants}
+    new: dict[str, Any]
     new = {name: list(part) for name, part in parts.items() if part is not None}
+    new["is_high"] = old.is_high or any(map(is_high, new.get("eqns", ())))
     # JAX names inputs and outputs for its errors, and forgets this when they change.
     consts = consts if constants is None else list(constants.values())
     return jex.ClosedJaxpr(old.replace(**new), consts)
