@@ -81,7 +81,16 @@ _VJPHiPrimitive: Any = object if _HAS_HIPRIM else hijax.VJPHiPrimitive
 
 
 class _HiPrimitive(_VJPHiPrimitive):
-    """As JAX 0.10 calls it, for an `expand` that returns literals as they came."""
+    """As JAX 0.10 calls it, for an `expand` that returns literals as they came.
+
+    And for one that has effects: JAX 0.10 leaves it out where no output is used.
+    """
+
+    def dce(self, used_outs: PyTree) -> tuple[PyTree, PyTree, Any]:
+        # A collective alone is dead code.
+        if any(type(e).__name__ != "NamedAxisEffect" for e in self.effects):
+            return True, True, self
+        return super().dce(used_outs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
