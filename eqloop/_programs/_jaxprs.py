@@ -62,7 +62,8 @@ def jaxpr_of(
     """A jaxpr of equations, whose constants have no values yet."""
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = jex.DebugInfo("eqns_to_jaxpr", "eqns_to_jaxpr", None, None)
-    return jex.Jaxpr([*constvars], [*invars], [*outvars], [*eqns], effects, info)
+    parts = [*constvars], [*invars], [*outvars], [*eqns]
+    return jex.Jaxpr(*parts, effects, info, is_high=any(map(_is_high, eqns)))
 
 
 def program_from(
@@ -101,10 +102,19 @@ def with_parts(
     """
     old, consts = program.jaxpr, program.consts
     parts = {"invars": invars, "eqns": eqns, "outvars": outvars, "constvars": constants}
-    new = {name: list(part) for name, part in parts.items() if part is not None}
+    new: dict[str, Any] = {
+        name: list(part) for name, part in parts.items() if part is not None
+    }
+    # Our loops are expanded where a program is known to have such primitives in it.
+    is_high = old.is_high or any(map(_is_high, new.get("eqns", [])))
     # JAX names inputs and outputs for its errors, and forgets this when they change.
     consts = consts if constants is None else list(constants.values())
-    return jex.ClosedJaxpr(old.replace(**new), consts)
+    return jex.ClosedJaxpr(old.replace(**new, is_high=is_high), consts)
+
+
+def _is_high(eqn: jex.JaxprEqn) -> bool:
+    primitive: Any = eqn.primitive
+    return primitive.is_high(*map(aval_of, eqn.invars), **eqn.params)
 
 
 def with_equations(

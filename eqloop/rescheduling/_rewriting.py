@@ -67,7 +67,7 @@ class Around:
         place: The line of the innermost call around it.
         schedule: The schedule of the scans in it.
         why: Why these are left to JAX; empty if they are not.
-        is_taken: Whether the innermost loop around it is one of this library by now.
+        is_taken: Whether a loop around it is one of this library by now.
     """
 
     depth: int
@@ -170,7 +170,6 @@ class Rewriting:
         if not why and around.schedule is None and self.policy is None and bar is None:
             why = "there is no `schedule` for it"
         if why:
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
@@ -211,7 +210,6 @@ class Rewriting:
         loop = ForeignLoop.of(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         if self.whiles is None:
