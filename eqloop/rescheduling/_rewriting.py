@@ -34,7 +34,7 @@ from ..checkpointing import (
     is_budget,
 )
 from ..progress import ProgressBar
-from ._foreign_loop import ForeignLoop
+from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
 from ._told_once import ToldOnce
 
@@ -139,7 +139,7 @@ class Rewriting:
                 return self._shard_map(eqn, dataclasses.replace(around, place=here))
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
-                loops = (ForeignLoop.of(e, around.depth, here) for e in _loops_in(eqn))
+                loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
                 return eqn, [Note(loop, why) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
@@ -163,7 +163,7 @@ class Rewriting:
     def _scan(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         why = self._why_left(eqn, loop) or around.why
         bar = self._bar_of(loop)
@@ -207,7 +207,7 @@ class Rewriting:
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
             new, notes = self._with_inner(eqn, inside)
