@@ -13,6 +13,6 @@ and run is decided in `checkpointing`.
 """
 
 from ._foreign_loop import ForeignLoop
-from ._reschedule import Reschedule
+from ._reschedule import Reschedule, RescheduledLoops
 
-__all__ = ["ForeignLoop", "Reschedule"]
+__all__ = ["ForeignLoop", "Reschedule", "RescheduledLoops"]

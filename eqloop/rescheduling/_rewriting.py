@@ -34,7 +34,7 @@ from ..checkpointing import (
     is_budget,
 )
 from ..progress import ProgressBar
-from ._foreign_loop import ForeignLoop
+from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
 from ._told_once import ToldOnce
 
@@ -67,7 +67,7 @@ class Around:
         place: The line of the innermost call around it.
         schedule: The schedule of the scans in it.
         why: Why these are left to JAX; empty if they are not.
-        is_taken: Whether the innermost loop around it is one of this library by now.
+        is_taken: Whether a loop around it is one of this library by now.
     """
 
     depth: int
@@ -148,7 +148,7 @@ class Rewriting:
                 return new, [Note(note.loop, note.why or _RULE) for note in notes]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
-                loops = (ForeignLoop.of(e, around.depth, here) for e in _loops_in(eqn))
+                loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
                 return eqn, [Note(loop, why) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
@@ -172,14 +172,13 @@ class Rewriting:
     def _scan(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         why = self._why_left(eqn, loop) or around.why
         bar = self._bar_of(loop)
         if not why and around.schedule is None and self.policy is None and bar is None:
             why = "there is no `schedule` for it"
         if why:
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
@@ -221,10 +220,9 @@ class Rewriting:
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         if self.whiles is None:
