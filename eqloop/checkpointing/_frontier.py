@@ -106,6 +106,7 @@ class LoopOption:
         peak: The bytes that its gradient takes at once, these among them.
         nanoseconds: How long the gradient takes.
         forward: How long the loop itself takes.
+        estimated: How long the gradient was estimated to take before it was seen.
     """
 
     schedule: Pinned
@@ -113,6 +114,7 @@ class LoopOption:
     peak: int
     nanoseconds: float
     forward: float
+    estimated: float
 
 
 def is_left_open(formula: object) -> bool:
@@ -142,7 +144,8 @@ def options_of(formula: Formula, perturbed: PyTree) -> list[LoopOption] | None:
     if not any((*active.carry, *y_active)):
         return None
     known = problem if problem.chooses_policy else alike(problem, active)
-    found, times = pareto(known, active, paces(known, active, measure=True))
+    before = paces(known, active, measure=True)
+    found, times = pareto(known, active, before)
     forward = times.base.advance * problem.loop.length
     return [
         LoopOption(
@@ -151,6 +154,7 @@ def options_of(formula: Formula, perturbed: PyTree) -> list[LoopOption] | None:
             peak=size,
             nanoseconds=times.duration(layout),
             forward=forward,
+            estimated=before.duration(layout),
         )
         for layout, size in found
     ]

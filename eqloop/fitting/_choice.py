@@ -40,6 +40,10 @@ class Option:
         """The same where some values are there anyway."""
         return dataclasses.replace(self, shared=self.shared - values)
 
+    def slower(self, factor: float) -> "Option":
+        """The same if it takes so many times as long."""
+        return dataclasses.replace(self, nanoseconds=factor * self.nanoseconds)
+
 
 # For each part, which of its options is chosen.
 Chosen = tuple[int, ...]
@@ -101,13 +105,13 @@ class Choice:
         return self._faster(best, nbytes)
 
     def smallest(self) -> Chosen:
-        """Options that take little memory: no single part could take less."""
+        """The fastest options that take little memory: no part alone could take less."""
         chosen = self._at(_HIGHEST)
         while True:
             peak = self.peak(chosen)
             smaller = min(self._neighbours(chosen), key=self.peak, default=chosen)
             if self.peak(smaller) >= peak:
-                return chosen
+                return self._faster(chosen, peak)
             chosen = smaller
 
     def _pairs(self, chosen: Chosen) -> zip:

@@ -14,7 +14,7 @@ from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import is_left_open, key_of, recall, remember
 from ._choice import Choice, Chosen
-from ._options import Way, options_for
+from ._options import Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
 # Whole gradients are compiled so often, at the most.
@@ -85,12 +85,17 @@ class Cut:
         moving = _moving(self.program, marks)
         # Inputs are there anyway.
         inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
-        ways, options, sizes = list[list[Way]](), [], dict[int, int]()
-        for part in self.parts:
-            found = options_for(part, tuple(x in moving for x in part.reads))
-            ways.append([way for way, _ in found])
-            options.append([option.without(inputs) for _, option in found])
-            sizes |= {id(x): nbytes([x.aval]) for x in (*part.reads, *part.gives)}
+        sizes = {
+            id(x): nbytes([x.aval])
+            for part in self.parts
+            for x in (*part.reads, *part.gives)
+        }
+        found = options_of_parts(
+            self.parts,
+            [tuple(x in moving for x in part.reads) for part in self.parts],
+        )
+        ways = [[way for way, _ in of_part] for of_part in found]
+        options = [[option.without(inputs) for _, option in part] for part in found]
         return ways, Choice(options, sizes)
 
 
@@ -138,9 +143,9 @@ def decided(
     types = tuple(program.in_avals) if types is None else types
     most = limit.besides(program, marks)
     whole = _Whole(cut, ways, choice, marks, types)
-    tries, offset = list[Decision](), 0.0
+    tries = list[Decision]()
     while len(tries) < _MOST_COMPILED:
-        chosen = choice.within(most - offset)
+        chosen = choice.within(_estimate_for(most, tries))
         if chosen is None or any(chosen == t.chosen for t in tries):
             chosen = choice.smallest()
             if any(t.peak_bytes <= most or chosen == t.chosen for t in tries):
@@ -150,12 +155,25 @@ def decided(
         is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
         if not last.is_compiled or (is_small and is_enough):
             break
-        offset = last.peak_bytes - choice.peak(chosen)
-        offset += 0.0 if is_small else _MARGIN * most
     fits = [t for t in tries if t.peak_bytes <= most]
     if not fits:
         _refuse(tries, limit, most)
     return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+
+
+def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
+    """What a gradient may be estimated to take, if it is to take so many bytes."""
+    if not tries:
+        return most
+    pairs = sorted((t.peak_bytes, t.choice.peak(t.chosen)) for t in tries)
+    below = [pair for pair in pairs if pair[0] <= most]
+    above = [pair for pair in pairs if pair[0] > most]
+    if below and above:
+        (low, at_low), (high, at_high) = below[-1], above[0]
+        part = (most - low) / (high - low)
+        return at_low + (1 - _MARGIN) * part * (at_high - at_low)
+    (size, estimated), margin = (below[-1], 0.0) if below else (above[0], _MARGIN)
+    return most + estimated - size - margin * most
 
 
 @dataclasses.dataclass(frozen=True)

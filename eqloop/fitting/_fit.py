@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from .._arrays import (
     automatic_shardings,
@@ -151,6 +152,8 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
             return inputs
 
         with planning_for_call(self.device, args, kwargs):
+            # A number of Python would be traced, and differentiated, in a gradient.
+            args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
             eqx.filter_eval_shape(opened, self, args, kwargs)
             ((program, _),) = found
             shardings = automatic_shardings((self, args, kwargs))
@@ -206,3 +209,7 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
             )
         _ = self._limit
         check_bool("Fit", "foreign", self.foreign)
+
+
+def _as_traced(leaf: PyTree) -> PyTree:
+    return jnp.asarray(leaf) if isinstance(leaf, float | complex) else leaf

@@ -124,7 +124,9 @@ class FitPlan:
             # Stored when it has been run, until it has been taken back.
             is_there = [k <= t < 2 * count - k for t in range(2 * count)]
             size = part.stored_bytes
-            above = [low + size * there for low, there in zip(below, is_there, strict=True)]
+            above = [
+                low + size * there for low, there in zip(below, is_there, strict=True)
+            ]
             ax.fill_between(range(2 * count), below, above, step="mid", linewidth=0)
             below = above
         peaks = [part.peak_bytes for part in self.parts]

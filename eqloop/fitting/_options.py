@@ -68,22 +68,41 @@ _STRAIGHT = (
 )
 
 
-def options_for(part: Part, marks: Flags) -> list[tuple[Way, Option]]:
-    """The ways to run a part, the fastest first, and what each of them takes.
+def options_of_parts(
+    parts: Sequence[Part], marks: Sequence[Flags]
+) -> list[list[tuple[Way, Option]]]:
+    """The ways to run each part, the fastest first, and what each of them takes.
 
     Args:
-        part: The part.
-        marks: Which of the variables that it reads are differentiated.
+        parts: The parts.
+        marks: For each part, which of the variables that it reads are differentiated.
     """
-    if not any(marks) or not any(is_inexact(aval_of(x)) for x in part.gives):
-        return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
-    if part.is_loop and (options := _options_of_loop(part, marks)) is not None:
-        found = [pair for option in options for pair in _of_loop(part, option)]
-    else:
-        ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
-        found = [(way, _of_straight(part, marks, way)) for way in ways]
-    found.sort(key=lambda pair: pair[1].nanoseconds)
-    return _without_the_beaten(found)
+    pairs = list(zip(parts, marks, strict=True))
+    loops = {
+        id(part): options
+        for part, flags in pairs
+        if part.is_loop and (options := _options_of_loop(part, flags))
+    }
+    # The times of loops are seen, and those of other parts estimated. So these are
+    # taken to be off by as much as estimates of the loops were.
+    fastest = [min(options, key=lambda o: o.nanoseconds) for options in loops.values()]
+    estimated = sum(option.estimated for option in fastest)
+    seen = sum(option.nanoseconds for option in fastest)
+    factor = seen / estimated if estimated else 1.0
+    found = list[list[tuple[Way, Option]]]()
+    for part, flags in pairs:
+        if not any(flags) or not any(is_inexact(aval_of(x)) for x in part.gives):
+            found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
+        elif id(part) in loops:
+            options = loops[id(part)]
+            found.append([pair for o in options for pair in _of_loop(part, o)])
+        else:
+            ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
+            options = ((way, _of_straight(part, flags, way)) for way in ways)
+            found.append([(way, option.slower(factor)) for way, option in options])
+    for options in found:
+        options.sort(key=lambda pair: pair[1].nanoseconds)
+    return list(map(_without_the_beaten, found))
 
 
 def _without_the_beaten(

@@ -131,7 +131,7 @@ def while_in_place(
     def loop(*operands: Value) -> list[Value]:
         of_cond, of_body, init = split(operands, *counts)
         consts, carry = [*of_cond, *of_body], [holds(of_cond, init).any(), *init]
-        types = [list(map(jax.typeof, group)) for group in (consts, carry)]
+        types = list(map(jax.typeof, consts)), list(map(jax.typeof, carry))
         opened = make_step(step, *types, [])
         label = lambda desc: Label.of(
             desc, opened.carry_types, [], lambda carry: tuple(carry[1:]), lambda y: None

@@ -36,7 +36,7 @@ from ..checkpointing import (
     is_budget,
 )
 from ..progress import ProgressBar
-from ._foreign_loop import ForeignLoop
+from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
 from ._told_once import ToldOnce
 
@@ -69,7 +69,7 @@ class Around:
         place: The line of the innermost call around it.
         schedule: The schedule of the scans in it.
         why: Why these are left to JAX; empty if they are not.
-        is_taken: Whether the innermost loop around it is one of this library by now.
+        is_taken: Whether a loop around it is one of this library by now.
     """
 
     depth: int
@@ -137,11 +137,20 @@ class Rewriting:
             case "debug_callback" if around.is_taken:
                 told = ToldOnce(alone(eqn))
                 return jax.make_jaxpr(told)(*told.in_avals), []
+            case "closed_call":
+                # JAX 0.10 does not compile our primitives in them.
+                program = close(eqn.params["call_jaxpr"])
+                return self._of(program, dataclasses.replace(around, place=here))
             case "shard_map" if any(_loops_in(eqn)):
                 return self._shard_map(eqn, dataclasses.replace(around, place=here))
+            case "custom_jvp_call":
+                new, notes = self._with_inner(
+                    eqn, dataclasses.replace(around, place=here)
+                )
+                return new, [Note(note.loop, note.why or _RULE) for note in notes]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
-                loops = (ForeignLoop.of(e, around.depth, here) for e in _loops_in(eqn))
+                loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
                 return eqn, [Note(loop, why) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
@@ -165,14 +174,13 @@ class Rewriting:
     def _scan(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         why = self._why_left(eqn, loop) or around.why
         bar = self._bar_of(loop)
         if not why and around.schedule is None and self.policy is None and bar is None:
             why = "there is no `schedule` for it"
         if why:
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
@@ -203,17 +211,20 @@ class Rewriting:
         why = "what it stores is computed again with the step of the loop around it"
         new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
         left = OpenScan.of(eqn, new)
-        sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
-        most, least = sizes
+        try:
+            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
+            most, least = sizes
+        except Exception:
+            # It has no gradient, and need not have one. Then nothing is stored.
+            return left, left_notes
         return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         if self.whiles is None:
@@ -276,6 +287,7 @@ def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return new
 
 
+_RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "
