@@ -105,13 +105,13 @@ class Choice:
         return self._faster(best, nbytes)
 
     def smallest(self) -> Chosen:
-        """The fastest options that take little memory: no part alone could take less."""
+        """Options that take little memory: no part alone could take less."""
         chosen = self._at(_HIGHEST)
         while True:
             peak = self.peak(chosen)
             smaller = min(self._neighbours(chosen), key=self.peak, default=chosen)
             if self.peak(smaller) >= peak:
-                return self._faster(chosen, peak)
+                return chosen
             chosen = smaller
 
     def _pairs(self, chosen: Chosen) -> zip:
