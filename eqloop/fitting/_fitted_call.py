@@ -86,7 +86,7 @@ class FittedCall(Formula):
         cut, ways = self._decided(marks)
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
-            outs = cut.run(ways, put(inputs, marks, moving))
+            outs = cut.run(ways, put(inputs, marks, moving), marks)
             return pick(outs, moves_out), outs
 
         _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)
