@@ -22,6 +22,8 @@ from ._parts import Part, flat_program, parts_of
 _MOST_COMPILED = 3
 # A gradient that takes this part of the budget is not worth another try.
 _ENOUGH = 0.9
+# The fastest is tried even if it is estimated to take so many times the budget.
+_HOPEFUL = 1.3
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -160,13 +162,16 @@ def decided(
     types = tuple(program.in_avals) if types is None else types
     most = limit.besides(program, marks)
     whole = _Whole(cut, ways, choice, marks, types)
-    tries = list[Decision]()
-    while len(tries) < _MOST_COMPILED:
+    tries, compiled = list[Decision](), 0
+    while compiled < _MOST_COMPILED:
         chosen = choice.within(_estimate_for(most, tries))
+        if not tries and choice.peak(fastest := choice.fastest) <= _HOPEFUL * most:
+            chosen = fastest
         if chosen is None or any(chosen == t.chosen for t in tries):
             chosen = choice.smallest()
             if any(t.peak_bytes <= most or chosen == t.chosen for t in tries):
                 break
+        compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
         is_small = last.peak_bytes <= most
         is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
@@ -205,14 +210,24 @@ class _Whole:
 
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
-        ways = tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
-        key = key_of((self.cut.program, self.marks, self.types, ways))
+        ways, key = self._ways(chosen), self._key(chosen)
         if (known := recall(key)) is None:
             size = self._bytes(ways)
             known = {} if size is None else {"bytes": float(size)}
             remember({key: known})
         size = int(known.get("bytes", self.choice.peak(chosen)))
         return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
+
+    def is_known(self, chosen: Chosen) -> bool:
+        """Whether the whole was compiled before."""
+        return recall(self._key(chosen)) is not None
+
+    def _ways(self, chosen: Chosen) -> tuple[Way, ...]:
+        return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
+
+    def _key(self, chosen: Chosen) -> str:
+        ways = self._ways(chosen)
+        return key_of((self.cut.program, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
         outs = self.cut.program.out_avals

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._programs import aval_of, formula_of, run
@@ -48,9 +47,7 @@ class Way:
     is_again: bool = False
     policy: Callable[..., bool] | None = None
 
-    def run(
-        self, part: Part, inputs: Sequence[Value], roles: Roles
-    ) -> list[Value]:
+    def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part.
 
         Args:

@@ -76,7 +76,7 @@ def written(
         kept: The outputs of the way back that it hands on in the memory of others.
     """
     count = len(there.eqns)
-    residuals = [x for x in there.outvars[-len(back.invars) :]]
+    residuals = list(there.outvars[-len(back.invars) :])
     names = dict(zip(back.invars, residuals, strict=False))
     fusing = _Fusing([*there.eqns, *back.eqns], names, count, [*outs, *back.outvars])
     last: dict[Any, int] = {}

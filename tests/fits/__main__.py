@@ -1,8 +1,8 @@
 """Shows what gradients with one budget take, and how long.
 
-    python -m tests.fits                       # all functions, ten budgets each
-    python -m tests.fits --only mixer,rollout --budgets 4 --scale 0.5
-    python -m tests.fits --write FILE          # the table as a page, too
+python -m tests.fits                       # all functions, ten budgets each
+python -m tests.fits --only mixer,rollout --budgets 4 --scale 0.5
+python -m tests.fits --write FILE          # the table as a page, too
 """
 
 import argparse

@@ -6,6 +6,7 @@ each of them: `around` is applied to a part where it is called.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -251,15 +252,19 @@ def u_net(scale: float) -> Function:
     p = {
         "in": kernel(3, channels[0]),
         "down": [[kernel(c, c), kernel(c, c)] for c in channels],
-        "wider": [kernel(a, b) for a, b in zip(channels, channels[1:], strict=False)],
+        "wider": [kernel(a, b) for a, b in itertools.pairwise(channels)],
         "up": [[kernel(2 * c, c), kernel(c, c)] for c in channels[:-1]],
-        "narrower": [kernel(b, a) for a, b in zip(channels, channels[1:], strict=False)],
+        "narrower": [
+            kernel(b, a) for a, b in itertools.pairwise(channels)
+        ],
         "out": kernel(channels[0], 1),
     }
 
     def convolve(x: jax.Array, k: jax.Array) -> jax.Array:
         form = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=form)
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "SAME", dimension_numbers=form
+        )
 
     def double(q: Any, x: jax.Array) -> jax.Array:
         for k in q:
