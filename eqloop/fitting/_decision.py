@@ -165,21 +165,22 @@ def decided(
     tries, compiled = list[Decision](), 0
     while compiled < _MOST_COMPILED:
         chosen = choice.within(_estimate_for(most, tries))
-        if not tries and choice.peak(fastest := choice.fastest) <= _HOPEFUL * most:
-            chosen = fastest
+        if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
+            chosen = choice.fastest
         if chosen is None or any(chosen == t.chosen for t in tries):
-            chosen = choice.smallest()
-            if any(t.peak_bytes <= most or chosen == t.chosen for t in tries):
-                break
+            break
         compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
         is_small = last.peak_bytes <= most
         is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
         if not last.is_compiled or (is_small and is_enough):
             break
-    fits = [t for t in tries if t.peak_bytes <= most]
-    if not fits:
-        _refuse(tries, limit, most)
+    if not (fits := [t for t in tries if t.peak_bytes <= most]):
+        # What an error says would do is to do, whatever was tried before.
+        tries.append(least := whole.decision(choice.smallest()))
+        if least.peak_bytes > most:
+            _refuse(tries, limit, most)
+        fits = [least]
     return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
 
 

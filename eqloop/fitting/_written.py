@@ -75,10 +75,9 @@ def written(
         outs: The variables of the forward pass that others read.
         kept: The outputs of the way back that it hands on in the memory of others.
     """
-    count = len(there.eqns)
     residuals = list(there.outvars[-len(back.invars) :])
     names = dict(zip(back.invars, residuals, strict=False))
-    fusing = _Fusing([*there.eqns, *back.eqns], names, count, [*outs, *back.outvars])
+    fusing = _Fusing([*there.eqns, *back.eqns], names, [*outs, *back.outvars])
     last: dict[Any, int] = {}
     for i, eqn in enumerate(back.eqns):
         if not fusing.is_fused(eqn):
@@ -126,24 +125,21 @@ class _Fusing:
         self,
         eqns: Sequence[jex.JaxprEqn],
         names: Mapping[Any, Any],
-        count: int,
         outs: Iterable[Any],
     ):
         self._names = names
         self._made_by: dict[Any, jex.JaxprEqn] = {}
         self._outs = {self._named(x) for x in outs if isinstance(x, jex.Var)}
-        self._readers: dict[Any, list[tuple[bool, jex.JaxprEqn]]] = {}
+        self._readers: dict[Any, list[jex.JaxprEqn]] = {}
         self._is_fused: dict[int, bool] = {}
         self._roots: dict[Any, frozenset[Any]] = {}
-        for i, eqn in enumerate(eqns):
+        for eqn in eqns:
             self._made_by.update(dict.fromkeys(eqn.outvars, eqn))
             for x in eqn.invars:
                 if isinstance(x, jex.Var):
-                    about = i >= count, eqn
-                    self._readers.setdefault(self._named(x), []).append(about)
-        # The last first: what reads a value is known then.
-        for i, eqn in reversed(list(enumerate(eqns))):
-            self._is_fused[id(eqn)] = self._found(eqn, i >= count)
+                    self._readers.setdefault(self._named(x), []).append(eqn)
+        for eqn in eqns:
+            self._is_fused[id(eqn)] = self._found(eqn)
 
     def is_fused(self, eqn: jex.JaxprEqn) -> bool:
         """Whether nothing that it computes is written."""
@@ -164,7 +160,7 @@ class _Fusing:
     def _named(self, x: Any) -> Any:
         return self._names.get(x, x)
 
-    def _found(self, eqn: jex.JaxprEqn, is_back: bool) -> bool:
+    def _found(self, eqn: jex.JaxprEqn) -> bool:
         form = form_of(eqn)
         if form in _WHOLE or form in _SUMS or foreign_programs(eqn) or eqn.effects:
             return False
@@ -173,15 +169,14 @@ class _Fusing:
         readers = [about for x in eqn.outvars for about in self._readers.get(x, [])]
         if self._outs.intersection(eqn.outvars):
             return False
-        if any(not self._may_fuse_into(reader) for _, reader in readers):
+        if not all(map(self._may_fuse_into, readers)):
             return False
-        sides = {side for side, _ in readers} | {is_back}
-        return not (form in _COSTLY and len(sides) > 1)
+        return form not in _COSTLY or len(readers) <= 1
 
     def _may_fuse_into(self, reader: jex.JaxprEqn) -> bool:
         form = form_of(reader)
         if form in _NAMES:
             # A product may read it under its other name.
-            others = [e for x in reader.outvars for _, e in self._readers.get(x, [])]
+            others = [e for x in reader.outvars for e in self._readers.get(x, [])]
             return all(map(self._may_fuse_into, others))
         return form not in _WHOLE and not foreign_programs(reader)

@@ -148,7 +148,7 @@ def recurrent(scale: float) -> Function:
     """Three recurrent layers over time, with a readout of each step."""
     w, d, length, batch = _Weights(2), 64, int(250 * scale), 16
     layers = [{k: w(d, d) for k in ("xz", "xr", "xn", "hz", "hr", "hn")} for _ in "123"]
-    p = {"layers": layers, "readout": [w(d, 4 * d), w(4 * d, 10)]}
+    p = {"layers": layers, "readout": [w(d, d), w(d, 10)]}
 
     def cell(q: Any, h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         z = jax.nn.sigmoid(x @ q["xz"] + h @ q["hz"])
@@ -181,7 +181,7 @@ def neural_ode(scale: float) -> Function:
     w, d, batch, times = _Weights(3), 32, 64, int(100 * scale)
     p = {
         "field": [w(d, 2 * d), w(2 * d, d)],
-        "decoder": [w(d, 8 * d), w(8 * d, 8 * d), w(8 * d, 16)],
+        "decoder": [w(d, 2 * d), w(2 * d, 2 * d), w(2 * d, 16)],
     }
 
     def path(q: Any, start: jax.Array) -> jax.Array:
@@ -214,7 +214,7 @@ def rollout(scale: float) -> Function:
     w, d, batch, length = _Weights(4), 16, 64, int(200 * scale)
     p = {
         "policy": [w(d, 64), w(64, 64), w(64, d)],
-        "value": [w(d, 128), w(128, 128), w(128, 1)],
+        "value": [w(d, 64), w(64, 64), w(64, 1)],
     }
 
     def network(q: Any, x: jax.Array) -> jax.Array:
@@ -254,9 +254,7 @@ def u_net(scale: float) -> Function:
         "down": [[kernel(c, c), kernel(c, c)] for c in channels],
         "wider": [kernel(a, b) for a, b in itertools.pairwise(channels)],
         "up": [[kernel(2 * c, c), kernel(c, c)] for c in channels[:-1]],
-        "narrower": [
-            kernel(b, a) for a, b in itertools.pairwise(channels)
-        ],
+        "narrower": [kernel(b, a) for a, b in itertools.pairwise(channels)],
         "out": kernel(channels[0], 1),
     }
 
@@ -296,7 +294,7 @@ def u_net(scale: float) -> Function:
 def simulation(scale: float) -> Function:
     """Steps of an implicit solver, each of which iterates until it is exact enough."""
     w, d, batch, length = _Weights(6), 64, 32, int(150 * scale)
-    p = {"world": w(d, d), "readout": [w(d, 4 * d), w(4 * d, 1)]}
+    p = {"world": w(d, d), "readout": [w(d, d), w(d, 1)]}
 
     def simulate(q: jax.Array, start: jax.Array) -> jax.Array:
         def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
