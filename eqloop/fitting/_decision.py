@@ -13,6 +13,7 @@ from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import is_left_open, key_of, recall, remember
+from ._apart import kept_apart
 from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
@@ -207,7 +208,7 @@ class _Whole:
                 return pick(outs, wanted), outs
 
             _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
-            return outs, pull(cts)
+            return outs, kept_apart(pull)(cts)
 
         cts = [aval.to_tangent_aval() for aval in pick(outs, wanted)]
         return temporary_bytes(gradient, list(self.types), cts)

@@ -24,6 +24,7 @@ from .._programs import (
 )
 from .._types import BatchAxis, PyTree, Value
 from ..progress import Again, BarChange
+from ._apart import kept_apart
 from ._decision import Cut, Limit, decided
 from ._options import Way
 
@@ -112,7 +113,7 @@ class FittedCall(Formula):
         marks, structure = known.value
         pull = jax.tree.unflatten(structure, residuals)
         wanted = pick(self.flat_out(cts), self.moves_out(marks))
-        cts = put(self.zero_cts(), marks, pull(instantiated(wanted)))
+        cts = put(self.zero_cts(), marks, kept_apart(pull)(instantiated(wanted)))
         return tuple(cts), None
 
     def pull_logs(
