@@ -38,12 +38,17 @@ class Limit:
     nbytes: int
     is_total: bool
 
-    def besides(self, program: jex.ClosedJaxpr, marks: Flags) -> int:
-        """What is left besides the inputs and outputs of a gradient."""
+    def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
+        """What is left besides the inputs and outputs of a gradient.
+
+        Args:
+            types: The types of the inputs of the function.
+            marks: Which of them are differentiated.
+            outs: The types of its outputs.
+        """
         if not self.is_total:
             return self.nbytes
-        types = program.in_avals, pick(program.in_avals, marks), program.out_avals
-        return self.nbytes - sum(map(nbytes, types))
+        return self.nbytes - sum(map(nbytes, (types, pick(types, marks), outs)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +147,7 @@ def decided(
     cut = Cut.of(program)
     ways, choice = cut.choice(marks)
     types = tuple(program.in_avals) if types is None else types
-    most = limit.besides(program, marks)
+    most = limit.besides(types, marks, program.out_avals)
     whole = _Whole(cut, ways, choice, marks, types)
     tries = list[Decision]()
     while len(tries) < _MOST_COMPILED:
