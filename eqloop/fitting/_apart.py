@@ -1,8 +1,8 @@
 """Keeps what is run again on the way back apart from what was run before.
 
 XLA merges two computations that are the same, and then keeps the results of the first
-until the second would have run. `jax.checkpoint` sees to it that it does not notice; but
-some versions of XLA drop its barriers. There, what runs again is put into a branch.
+until the second would have run. The barriers of `jax.checkpoint` prevent that, but some
+versions of XLA drop them. There, what runs again is put into a branch.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
-# Whole gradients are compiled so often, at the most.
+# Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
 # A gradient that takes this part of the budget is not worth another try.
 _ENOUGH = 0.9
@@ -80,6 +80,13 @@ class Cut:
             known |= zip(part.gives, outs, strict=True)
         is_literal = lambda x: isinstance(x, jex.Literal)
         return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
+
+    def takes(self, ways: Sequence[Way]) -> bool:
+        """Whether these are ways to run such parts."""
+        return len(ways) == len(self.parts) and all(
+            part.is_loop or way.schedule is None
+            for part, way in zip(self.parts, ways, strict=True)
+        )
 
     def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
         """The ways to run each part, the fastest first, and what they take.
@@ -162,6 +169,10 @@ def decided(
         if not last.is_compiled or (is_small and is_enough):
             break
     fits = [t for t in tries if t.peak_bytes <= most]
+    if not fits and all(t.chosen != choice.smallest() for t in tries):
+        # An error is to say what would be enough.
+        tries.append(whole.decision(choice.smallest()))
+        fits = [t for t in tries if t.peak_bytes <= most]
     if not fits:
         _refuse(tries, limit, most)
     return min(fits, key=lambda t: choice.nanoseconds(t.chosen))

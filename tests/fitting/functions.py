@@ -1,4 +1,4 @@
-"""Functions to fit, small ones, and budgets that some of their parts have to give way to.
+"""Small functions to fit, and a budget that takes some effort.
 
 All take weights and a batch, and return a number.
 """
