@@ -13,7 +13,7 @@ from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import is_left_open, key_of, recall, remember
-from ._apart import kept_apart
+from ._again import Roles
 from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
@@ -70,13 +70,21 @@ class Cut:
         is_open = [is_left_open(formula_of(eqn)) for eqn in flat.jaxpr.eqns]
         return cls(flat, tuple(parts_of(flat, is_open)))
 
-    def run(self, ways: Sequence[Way], inputs: Sequence[Value]) -> list[Value]:
-        """Runs the program, each part in its way."""
+    def run(
+        self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
+    ) -> list[Value]:
+        """Runs the program, each part in its way.
+
+        Args:
+            ways: The ways.
+            inputs: The inputs of the program.
+            marks: Which of these are differentiated.
+        """
         jaxpr = self.program.jaxpr
         known = dict(zip(jaxpr.invars, inputs, strict=True))
         known |= zip(jaxpr.constvars, self.program.consts, strict=True)
-        for part, way in zip(self.parts, ways, strict=True):
-            outs = way.run(part, [known[x] for x in part.reads])
+        for part, way, role in zip(self.parts, ways, self._roles(marks), strict=True):
+            outs = way.run(part, [known[x] for x in part.reads], role)
             known |= zip(part.gives, outs, strict=True)
         is_literal = lambda x: isinstance(x, jex.Literal)
         return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
@@ -95,7 +103,6 @@ class Cut:
             marks: Which of the inputs are differentiated.
         """
         jaxpr = self.program.jaxpr
-        moving = _moving(self.program, marks)
         # Inputs are there anyway.
         inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
         sizes = {
@@ -103,13 +110,22 @@ class Cut:
             for part in self.parts
             for x in (*part.reads, *part.gives)
         }
-        found = options_of_parts(
-            self.parts,
-            [tuple(x in moving for x in part.reads) for part in self.parts],
-        )
+        found = options_of_parts(self.parts, self._roles(marks))
         ways = [[way for way, _ in of_part] for of_part in found]
         options = [[option.without(inputs) for _, option in part] for part in found]
         return ways, Choice(options, sizes)
+
+    def _roles(self, marks: Flags) -> list[Roles]:
+        """What each part reads, if some inputs of the program are differentiated."""
+        moving = _moving(self.program, marks)
+        weights = moving.intersection(self.program.jaxpr.invars)
+        return [
+            Roles(
+                tuple(x in moving for x in part.reads),
+                tuple(x in weights for x in part.reads),
+            )
+            for part in self.parts
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +236,11 @@ class _Whole:
 
         def gradient(flat: list[Value], cts: list[Value]) -> PyTree:
             def moving(*moving: Value) -> PyTree:
-                outs = self.cut.run(ways, put(flat, self.marks, moving))
+                outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
                 return pick(outs, wanted), outs
 
             _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
-            return outs, kept_apart(pull)(cts)
+            return outs, pull(cts)
 
         cts = [aval.to_tangent_aval() for aval in pick(outs, wanted)]
         return temporary_bytes(gradient, list(self.types), cts)

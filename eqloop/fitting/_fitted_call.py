@@ -24,7 +24,6 @@ from .._programs import (
 )
 from .._types import BatchAxis, PyTree, Value
 from ..progress import Again, BarChange
-from ._apart import kept_apart
 from ._decision import Cut, Limit, decided
 from ._options import Way
 
@@ -87,7 +86,7 @@ class FittedCall(Formula):
         cut, ways = self._decided(marks)
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
-            outs = cut.run(ways, put(inputs, marks, moving))
+            outs = cut.run(ways, put(inputs, marks, moving), marks)
             return pick(outs, moves_out), outs
 
         _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)
@@ -114,7 +113,7 @@ class FittedCall(Formula):
         marks, structure = known.value
         pull = jax.tree.unflatten(structure, residuals)
         wanted = pick(self.flat_out(cts), self.moves_out(marks))
-        cts = put(self.zero_cts(), marks, kept_apart(pull)(instantiated(wanted)))
+        cts = put(self.zero_cts(), marks, pull(instantiated(wanted)))
         return tuple(cts), None
 
     def pull_logs(

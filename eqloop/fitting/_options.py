@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
-from .._programs import aval_of, foreign_programs, formula_of, has_io, run
-from .._types import AnyJaxpr, Aval, PyTree, Value
+from .._programs import aval_of, formula_of, has_io, run
+from .._types import Aval, PyTree, Value
 from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
+from ._again import Roles, again
 from ._choice import Option
 from ._parts import Part
+from ._written import flattened, written
 
 # The operations whose results are worth keeping before all others.
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -52,8 +53,14 @@ class Way:
     is_again: bool = False
     policy: Callable[..., bool] | None = None
 
-    def run(self, part: Part, inputs: Sequence[Value]) -> list[Value]:
-        """Runs a part, given what it reads."""
+    def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
+        """Runs a part.
+
+        Args:
+            part: The part.
+            inputs: What it reads.
+            roles: What that is.
+        """
         program = part.program
         if self.schedule is not None:
             (eqn,) = part.eqns
@@ -61,7 +68,7 @@ class Way:
             program = part.program
         of_arrays = functools.partial(run, program)
         if self.is_again:
-            of_arrays = jax.checkpoint(of_arrays, policy=self.policy)
+            of_arrays = again(of_arrays, self.policy, roles)
         return of_arrays(*inputs)
 
 
@@ -75,19 +82,19 @@ _STRAIGHT = (
 
 
 def options_of_parts(
-    parts: Sequence[Part], marks: Sequence[Flags]
+    parts: Sequence[Part], roles: Sequence[Roles]
 ) -> list[list[tuple[Way, Option]]]:
     """The ways to run each part, the fastest first, and what each of them takes.
 
     Args:
         parts: The parts.
-        marks: For each part, which of the variables that it reads are differentiated.
+        roles: For each part, what the variables are that it reads.
     """
-    pairs = list(zip(parts, marks, strict=True))
+    pairs = list(zip(parts, roles, strict=True))
     loops = {
         id(part): options
-        for part, flags in pairs
-        if part.is_loop and (options := _options_of_loop(part, flags))
+        for part, role in pairs
+        if part.is_loop and (options := _options_of_loop(part, role.moving))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -96,15 +103,15 @@ def options_of_parts(
     seen = sum(option.nanoseconds for option in fastest)
     factor = seen / estimated if estimated else 1.0
     found = list[list[tuple[Way, Option]]]()
-    for part, flags in pairs:
-        if not any(flags) or not any(is_inexact(aval_of(x)) for x in part.gives):
+    for part, role in pairs:
+        if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
             found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
         elif id(part) in loops:
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loop(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
-            options = ((way, _of_straight(part, flags, way)) for way in ways)
+            options = ((way, _of_straight(part, role, way)) for way in ways)
             found.append([(way, option.slower(factor)) for way, option in options])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
@@ -164,21 +171,21 @@ def _in_words(schedule: Pinned) -> str:
 # What lies between loops.
 
 
-def _of_straight(part: Part, marks: Flags, way: Way) -> Option:
+def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     # The program of a part is made anew each time that it is asked for, and that of a
     # layer is the same for each layer.
-    numbered, shared_in, shared_out = _taken(_Alike(part, marks), way)
+    numbered, shared_in, shared_out = _taken(_Alike(part, roles), way)
     shared = {id(part.reads[i]) for i in shared_in}
     shared |= {id(part.gives[i]) for i in shared_out}
     return dataclasses.replace(numbered, shared=frozenset(shared))
 
 
 class _Alike:
-    """A part with its marks, equal to those that compute the same."""
+    """A part with its roles, equal to those that compute the same."""
 
-    def __init__(self, part: Part, marks: Flags):
-        self.part, self.marks = part, marks
-        self._key = str(part.program), marks
+    def __init__(self, part: Part, roles: Roles):
+        self.part, self.roles = part, roles
+        self._key = str(part.program), roles
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Alike) and self._key == other._key
@@ -190,14 +197,14 @@ class _Alike:
 @functools.lru_cache(maxsize=1024)
 def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int, ...]]:
     """What a part takes, and which of what it reads and gives it needs again."""
-    part, marks = alike.part, alike.marks
+    part, marks = alike.part, alike.roles.moving
     program = part.program
     wanted = [is_inexact(aval) for aval in program.out_avals]
     structure: list[Any] = []
 
     def forward(*flat: Value) -> tuple[list[Value], list[Value]]:
         def moving(*moving: Value) -> PyTree:
-            outs = way.run(part, put(flat, marks, moving))
+            outs = way.run(part, put(flat, marks, moving), alike.roles)
             return pick(outs, wanted), outs
 
         _, pull, outs = jax.vjp(moving, *pick(flat, marks), has_aux=True)
@@ -205,50 +212,25 @@ def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int,
         structure.append(tree)
         return outs, residuals
 
-    there = jax.make_jaxpr(forward)(*program.in_avals)
-    outs, residuals = (
-        there.jaxpr.outvars[: len(wanted)],
-        there.jaxpr.outvars[len(wanted) :],
-    )
-
     def backward(residuals: list[Value], cts: list[Value]) -> PyTree:
         return jax.tree.unflatten(structure[0], residuals)(cts)
 
-    types = [aval_of(x) for x in residuals]
+    there = flattened(jax.make_jaxpr(forward)(*program.in_avals))
+    residuals = there.jaxpr.outvars[len(wanted) :]
     cts = [aval.to_tangent_aval() for aval in pick(program.out_avals, wanted)]
-    back = jax.make_jaxpr(backward)(types, cts)
-
-    distinct = {id(x): x for x in residuals if isinstance(x, jex.Var)}
-    reads = {id(x): i for i, x in enumerate(there.jaxpr.invars)}
-    gives = {id(x): i for i, x in enumerate(outs)}
-    own = [x for k, x in distinct.items() if k not in reads and k not in gives]
+    types = [aval_of(x) for x in residuals]
+    back = flattened(jax.make_jaxpr(backward)(types, cts))
+    reads = {x: i for i, x in enumerate(there.jaxpr.invars)}
+    gives = {x: i for i, x in enumerate(there.jaxpr.outvars[: len(wanted)])}
+    # The cotangent of a weight is an output of the whole.
+    of_weights = pick(back.jaxpr.outvars, pick(alike.roles.weights, marks))
+    found = written(there.jaxpr, back.jaxpr, gives, of_weights)
+    own = [x for x in found.stored if x not in reads and x not in gives]
     option = Option(
         nanoseconds=work_of(there) + work_of(back),
         stored=nbytes([aval_of(x) for x in own]),
         shared=frozenset(),
-        working=most_alive(back) + nbytes(cts),
+        working=found.working,
     )
-    needed = lambda places: tuple(i for k, i in places.items() if k in distinct)
+    needed = lambda places: tuple(i for x, i in places.items() if x in found.stored)
     return option, needed(reads), needed(gives)
-
-
-def most_alive(program: AnyJaxpr) -> int:
-    """The most bytes of values that are alive at once, without the inputs.
-
-    XLA fuses operations, and so does not make each of these values.
-    """
-    last: dict[Any, int] = {}
-    for i, eqn in enumerate(program.eqns):
-        last.update((x, i) for x in eqn.invars if isinstance(x, jex.Var))
-    alive = most = 0
-    ends: dict[int, int] = {}
-    for i, eqn in enumerate(program.eqns):
-        made = 0
-        for x in eqn.outvars:
-            size = nbytes([aval_of(x)])
-            made += size
-            ends[last.get(x, i)] = ends.get(last.get(x, i), 0) + size
-        inner = max(map(most_alive, foreign_programs(eqn)), default=0)
-        most = max(most, alive + max(made, inner))
-        alive += made - ends.pop(i, 0)
-    return most
