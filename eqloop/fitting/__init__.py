@@ -6,6 +6,8 @@
   between them, `_options.py` finds what each part may store, and what that takes.
 - **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers
   and without JAX. `_decision.py` compiles the whole gradient, and corrects the price.
+- **On the way back**: `_again.py` runs parts again, and keeps XLA from merging the two
+  runs. `_written.py` finds which values it writes to memory.
 - **Plans** for the user: `_fit_plan.py`.
 """
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import dtypes, lax
 
-from .._arrays import Flags, is_inexact, pick, put
+from .._arrays import Flags, axes_of, explicit_sharding, is_inexact, pick, put
 from .._compat import drops_barriers
 from .._types import PyTree, Value
 
@@ -85,15 +85,18 @@ def _never(cts: list[Value]) -> jax.Array:
     first = next((x for x in cts if is_inexact(jax.typeof(x)) and x.size), None)
     if first is None:
         return jnp.zeros((), bool)
-    entry = jnp.real(first[(0,) * first.ndim])
+    is_split = explicit_sharding(first) is not None
+    # Of an array that is split over an explicit mesh no device can name an entry.
+    entry = jnp.real(jnp.sum(first) if is_split else first[(0,) * first.ndim])
     return (entry > 1) & (entry < -1)
 
 
 def _hidden(x: Any, never: jax.Array) -> Any:
     """The same array, which XLA does not know."""
-    if jax.typeof(x).dtype == dtypes.float0:
+    # A value that is the same on all devices has to stay so.
+    if jax.typeof(x).dtype == dtypes.float0 or not axes_of(never) <= axes_of(x):
         return x
     if jnp.issubdtype(x.dtype, dtypes.prng_key):
         data = _hidden(jax.random.key_data(x), never)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return lax.select(jnp.broadcast_to(never, x.shape), jnp.zeros_like(x), x)
+    return lax.select(never, jnp.zeros_like(x), x)

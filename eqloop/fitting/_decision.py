@@ -18,7 +18,7 @@ from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
-# Whole gradients are compiled so often, at the most.
+# Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
 # A gradient that takes this part of the budget is not worth another try.
 _ENOUGH = 0.9
@@ -40,12 +40,17 @@ class Limit:
     nbytes: int
     is_total: bool
 
-    def besides(self, program: jex.ClosedJaxpr, marks: Flags) -> int:
-        """What is left besides the inputs and outputs of a gradient."""
+    def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
+        """What is left besides the inputs and outputs of a gradient.
+
+        Args:
+            types: The types of the inputs of the function.
+            marks: Which of them are differentiated.
+            outs: The types of its outputs.
+        """
         if not self.is_total:
             return self.nbytes
-        types = program.in_avals, pick(program.in_avals, marks), program.out_avals
-        return self.nbytes - sum(map(nbytes, types))
+        return self.nbytes - sum(map(nbytes, (types, pick(types, marks), outs)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,13 @@ class Cut:
             known |= zip(part.gives, outs, strict=True)
         is_literal = lambda x: isinstance(x, jex.Literal)
         return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
+
+    def takes(self, ways: Sequence[Way]) -> bool:
+        """Whether these are ways to run such parts."""
+        return len(ways) == len(self.parts) and all(
+            part.is_loop or way.schedule is None
+            for part, way in zip(self.parts, ways, strict=True)
+        )
 
     def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
         """The ways to run each part, the fastest first, and what they take.
@@ -160,7 +172,7 @@ def decided(
     cut = Cut.of(program)
     ways, choice = cut.choice(marks)
     types = tuple(program.in_avals) if types is None else types
-    most = limit.besides(program, marks)
+    most = limit.besides(types, marks, program.out_avals)
     whole = _Whole(cut, ways, choice, marks, types)
     tries, compiled = list[Decision](), 0
     while compiled < _MOST_COMPILED:

@@ -36,7 +36,7 @@ from .._types import PyTree, Value
 from ..checkpointing import fitting
 from ..rescheduling import with_open_loops
 from ._decision import Limit, decided
-from ._fit_plan import FitPlan
+from ._fit_plan import FitPlan, plan_of_decision
 from ._fitted_call import FittedCall
 from ._options import Way
 
@@ -52,12 +52,21 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
     rest is computed again. Values and random numbers are those of `f`, and derivatives
     are, to rounding, in every mode of differentiation.
 
-    When a gradient is taken, parts of the function are compiled to see what they take,
-    and then the whole gradient, up to three times. What is found is remembered as for a
-    [`Budget`][eqloop.Budget]. A function that is not differentiated in reverse mode
-    runs as it is.
+    A loop is decided for if it would store everything without `Fit`: a
+    [`Scan`][eqloop.Scan], `SlicedScan`, `ForLoop` or
+    [`StackedLayers`][eqloop.StackedLayers] that was given no schedule. Loops with a
+    schedule keep it, and so do while loops and the loops that choose one themselves.
+    `jax.checkpoint` within `f` is respected.
 
-    A loop with a schedule keeps it. `jax.checkpoint` within `f` is respected.
+    When a gradient is taken, parts of the function are compiled to see what they take,
+    and then the whole gradient, up to three times; once more before it is refused. What
+    is found is remembered as for a [`Budget`][eqloop.Budget]. A function that is not
+    differentiated in reverse mode runs as it is.
+
+    The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of
+    the gradient. Derivatives of the gradient take more. How arrays are split over the
+    automatic axes of a mesh is not known within `jit`: there, pass `plan` the arrays,
+    and use its `pinned`.
 
     Args:
         f: The function.
@@ -168,7 +177,7 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
             marks = tuple(map(is_inexact, program.in_avals))
             decision = decided(program, marks, self._limit, types)
             pinned = dataclasses.replace(self, ways=decision.ways)
-            return FitPlan.of(decision, pinned)
+            return plan_of_decision(decision, pinned)
 
     def _opened(
         self, args: Any, kwargs: Any

@@ -64,7 +64,7 @@ class FittedCall(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         gives = tuple(self.moves_out(moves))
         program = pushed(self.program, (moves,), (gives,))
-        return Doubled.of(self._of(program), (moves,), (gives,))
+        return Doubled.of(self._of(program, None), (moves,), (gives,))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         return self.rewritten(lambda program: settled(program, moves, reverse))
@@ -100,10 +100,11 @@ class FittedCall(Formula):
                 decision = decided(self.program, marks, self.limit)
             return decision.cut, decision.ways
         cut = Cut.of(self.program)
-        if len(cut.parts) != len(self.ways):
+        if not cut.takes(self.ways):
             raise ValueError(
-                f"Fit: this plan is for a function of {len(self.ways)} parts, and the "
-                f"function has {len(cut.parts)}. Make a plan for it, by `plan`."
+                f"Fit: this plan is for another function, or for inputs of other "
+                f"sizes: it has {len(self.ways)} parts, and this function "
+                f"{len(cut.parts)}. Make a plan for these inputs, by `plan`."
             )
         return cut, self.ways
 
@@ -127,7 +128,12 @@ class FittedCall(Formula):
     ) -> tuple[Formula, PyTree, list[int | None]]:
         out_dims = (0,) * len(self.out_avals_flat)
         program = batched(self.program, axis_data, tuple(dims), out_dims)
-        return self._of(program), args, list(out_dims)
+        # What was decided for an example holds for a batch, if that has the same parts.
+        is_alike = self.ways is not None and Cut.of(program).takes(self.ways)
+        ways = self.ways if is_alike else None
+        return self._of(program, ways), args, list(out_dims)
 
-    def _of(self, program: jex.ClosedJaxpr) -> "FittedCall":
-        return FittedCall(program, self.limit, self.device, self.ways)
+    def _of(
+        self, program: jex.ClosedJaxpr, ways: tuple[Way, ...] | None
+    ) -> "FittedCall":
+        return FittedCall(program, self.limit, self.device, ways)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
-from .._programs import aval_of, formula_of, run
-from .._types import PyTree, Value
+from .._programs import aval_of, formula_of, has_io, run
+from .._types import Aval, PyTree, Value
 from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
 from ._again import Roles, again
 from ._choice import Option
@@ -20,14 +21,19 @@ from ._written import flattened, written
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-def keeps_products(prim: Any, *_: object, **params: object) -> bool:
+def keeps_products(prim: Any, *avals: Aval, **params: object) -> bool:
     """A policy that keeps named values, and the results of products."""
-    return prim.name in (*_PRODUCTS, "name")
+    return prim.name in (*_PRODUCTS, "name") and not _are_complex(avals)
 
 
-def keeps_names(prim: Any, *_: object, **params: object) -> bool:
+def keeps_names(prim: Any, *avals: Aval, **params: object) -> bool:
     """A policy that keeps named values alone."""
-    return prim.name == "name"
+    return prim.name == "name" and not _are_complex(avals)
+
+
+def _are_complex(avals: Sequence[Aval]) -> bool:
+    """Whether some values are complex numbers, which no policy can keep (JAX 0.10)."""
+    return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +137,8 @@ def _without_the_beaten(
 
 def _options_of_loop(part: Part, marks: Flags) -> list[LoopOption] | None:
     (eqn,) = part.eqns
+    if has_io(eqn.effects):  # its steps cannot be run again
+        return None
     formula: Any = formula_of(eqn)
     marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
     flat = [id(x) in marked for x in eqn.invars]
@@ -147,7 +155,7 @@ def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
     words = _in_words(schedule)
     found = [(Way(words, schedule), stored)]
     # XLA may merge two plain loops that are the same.
-    if not schedule.only.stores_residuals:
+    if not (schedule.only.stores_residuals or part.has_effects):
         found.append((Way(f"nothing, then {words}", schedule, is_again=True), again))
     return found
 

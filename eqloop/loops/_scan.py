@@ -130,8 +130,7 @@ class AbstractLoop(AbstractTransform[Function]):
     def _schedule(self) -> AbstractSchedule:
         if self.schedule is not None:
             return self.schedule
-        default = self._default_schedule()
-        return Fitted() if default == StoreAll() and is_fitting() else default
+        return schedule_by_default(self._default_schedule())
 
     def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""
@@ -230,6 +229,11 @@ def check_schedule(owner: str, schedule: object) -> None:
             f"{owner}: `schedule` must be a schedule, such as "
             f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."
         )
+
+
+def schedule_by_default(schedule: AbstractSchedule) -> AbstractSchedule:
+    """The schedule of a loop that was given none: a `Fit` around it decides instead."""
+    return Fitted() if schedule == StoreAll() and is_fitting() else schedule
 
 
 def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
