@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
@@ -221,7 +222,8 @@ def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int,
     types = [aval_of(x) for x in residuals]
     back = flattened(jax.make_jaxpr(backward)(types, cts))
     reads = {x: i for i, x in enumerate(there.jaxpr.invars)}
-    gives = {x: i for i, x in enumerate(there.jaxpr.outvars[: len(wanted)])}
+    outs = enumerate(there.jaxpr.outvars[: len(wanted)])
+    gives = {x: i for i, x in outs if isinstance(x, jex.Var)}
     # The cotangent of a weight is an output of the whole.
     of_weights = pick(back.jaxpr.outvars, pick(alike.roles.weights, marks))
     found = written(there.jaxpr, back.jaxpr, gives, of_weights)
