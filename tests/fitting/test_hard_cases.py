@@ -146,7 +146,7 @@ def test_what_is_around(around: Any):
 @pytest.mark.parametrize("around", [vmap_inside, gradient_of_jvp], ids=name)
 def test_a_loop_with_something_around(around: Any):
     x = jnp.stack([X[:6], X[6:12]]) if around in BATCHED else X[:6]
-    actual = jax.jit(around(el.Fit(over_time, 5_000)))(W, x)
+    actual = jax.jit(around(el.Fit(over_time, 7_000)))(W, x)
     assert_close(actual, jax.jit(around(over_time))(W, x), 1e-3, 1e-4)
 
 
@@ -369,7 +369,7 @@ def test_effects_happen_as_often_as_without(place: str, capfd: Any):
             x = jnp.sin(step(x, jnp.broadcast_to(row, x.shape))[0]) * x
         return jnp.sum(x)
 
-    for one in (f, el.Fit(f, 12_300 if place == "code" else 1_300)):
+    for one in (f, el.Fit(f, 12_800 if place == "code" else 2_400)):
         jax.block_until_ready(jax.jit(parts(one))(W, X))
         jax.effects_barrier()
         assert capfd.readouterr().out.count("seen") == 4
