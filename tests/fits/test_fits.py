@@ -35,7 +35,7 @@ def test_a_small_function_keeps_its_budget(name):
     _check(function(name, 0.03), [0.0])
 
 
-@pytest.mark.parametrize("name", map(slow, NAMES))
+@pytest.mark.parametrize("name", [*map(slow, NAMES)])
 def test_functions_keep_their_budgets(name):
     if name == "neural-ode":
         pytest.importorskip("diffrax")
