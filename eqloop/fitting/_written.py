@@ -91,7 +91,7 @@ def written(
     cts = [x for x in back.invars if x not in names]
     held = [*back.outvars]
     last.update((x, len(back.eqns)) for x in held if isinstance(x, jex.Var))
-    free = {*kept}
+    free = {x for x in kept if isinstance(x, jex.Var)}
     size = lambda x: 0 if x in free else nbytes([aval_of(x)])
     alive = most = sum(map(size, cts))
     ends: dict[int, list[Any]] = {}

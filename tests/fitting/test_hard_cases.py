@@ -1,6 +1,5 @@
 """A fitted function in whatever may be around it, and with whatever may be in it."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -455,7 +454,17 @@ def test_no_array_at_all():
     assert fit.plan("abc").parts == ()
 
 
-@functools.partial(pytest.mark.parametrize, "f")([lambda x: x, lambda x: (x, x)])
+def test_cotangents_that_are_numbers():
+    def f(h: Any, xs: Any) -> Any:
+        step = lambda h, x: (jnp.tanh(h + x), h)
+        return jnp.sum(jnp.sin(el.Scan(step)(h, xs)[0]) ** 2)
+
+    args = jnp.float32(1), X[0]
+    gradient = lambda f: jax.jit(jax.grad(f, (0, 1)))(*args)
+    assert_close(gradient(el.Fit(f, TIGHT)), gradient(f))
+
+
+@pytest.mark.parametrize("f", [lambda x: x, lambda x: (x, x)], ids=["one", "two"])
 def test_what_comes_back_as_it_was(f: Any):
     fit = el.Fit(f, 1)
     pulled = lambda f: jax.vjp(f, X)[1](f(X))
