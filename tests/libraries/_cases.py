@@ -333,9 +333,9 @@ def _tinygp() -> Loss:
         return -process.log_probability(observed)
 
     # Frequencies, qualities and amplitudes of the modes of a star.
-    parameters = normal(0, (4,)), jnp.full(4, 1.0), jnp.full(4, -1.0)
-    times = jnp.linspace(0.0, 400.0, 8000)
-    return loss, (parameters, times, jnp.sin(times) + normal(1, (8000,), scale=0.1))
+    parameters = normal(0, (8,)), jnp.full(8, 1.0), jnp.full(8, -1.0)
+    times = jnp.linspace(0.0, 200.0, 4000)
+    return loss, (parameters, times, jnp.sin(times) + normal(1, (4000,), scale=0.1))
 
 
 def _forward(loss: Callable[..., Any]) -> Callable[..., Any]:

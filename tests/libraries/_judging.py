@@ -51,10 +51,10 @@ class Found:
     @property
     def wrong(self) -> tuple[str, ...]:
         """What is not as it should be."""
-        is_more = self.memory is not None and self.memory > SHARE
+        memory = self.memory or 0.0
         said = (
             (not self.error <= TOLERANCE, f"another gradient, by {self.error:.1g}"),
-            (is_more, f"{self.memory} of the memory"),
+            (memory > SHARE, f"{memory:.3f} of the memory"),
             (self.slower > SLOWER, f"{self.slower:.2f} times as slow"),
         )
         return tuple(what for is_wrong, what in said if is_wrong)
@@ -72,7 +72,7 @@ def judged(case: Case, *, rounds: int = 11) -> Found:
     else:
         nbytes = _temp_bytes(plain)
         budget, program = _fitting(case, loss, args, int(nbytes * SHARE))
-    error = _distance(jax.block_until_ready(program(*args)), expected)
+    error = distance(jax.block_until_ready(program(*args)), expected)
     times = [[_seconds(each, args) for each in (program, plain)] for _ in range(rounds)]
     ours, theirs = (min(each) for each in zip(*times, strict=True))
     return Found(nbytes, budget, _temp_bytes(program), (ours, theirs), error)
@@ -120,7 +120,8 @@ def _seconds(program: jax.stages.Compiled, args: tuple[Any, ...]) -> float:
     return time.perf_counter() - start
 
 
-def _distance(found: Any, expected: Any) -> float:
+def distance(found: Any, expected: Any) -> float:
+    """The greatest difference, relative to the greatest entry of each leaf."""
     def of_leaf(a: Any, b: Any) -> float:
         a, b = np.asarray(a, float), np.asarray(b, float)
         scale = float(np.max(np.abs(b), initial=0.0)) or 1.0
