@@ -67,7 +67,7 @@ class Around:
         place: The line of the innermost call around it.
         schedule: The schedule of the scans in it.
         why: Why these are left to JAX; empty if they are not.
-        is_taken: Whether the innermost loop around it is one of this library by now.
+        is_taken: Whether some loop around it is one of this library by now.
     """
 
     depth: int
@@ -132,7 +132,7 @@ class Rewriting:
                 return self._scan(eqn, around)
             case "while":
                 return self._while(eqn, around)
-            case "debug_callback" if around.is_taken:
+            case "debug_callback" | "debug_print" if around.is_taken:
                 told = ToldOnce(alone(eqn))
                 return jax.make_jaxpr(told)(*told.in_avals), []
             case "closed_call":
@@ -179,7 +179,6 @@ class Rewriting:
         if not why and around.schedule is None and self.policy is None and bar is None:
             why = "there is no `schedule` for it"
         if why:
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
@@ -224,7 +223,6 @@ class Rewriting:
         loop = ForeignLoop.of(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
-            inside = dataclasses.replace(inside, is_taken=False)
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
         if self.whiles is None:
