@@ -188,6 +188,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         def gradient(self: Reschedule, args: PyTree, kwargs: PyTree) -> PyTree:
             leaves, structure = jax.tree.flatten((self, args, kwargs))
             moves = [eqx.is_inexact_array(leaf) for leaf in leaves]
+            if not any(moves):  # `f` is called with Python numbers
+                moves = [isinstance(leaf, float | complex) for leaf in leaves]
 
             def outputs(*moving: Value) -> list[Value]:
                 tree = put(leaves, moves, moving)
@@ -196,7 +198,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 notes.extend(found)
                 return [x for x in jax.tree.leaves(result) if eqx.is_inexact_array(x)]
 
-            outs, pull = jax.vjp(outputs, *pick(leaves, moves))
+            given = map(jnp.asarray, pick(leaves, moves))
+            outs, pull = jax.vjp(outputs, *given)
             return pull(list(map(jnp.zeros_like, outs)))
 
         taken = plans(gradient)(self, args, kwargs)
