@@ -21,7 +21,7 @@ from .._programs import (
     without_derivatives,
     without_shifted_writes,
 )
-from .._types import Value
+from .._types import Aval, Value
 from ..checkpointing import (
     AbstractSchedule,
     Bounded,
@@ -131,8 +131,7 @@ def while_in_place(
     def loop(*operands: Value) -> list[Value]:
         of_cond, of_body, init = split(operands, *counts)
         consts, carry = [*of_cond, *of_body], [holds(of_cond, init).any(), *init]
-        types = [list(map(jax.typeof, group)) for group in (consts, carry)]
-        opened = make_step(step, *types, [])
+        opened = make_step(step, _types(consts), _types(carry), [])
         label = lambda desc: Label.of(
             desc, opened.carry_types, [], lambda carry: tuple(carry[1:]), lambda y: None
         )
@@ -144,6 +143,10 @@ def while_in_place(
     literals = eqn.invars[sum(counts) :]
     starts = [_integer(x) for x in literals]
     return in_place_of(eqn, loop)
+
+
+def _types(values: list[Value]) -> list[Aval]:
+    return list(map(jax.typeof, values))
 
 
 def _integer(atom: object) -> int | None:

@@ -52,10 +52,12 @@ class Note:
     Attributes:
         loop: The loop.
         why: Why it is left to JAX; empty if it is not.
+        has_bar: Whether it has a progress bar all the same.
     """
 
     loop: ForeignLoop
     why: str = ""
+    has_bar: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Rewriting:
         )
         bar = self._bar_of(loop)
         new = while_in_place(eqn, loop, cond, body, planner, bar)
-        return new, [Note(loop, why), *notes]
+        return new, [Note(loop, why, bar is not None), *notes]
 
     def _shard_map(
         self, eqn: jex.JaxprEqn, around: Around
