@@ -397,6 +397,14 @@ def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     return [*jex.jaxprs_in_params(held), *(x.jaxpr for x in traced)]
 
 
+def is_high(eqn: jex.JaxprEqn) -> bool:
+    """Whether JAX must replace a primitive in an equation before it is compiled.
+
+    It does that in a program which says so of itself, as those that it traces do.
+    """
+    return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
+
+
 def is_open(program: AnyJaxpr) -> bool:
     """Whether a program lacks the values of its constants: never so in JAX 0.12."""
     is_closed = isinstance(program, jex.ClosedJaxpr)  # JAX 0.12: the same as `Jaxpr`

@@ -26,6 +26,11 @@ class HoldsPrograms(HiPrimitive):
     How it is differentiated and batched, `Formula` says.
     """
 
+    def __init__(self) -> None:
+        # JAX hashes a primitive, and the effects of a program may be a set.
+        self.effects = frozenset(self.effects)
+        super().__init__()
+
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
         """The programs that it runs, for code that looks for something in them."""

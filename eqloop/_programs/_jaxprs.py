@@ -28,10 +28,12 @@ from .._compat import (
     effect_on,
     form_of,
     form_params,
+    is_high,
     is_open,
     with_form_params,
 )
 from .._types import AnyJaxpr, Value
+from ._effects import does_something, is_ref
 from ._equations import Rewrite, aval_of, formula_of
 
 # The primitives whose jaxprs are programs like the one around them, so that another
@@ -60,10 +62,10 @@ def jaxpr_of(
     constvars: Iterable[jex.Var] = (),
 ) -> jex.Jaxpr:
     """A jaxpr of equations, whose constants have no values yet."""
-    effects = {effect for eqn in eqns for effect in eqn.effects}
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
     info = jex.DebugInfo("eqns_to_jaxpr", "eqns_to_jaxpr", None, None)
-    parts = [*constvars], [*invars], [*outvars], [*eqns]
-    return jex.Jaxpr(*parts, effects, info, is_high=any(map(_is_high, eqns)))
+    made = jex.Jaxpr([*constvars], [*invars], [*outvars], [*eqns], effects, info)
+    return made.replace(is_high=any(map(is_high, eqns)))
 
 
 def program_from(
@@ -102,19 +104,12 @@ def with_parts(
     """
     old, consts = program.jaxpr, program.consts
     parts = {"invars": invars, "eqns": eqns, "outvars": outvars, "constvars": constants}
-    new: dict[str, Any] = {
-        name: list(part) for name, part in parts.items() if part is not None
-    }
-    # Our loops are expanded where a program is known to have such primitives in it.
-    is_high = old.is_high or any(map(_is_high, new.get("eqns", [])))
+    new: dict[str, Any]
+    new = {name: list(part) for name, part in parts.items() if part is not None}
+    new["is_high"] = old.is_high or any(map(is_high, new.get("eqns", ())))
     # JAX names inputs and outputs for its errors, and forgets this when they change.
     consts = consts if constants is None else list(constants.values())
-    return jex.ClosedJaxpr(old.replace(**new, is_high=is_high), consts)
-
-
-def _is_high(eqn: jex.JaxprEqn) -> bool:
-    primitive: Any = eqn.primitive
-    return primitive.is_high(*map(aval_of, eqn.invars), **eqn.params)
+    return jex.ClosedJaxpr(old.replace(**new), consts)
 
 
 def with_equations(
@@ -223,28 +218,45 @@ def parted(
         program from these values, followed by the other inputs, to the outputs.
     """
     jaxpr = program.jaxpr
-    # `free` depends on nothing, `decided` on known inputs only.
-    first, rest, free = list[Any](), list[Any](), set(jaxpr.constvars)
-    decided = {*pick(jaxpr.invars, known)}
-    for eqn in jaxpr.eqns:
-        inputs = {var for var in eqn.invars if isinstance(var, jex.Var)}
-        # A `free` equation stays in `rest`, and is copied to the first program below.
-        if inputs <= free:
-            free.update(eqn.outvars)
-        elif inputs <= free | decided:
-            decided.update(eqn.outvars)
-            first.append(eqn)
-            continue
-        rest.append(eqn)
-    ahead = [eqn for eqn in rest if {*eqn.outvars} <= free]
+    ranks = _ranks(jaxpr, known)
+    first = [eqn for eqn in jaxpr.eqns if _rank(eqn, ranks) <= _DECIDED]
+    rest = [eqn for eqn in jaxpr.eqns if _rank(eqn, ranks) != _DECIDED]
+    decided = {var for var, rank in ranks.items() if rank == _DECIDED}
     read = [var for eqn in rest for var in eqn.invars] + list(jaxpr.outvars)
     needed = [var for var in read if isinstance(var, jex.Var) and var in decided]
     handed = list(dict.fromkeys(needed))
     others = pick(jaxpr.invars, [not flag for flag in known])
     of_known = pick(jaxpr.invars, known)
-    one = with_parts(program, invars=of_known, eqns=[*ahead, *first], outvars=handed)
+    one = with_parts(program, invars=of_known, eqns=first, outvars=handed)
     two = with_parts(program, invars=[*handed, *others], eqns=rest)
     return pruned(one), pruned(two)
+
+
+# What a value depends on: on nothing, on known inputs only, or on others.
+_FREE, _DECIDED, _OPEN = range(3)
+
+
+def _ranks(jaxpr: jex.Jaxpr, known: Flags) -> dict[Any, int]:
+    """The ranks of the variables in a program."""
+    ranks = dict[Any, int].fromkeys(jaxpr.constvars, _FREE)
+    for var, is_known in zip(jaxpr.invars, known, strict=True):
+        ranks[var] = _DECIDED if is_known else _OPEN
+    before = None
+    while ranks != before:
+        before = dict(ranks)
+        for eqn in jaxpr.eqns:
+            # Whoever is given a reference may write to it. So all that is done to one
+            # has one rank, and stays in its order.
+            refs = [x for x in eqn.invars if is_ref(aval_of(x))]
+            ranks |= dict.fromkeys([*refs, *eqn.outvars], _rank(eqn, ranks))
+    return ranks
+
+
+def _rank(eqn: jex.JaxprEqn, ranks: Mapping[Any, int]) -> int:
+    """The rank of an equation. What is more than a value happens in one program."""
+    least = _DECIDED if does_something(eqn.effects) else _FREE
+    both = [x for x in [*eqn.invars, *eqn.outvars] if isinstance(x, jex.Var)]
+    return max(least, *(ranks.get(x, _FREE) for x in both), _FREE)
 
 
 # Rewritten.

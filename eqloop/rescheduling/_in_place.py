@@ -21,7 +21,7 @@ from .._programs import (
     without_derivatives,
     without_shifted_writes,
 )
-from .._types import Aval, Value
+from .._types import Value
 from ..checkpointing import (
     AbstractSchedule,
     Bounded,
@@ -131,7 +131,8 @@ def while_in_place(
     def loop(*operands: Value) -> list[Value]:
         of_cond, of_body, init = split(operands, *counts)
         consts, carry = [*of_cond, *of_body], [holds(of_cond, init).any(), *init]
-        opened = make_step(step, _types(consts), _types(carry), [])
+        types = list(map(jax.typeof, consts)), list(map(jax.typeof, carry))
+        opened = make_step(step, *types, [])
         label = lambda desc: Label.of(
             desc, opened.carry_types, [], lambda carry: tuple(carry[1:]), lambda y: None
         )
@@ -143,10 +144,6 @@ def while_in_place(
     literals = eqn.invars[sum(counts) :]
     starts = [_integer(x) for x in literals]
     return in_place_of(eqn, loop)
-
-
-def _types(values: list[Value]) -> list[Aval]:
-    return list(map(jax.typeof, values))
 
 
 def _integer(atom: object) -> int | None:

@@ -137,8 +137,17 @@ class Rewriting:
             case "debug_callback" if around.is_taken:
                 told = ToldOnce(alone(eqn))
                 return jax.make_jaxpr(told)(*told.in_avals), []
+            case "closed_call":
+                # JAX 0.10 does not compile our primitives in them.
+                program = close(eqn.params["call_jaxpr"])
+                return self._of(program, dataclasses.replace(around, place=here))
             case "shard_map" if any(_loops_in(eqn)):
                 return self._shard_map(eqn, dataclasses.replace(around, place=here))
+            case "custom_jvp_call":
+                new, notes = self._with_inner(
+                    eqn, dataclasses.replace(around, place=here)
+                )
+                return new, [Note(note.loop, note.why or _RULE) for note in notes]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
                 loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
@@ -202,8 +211,12 @@ class Rewriting:
         why = "what it stores is computed again with the step of the loop around it"
         new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
         left = OpenScan.of(eqn, new)
-        sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
-        most, least = sizes
+        try:
+            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
+            most, least = sizes
+        except Exception:
+            # It has no gradient, and need not have one. Then nothing is stored.
+            return left, left_notes
         return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
 
     def _while(
@@ -268,6 +281,7 @@ class Rewriting:
         return "" if is_picked else "`only` does not pick it"
 
 
+_RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "

@@ -135,6 +135,18 @@ def test_what_no_cotangent_needs_is_not_planned(step, schedule):
     assert plan.peak_bytes <= 1.15 * temp + 1024 + last
 
 
+@pytest.mark.parametrize("schedule", QUICK[:4], ids=repr)
+def test_a_step_may_add_to_a_reference(schedule):
+    total = jax.new_ref(jnp.zeros(()))
+
+    def step(h, _):
+        total[...] += h
+        return jnp.sin(h), None
+
+    assert el.Scan(step, schedule=schedule).plan(1.0, length=6).evaluations >= 6
+    assert total[...] == 0
+
+
 def test_types_will_do_for_arrays():
     f, init, xs = recurrent(50)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (init, xs))

@@ -18,6 +18,7 @@ import eqloop as el
 
 from . import modes
 from .programs import Program
+from .transforms import Transform
 from .values import DIFFERENTIABLE, Precision, Type, random_value
 from .world import World
 
@@ -171,6 +172,9 @@ class Case:
         is_spread: Whether each example of a batch is on a device of its own.
         is_checked: Whether JAX then tells what is the same on all devices from what is
             not.
+        rescheduled: How loops of JAX's own are run, if they are.
+        rescheduled_at: Of what: a `"call"`, a `"run"` of a batch of them, or the
+            `"whole"` that is evaluated.
     """
 
     seed: int
@@ -189,6 +193,8 @@ class Case:
     setting: str = "none"
     is_spread: bool = False
     is_checked: bool = False
+    rescheduled: Transform | None = None
+    rescheduled_at: str = "call"
 
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self) if f.name != "program"]
@@ -245,10 +251,12 @@ class Case:
                 for i, x in zip(at, given, strict=True):
                     full[i] = x
                 call = lambda *full: self._run(world, full)
+                call = self._rescheduled(call, "call", is_written_out)
                 if axes is None:
                     return call(*full)
                 return self._map(call, axes, is_written_out)(*full)
 
+            run = self._rescheduled(run, "run", is_written_out)
             mode = getattr(modes, self.mode)
             places = PLACES | (REFERENCES if is_written_out else {})
             return places[self.place](mode, run, *(values[i] for i in at))
@@ -261,7 +269,7 @@ class Case:
             one = lambda *values: derivative(values, None)
             return self._map(one, axes, is_written_out)(*values)
 
-        evaluate = whole
+        evaluate = whole = self._rescheduled(whole, "whole", is_written_out)
         donates = self.setting in DONATING and not is_written_out
         if donates:
             evaluate = DONATING[self.setting](whole)
@@ -279,7 +287,7 @@ class Case:
                     world.forget()
                 out = jax.block_until_ready(evaluate(values))
                 jax.effects_barrier()
-            if self.mode != "primal" or self.vmap != "none":
+            if (self.mode != "primal" and not self.rescheduled) or self.vmap != "none":
                 return Result(out)  # how often it has effects is up to JAX
             return Result(
                 out, [*map(float, world.log)], sorted(map(float, world.unordered))
@@ -300,6 +308,12 @@ class Case:
         if self.setting == "disable_jit" and not is_written_out:
             return jax.disable_jit()
         return contextlib.nullcontext()
+
+    def _rescheduled(
+        self, f: Callable[..., Any], at: str, is_written_out: bool
+    ) -> Callable[..., Any]:
+        is_here = self.rescheduled is not None and self.rescheduled_at == at
+        return self.rescheduled.made(f) if is_here and not is_written_out else f
 
     def _map(
         self, f: Callable[..., Any], axes: Any, is_written_out: bool

@@ -32,6 +32,8 @@ class Features:
             as in any with JAX; none where they are taken.
         sees_batch: Whether a row of a batch may see the others.
         without: Operations that are left out.
+        is_foreign: Whether there are only loops and maps of JAX's own.
+        wrappers: What may be around a function and leave its numbers as they are.
     """
 
     kinds: str = "fib"
@@ -44,6 +46,8 @@ class Features:
     devices: int = 0
     sees_batch: bool = False
     without: frozenset[str] = frozenset()
+    is_foreign: bool = False
+    wrappers: tuple[str, ...] = ("jax.checkpoint", "jax.jit", "Remat")
 
     @property
     def seen(self) -> list[Type]:
@@ -68,17 +72,27 @@ class Features:
         without = (*BRANCHES, *WHILES * (not self.devices))
         on = self.on(transform)
         has_axis = on.has_axis and transform.name not in without
+        # These run a function once, for each time that it is called.
+        is_noted = self.is_foreign and transform.name in NOTED
+        # JAX differentiates what is in a rule.
+        is_rule = transform.name in CUSTOM
+        if is_rule:
+            rules = tuple(name for name in rules if RULES[name].is_forward)
         return dataclasses.replace(
             on,
             rules=rules,
-            effects=(),
+            wrappers=self.wrappers[: 2 if is_rule else None],
+            effects=self.effects if is_noted else (),
             has_axis=has_axis,
+            while_loops=() if is_rule else self.while_loops,
             depth=self.depth - 1,
         )
 
 
 WHILES = ("BoundedWhileLoop", "CheckpointedWhileLoop", "lax.while_loop", "WhileLoop")
-ON_DEVICES = ("ParallelMap", "ShardMap")
+ON_DEVICES = ("ParallelMap", "ShardMap", "jax.shard_map")
+CUSTOM = ("jax.custom_jvp", "jax.custom_vjp")
+NOTED = ("lax.scan", "lax.fori_loop", "lax.map", "lax.cond", "lax.switch", "jax.jit")
 BRANCHES = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
 
 
@@ -235,7 +249,10 @@ class Grower:
     # Loops and branches
 
     def control(self) -> None:
-        name = self.rng.choice(self.features.control)
+        control = self.features.control
+        if not self.features.while_loops:
+            control = tuple(name for name in control if name != "while")
+        name = self.rng.choice(control)
         getattr(self, f"_{name}")()
 
     def some(self, most: int, kinds: str = "fib") -> list[int]:
@@ -257,8 +274,12 @@ class Grower:
         names = ("lax.scan", "Scan", "Scan", "CheckpointedScan")
         carry, closed = [self.find(REAL), *self.some(2)], self.some(2)
         xs = [i for i in self.some(2, "f") if self.types[i].shape]
-        length = self.width if xs else self.rng.randint(0, 3)
-        transform = settings.scan(self.rng, length, names)
+        is_foreign = self.features.is_foreign
+        length = self.width if xs else self.rng.randint(0, 7 if is_foreign else 3)
+        if is_foreign:
+            transform = settings.plain_scan(self.rng, length)
+        else:
+            transform = settings.scan(self.rng, length, names)
         x_types = [Type(t.kind, t.shape[1:]) for t in self.typed(xs)]
         y_types = [REAL] * self.rng.randint(0, 1) if length == self.width else []
         inputs = [*self.typed(carry), *x_types, *self.typed(closed)]
@@ -279,7 +300,10 @@ class Grower:
     def _while(self) -> None:
         limit = self.find(Type("i"))
         carry, closed = [self.find(REAL), *self.some(2)], self.some(2)
-        transform = settings.while_loop(self.rng, self.features.while_loops)
+        if self.features.is_foreign:
+            transform = settings.plain_while(self.rng)
+        else:
+            transform = settings.while_loop(self.rng, self.features.while_loops)
         inputs, results = self.typed([*carry, *closed]), self.typed(carry)
         body = self.inner(transform, inputs, results)
         within, args = Within(transform, len(carry)), (limit, *carry, *closed)
@@ -288,7 +312,10 @@ class Grower:
     def _map(self) -> None:
         names = ("jax.vmap", "ChunkedVmap", "Map", "ForLoop", "CheckpointedForLoop")
         devices = self.features.devices
-        names += ON_DEVICES * (devices > 0)
+        names += ON_DEVICES[:2] * (devices > 0)
+        if self.features.is_foreign:
+            names = ("lax.map", "lax.map", "jax.vmap")
+            names += ON_DEVICES[2:] * (devices > 0 and self.width % devices == 0)
         xs = [i for i, t in enumerate(self.types) if t.kind == "f" and t.shape]
         xs = self.rng.sample(xs, min(len(xs), self.rng.randint(1, 2)))
         xs, closed = xs or [self.find(Type("f", (self.width,)))], self.some(2)
@@ -300,7 +327,8 @@ class Grower:
         self.add(Op("map", (*xs, *closed), results, (body,), within))
 
     def _branch(self) -> None:
-        transform = Transform(self.rng.choice(BRANCHES))
+        plain = BRANCHES[:2] if self.features.is_foreign else BRANCHES
+        transform = Transform(self.rng.choice(plain))
         is_cond = transform.name in ("lax.cond", "Cond")
         which = self.find(Type("b" if is_cond else "i"))
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)
@@ -311,11 +339,13 @@ class Grower:
         self.add(Op("branch", args, tuple(results), tuple(bodies), within))
 
     def _wrapper(self) -> None:
-        names = ("jax.checkpoint", "jax.jit", "Remat")
-        devices = self.features.devices
-        names += ON_DEVICES[1:] * (devices > 0)
+        names, devices = self.features.wrappers, self.features.devices
+        on_devices = ON_DEVICES[2:] if self.features.is_foreign else ON_DEVICES[1:2]
+        names += on_devices * (devices > 0)
         transform = settings.wrapper(self.rng, names, devices)
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)
+        if transform.name in CUSTOM:
+            operands, closed = [*operands, *closed], []  # a rule closes over nothing
         inputs, results = self.typed([*operands, *closed]), self.typed(operands)
         body = self.inner(transform, inputs, results)
         within = Within(transform, len(operands))

@@ -150,6 +150,10 @@ def _is_refused(case: Case, error: Exception) -> bool:
         return False
     if "so the manual axis types do not match" in str(error):
         return "lax." in str(case.program)
+    if case.rescheduled and "branches must have equal output types" in str(error):
+        return True
+    if case.rescheduled and _is_too_large(error):
+        return True
     if "reduce_precision does not accept dtype complex" in str(error):
         return True
     if "zero-length scan is not supported in disable_jit" in str(error):

@@ -89,6 +89,16 @@ def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
     return Transform(name, tuple(settings.items()), length)
 
 
+def plain_scan(rng: random.Random, length: int) -> Transform:
+    """A scan of JAX's own."""
+    settings: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        settings["reverse"] = True
+    if rng.random() < 0.2:
+        settings["unroll"] = rng.choice([2, 3, True])
+    return Transform("lax.scan", tuple(settings.items()), length)
+
+
 def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Transform:
     name = rng.choice(names)
     settings: dict[str, Any] = {}
@@ -104,6 +114,12 @@ def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Tra
         if rng.random() < 0.15:
             settings["backward"] = backward(rng, most)
     return Transform(name, tuple(settings.items()), most)
+
+
+def plain_while(rng: random.Random) -> Transform:
+    """A loop of JAX's own which ends when it ends, within four steps."""
+    name = rng.choice(["lax.while_loop", "lax.while_loop", "lax.fori_loop"])
+    return Transform(name, (("is_masked", True),), 4)
 
 
 def row_map(
@@ -129,8 +145,12 @@ def row_map(
         settings["devices"] = jax.devices()[:devices]
         if rng.random() < 0.4:
             settings["chunk_size"] = rng.randint(1, length + 1)
-    if name == "ShardMap":
+    if name == "lax.map" and rng.random() < 0.3:
+        settings["batch_size"] = rng.randint(1, length + 1)
+    if name in ("ShardMap", "jax.shard_map"):
         settings = sharding(devices, PartitionSpec("rows"))
+    if name == "jax.shard_map":
+        settings["check_vma"] = rng.random() < 0.4
     return Transform(name, tuple(settings.items()), length)
 
 
@@ -145,6 +165,8 @@ def wrapper(rng: random.Random, names: tuple[str, ...], devices: int) -> Transfo
     settings: dict[str, Any] = {}
     if name == "Remat":
         settings["policy"] = policy(rng)
-    if name == "ShardMap":
+    if name in ("ShardMap", "jax.shard_map"):
         settings = sharding(devices, PartitionSpec())
+    if name == "jax.shard_map":
+        settings["check_vma"] = rng.random() < 0.6
     return Transform(name, tuple(settings.items()))

@@ -7,6 +7,7 @@ from .bodies import Body, Op
 from .cases import Case
 from .judging import Finding, Skipped, judge
 from .modes import SLOPES
+from .transforms import Transform
 
 _MOST = 60
 # A slope is one along all inputs.
@@ -59,15 +60,24 @@ def _smaller(case: Case) -> Iterator[Case]:
         for i in range(len(case.differentiated)):
             left = case.differentiated[:i] + case.differentiated[i + 1 :]
             yield replace(case, differentiated=left)
+    if case.rescheduled is not None:
+        if case.rescheduled_at != "call":
+            yield replace(case, rescheduled_at="call")
+        for less in _fewer_settings(case.rescheduled):
+            yield replace(case, rescheduled=less)
     program = case.program
     for at, body in enumerate(program.bodies):
         for less in _less(body):
             bodies = (*program.bodies[:at], less, *program.bodies[at + 1 :])
             yield replace(case, program=replace(program, bodies=bodies))
-    for i in range(len(program.transform.settings)):
-        left = program.transform.settings[:i] + program.transform.settings[i + 1 :]
-        transform = replace(program.transform, settings=left)
+    for transform in _fewer_settings(program.transform):
         yield replace(case, program=replace(program, transform=transform))
+
+
+def _fewer_settings(transform: Transform) -> Iterator[Transform]:
+    for i in range(len(transform.settings)):
+        left = transform.settings[:i] + transform.settings[i + 1 :]
+        yield dataclasses.replace(transform, settings=left)
 
 
 def _less(body: Body) -> Iterator[Body]:

@@ -55,7 +55,8 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
     """A loop `(init, xs, *, key=None) -> (carry, ys)`."""
     length = transform.length
     if transform.name == "lax.scan":
-        return lambda init, xs: lax.scan(step, init, xs, length)
+        made = dict(transform.settings)
+        return lambda init, xs: lax.scan(step, init, xs, length, **made)
     if not is_written_out:
         loop = transform.made(step)
         return lambda init, xs, **key: loop(init, xs, length=length, **key)
@@ -157,6 +158,14 @@ def _stacked(*ys: Any) -> Any:
 def while_loop(
     transform: Transform, is_written_out: bool, cond: Any, body: Any
 ) -> Callable[[Any], Any]:
+    if transform.get("is_masked") and is_written_out:
+
+        def masked(carry: Any, _: Any) -> Any:
+            goes_on = cond(carry)
+            pairs = zip(body(carry), carry, strict=True)
+            return [jnp.where(goes_on, *pair) for pair in pairs], None
+
+        return lambda init: lax.scan(masked, init, None, transform.length)[0]
     if transform.name == "lax.while_loop":
         return lambda init: lax.while_loop(cond, body, init)
     if transform.name == "ScanWhile":
@@ -206,8 +215,12 @@ def mapped(transform: Transform, is_written_out: bool, f: Any) -> Callable[..., 
     """A map over the rows of its arguments."""
     if transform.name == "ShardMap" and not is_written_out:
         return transform.made(el.Vmap(f))
+    if transform.name == "jax.shard_map" and not is_written_out:
+        return jax.shard_map(jax.vmap(f), **dict(transform.settings))
     if not (is_written_out or transform.is_plain):
         return transform.made(f)
+    if transform.name == "lax.map":
+        return lambda *xs: lax.map(lambda xs: f(*xs), xs, **dict(transform.settings))
     reduce = transform.get("reduce")
     over_rows = jax.vmap(f, transform.get("in_axes", 0))
     if reduce is None:
@@ -240,9 +253,35 @@ def branched(
 
 def wrapped(transform: Transform, is_written_out: bool, f: Any) -> Callable[..., Any]:
     """What leaves the numbers of a function as they are."""
+    if transform.name == "jax.shard_map":
+        made = dict(transform.settings)
+        return f if is_written_out else jax.shard_map(f, **made)
     if transform.is_plain:
-        return {"jax.checkpoint": jax.checkpoint, "jax.jit": jax.jit}[transform.name](f)
+        return _WRAPPERS[transform.name](f)
     return f if is_written_out else transform.made(f)
+
+
+def _with_jvp(f: Any) -> Callable[..., Any]:
+    """With the rule that it has anyhow."""
+    ruled = jax.custom_jvp(f)
+    ruled.defjvp(lambda args, dots: jax.jvp(f, args, dots))
+    return ruled
+
+
+def _with_vjp(f: Any) -> Callable[..., Any]:
+    ruled = jax.custom_vjp(f)
+    ruled.defvjp(
+        lambda *args: (f(*args), args), lambda args, cts: jax.vjp(f, *args)[1](cts)
+    )
+    return ruled
+
+
+_WRAPPERS: dict[str, Callable[..., Any]] = {
+    "jax.checkpoint": jax.checkpoint,
+    "jax.jit": jax.jit,
+    "jax.custom_jvp": _with_jvp,
+    "jax.custom_vjp": _with_vjp,
+}
 
 
 def written_prefixes(f: Any, xs: Any, axis: int, reverse: bool) -> Any:
