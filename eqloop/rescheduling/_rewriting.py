@@ -1,0 +1,295 @@
+"""Writes planned loops in the places of JAX's own, at any depth of a program."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import jax
+import jax.extend.core as jex
+
+from .._compat import close, form_of
+from .._programs import (
+    Place,
+    Rewriter,
+    alone,
+    equations,
+    foreign_programs,
+    formula_of,
+    has_checks,
+    has_io,
+    is_ordered,
+    map_programs,
+    place_of,
+    rewritable_programs,
+    run,
+)
+from .._types import Value
+from ..checkpointing import (
+    AbstractSchedule,
+    Bounded,
+    ForwardOnly,
+    LoopPolicy,
+    Online,
+    StoreAll,
+    is_budget,
+)
+from ..progress import ProgressBar
+from ._foreign_loop import ForeignLoop, foreign_loop
+from ._in_place import OpenScan, in_place_of, while_in_place
+from ._told_once import ToldOnce
+
+# How much more memory may a loop take if the loops in it are left to JAX, which spares
+# their steps an evaluation?
+_MORE_MEMORY = 2
+
+_LOOPS = ("scan", "while")
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """What has become of a loop.
+
+    Attributes:
+        loop: The loop.
+        why: Why it is left to JAX; empty if it is not.
+        has_bar: Whether it has a progress bar all the same.
+    """
+
+    loop: ForeignLoop
+    why: str = ""
+    has_bar: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """Where in the whole a program is.
+
+    Attributes:
+        depth: How many loops it is inside of.
+        place: The line of the innermost call around it.
+        schedule: The schedule of the scans in it.
+        why: Why these are left to JAX; empty if they are not.
+        is_taken: Whether a loop around it is one of this library by now.
+    """
+
+    depth: int
+    place: Place | None
+    schedule: AbstractSchedule | None
+    why: str = ""
+    is_taken: bool = False
+
+
+Rewritten: TypeAlias = tuple[jex.ClosedJaxpr, list[Note]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewriting:
+    """Rewrites the programs of one function.
+
+    Attributes:
+        schedule: How scans are run; `None` to leave them to JAX.
+        policy: Which residuals of their steps may be stored.
+        whiles: How while loops are run; `None` to leave them without reverse mode.
+        progress: The bar of the outermost loops, or of those that are picked.
+        only: Picks loops; `None` for all.
+    """
+
+    schedule: AbstractSchedule | None
+    policy: LoopPolicy
+    whiles: Bounded | Online | None
+    progress: ProgressBar | None
+    only: Callable[[ForeignLoop], bool] | None
+    # By identity. Each program is kept, so that no other object gets its id.
+    _done: dict[tuple[int, Around], tuple[jex.ClosedJaxpr, Rewritten]] = (
+        dataclasses.field(default_factory=dict, init=False)
+    )
+
+    def __call__(self, program: jex.ClosedJaxpr) -> Rewritten:
+        """The program with other loops, and what has become of each of them."""
+        return self._of(program, Around(0, None, self.schedule))
+
+    def _of(self, program: jex.ClosedJaxpr, around: Around) -> Rewritten:
+        if (key := (id(program), around)) not in self._done:
+            self._done[key] = program, self._level(program, around)
+        return self._done[key][1]
+
+    def _level(self, program: jex.ClosedJaxpr, around: Around) -> Rewritten:
+        rewriter, notes = Rewriter(program), list[Note]()
+        for eqn in program.jaxpr.eqns:
+            new, found = self._replaced(eqn, around)
+            if isinstance(new, jex.JaxprEqn):
+                rewriter.eqns.append(rewriter.enter(new))
+            else:
+                rewriter.inline(new, list(map(rewriter.read, eqn.invars)), eqn.outvars)
+            notes += found
+        return rewriter.result(), notes
+
+    def _replaced(
+        self, eqn: jex.JaxprEqn, around: Around
+    ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
+        """What is run in the place of an equation: another one, or a program."""
+        here = place_of(eqn.source_info) or around.place
+        match form_of(eqn):
+            case "scan":
+                return self._scan(eqn, around)
+            case "while":
+                return self._while(eqn, around)
+            case "debug_callback" | "debug_print" if around.is_taken:
+                told = ToldOnce(alone(eqn))
+                return jax.make_jaxpr(told)(*told.in_avals), []
+            case "closed_call":
+                # JAX 0.10 does not compile our primitives in them.
+                program = close(eqn.params["call_jaxpr"])
+                return self._of(program, dataclasses.replace(around, place=here))
+            case "shard_map" if any(_loops_in(eqn)):
+                return self._shard_map(eqn, dataclasses.replace(around, place=here))
+            case "custom_jvp_call":
+                new, notes = self._with_inner(
+                    eqn, dataclasses.replace(around, place=here)
+                )
+                return new, [Note(note.loop, note.why or _RULE) for note in notes]
+            case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
+                why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
+                loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
+                return eqn, [Note(loop, why) for loop in loops]
+        # The programs of an equation of ours are those that a loop or a map repeats.
+        depth = around.depth + (formula_of(eqn) is not None)
+        return self._with_inner(
+            eqn, dataclasses.replace(around, place=here, depth=depth)
+        )
+
+    def _with_inner(
+        self, eqn: jex.JaxprEqn, around: Around
+    ) -> tuple[jex.JaxprEqn, list[Note]]:
+        """An equation with its programs rewritten."""
+        notes = list[Note]()
+
+        def inner(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+            new, found = self._of(program, around)
+            notes.extend(found)
+            return new
+
+        return map_programs(eqn, inner), notes
+
+    def _scan(
+        self, eqn: jex.JaxprEqn, around: Around
+    ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
+        loop = foreign_loop(eqn, around.depth, around.place)
+        inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
+        why = self._why_left(eqn, loop) or around.why
+        bar = self._bar_of(loop)
+        if not why and around.schedule is None and self.policy is None and bar is None:
+            why = "there is no `schedule` for it"
+        if why:
+            new, notes = self._with_inner(eqn, inside)
+            return new, [Note(loop, why), *notes]
+        schedule = around.schedule or StoreAll()
+        inside = dataclasses.replace(inside, is_taken=True)
+        scan, notes = self._best_inside(eqn, schedule, inside)
+        new = scan.planned(eqn, loop, schedule, self.policy, bar)
+        return new, [Note(loop), *notes]
+
+    def _best_inside(
+        self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
+    ) -> tuple[OpenScan, list[Note]]:
+        """A scan that is taken, and what becomes of the loops in it.
+
+        They are run by the same schedule, if that saves half of the memory that the
+        scan takes; a budget is shared with them. Otherwise they are left to JAX: what
+        they store is there for one step of the scan at a time, and is computed again
+        with it.
+        """
+        program = eqn.params["jaxpr"]
+        if is_budget(schedule):
+            half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
+            inside = dataclasses.replace(inside, schedule=half)
+        new, notes = self._of(program, inside)
+        scan = OpenScan.of(eqn, new)
+        is_chosen = self.only is None and not is_budget(schedule)
+        if not is_chosen or inside.schedule is None or all(n.why for n in notes):
+            return scan, notes
+        why = "what it stores is computed again with the step of the loop around it"
+        new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
+        left = OpenScan.of(eqn, new)
+        try:
+            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
+            most, least = sizes
+        except Exception:
+            # It has no gradient, and need not have one. Then nothing is stored.
+            return left, left_notes
+        return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
+
+    def _while(
+        self, eqn: jex.JaxprEqn, around: Around
+    ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
+        loop = foreign_loop(eqn, around.depth, around.place)
+        inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
+        if why := self._why_left(eqn, loop):
+            new, notes = self._with_inner(eqn, inside)
+            return new, [Note(loop, why), *notes]
+        if self.whiles is None:
+            planner, why = ForwardOnly(name=f"The {loop}", advice=_ADVICE), _NO_WHILES
+        else:
+            planner, why = self.whiles, ""
+        inside = dataclasses.replace(inside, is_taken=True)
+        (cond, _), (body, notes) = (
+            self._of(eqn.params[name], inside) for name in ("cond_jaxpr", "body_jaxpr")
+        )
+        bar = self._bar_of(loop)
+        new = while_in_place(eqn, loop, cond, body, planner, bar)
+        return new, [Note(loop, why, bar is not None), *notes]
+
+    def _shard_map(
+        self, eqn: jex.JaxprEqn, around: Around
+    ) -> tuple[jex.ClosedJaxpr, list[Note]]:
+        """Traces a `jax.shard_map` anew: its axes have their names in it alone."""
+        params, notes = eqn.params, list[Note]()
+
+        def mapped(*args: Value) -> tuple[Value, ...]:
+            new, found = self._of(close(params["jaxpr"]), around)
+            notes.extend(found)
+            return tuple(run(new, *args))
+
+        again = jax.shard_map(
+            mapped,
+            mesh=params["mesh"],
+            in_specs=tuple(params["in_specs"]),
+            out_specs=tuple(params["out_specs"]),
+            axis_names=set(params["newly_manual_axes"]),
+            check_vma=params["check_vma"],
+        )
+        return in_place_of(eqn, again), notes
+
+    def _bar_of(self, loop: ForeignLoop) -> ProgressBar | None:
+        """The bar of a loop that is taken, if it has one."""
+        return self.progress if self.only is not None or loop.depth == 0 else None
+
+    def _why_left(self, eqn: jex.JaxprEqn, loop: ForeignLoop) -> str:
+        """Why a loop cannot be taken, or is not to be; empty if it is."""
+        if has_checks(eqn.effects):
+            return "there is a `checkify.check` in it, which would not be seen"
+        if has_io(eqn.effects) or is_ordered(eqn.effects):
+            return "it has effects that must not be repeated, or not in another order"
+        if self.only is None:
+            return ""
+        is_picked = self.only(loop)
+        if not isinstance(is_picked, bool):
+            raise TypeError(
+                f"Reschedule: `only` must return True or False, but of {loop} it "
+                f"returned {is_picked!r}."
+            )
+        return "" if is_picked else "`only` does not pick it"
+
+
+_RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
+_NO_WHILES = "it is a while loop, and there are no `whiles`"
+_ADVICE = (
+    "Tell `Reschedule` how many carries to store of loops of this kind, as in "
+    "`whiles=64`"
+)
+
+
+def _loops_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
+    """The loops of JAX in the programs of an equation of JAX's, however deep."""
+    for program in foreign_programs(eqn):
+        yield from (e for e in equations(program) if form_of(e) in _LOOPS)
