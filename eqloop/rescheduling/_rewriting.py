@@ -52,10 +52,12 @@ class Note:
     Attributes:
         loop: The loop.
         why: Why it is left to JAX; empty if it is not.
+        has_bar: Whether it has a progress bar all the same.
     """
 
     loop: ForeignLoop
     why: str = ""
+    has_bar: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Rewriting:
                 return self._scan(eqn, around)
             case "while":
                 return self._while(eqn, around)
-            case "debug_callback" if around.is_taken:
+            case "debug_callback" | "debug_print" if around.is_taken:
                 told = ToldOnce(alone(eqn))
                 return jax.make_jaxpr(told)(*told.in_avals), []
             case "closed_call":
@@ -235,7 +237,7 @@ class Rewriting:
         )
         bar = self._bar_of(loop)
         new = while_in_place(eqn, loop, cond, body, planner, bar)
-        return new, [Note(loop, why), *notes]
+        return new, [Note(loop, why, bar is not None), *notes]
 
     def _shard_map(
         self, eqn: jex.JaxprEqn, around: Around
