@@ -6,7 +6,7 @@ from ..benchmarks import _report
 from ._cases import CASES
 from ._judging import Found
 
-_HEADER = ("", "memory as it is", "with a budget", "share", "time")
+_HEADER = ("library", "memory as it is", "with a budget", "share", "time")
 
 
 def table(found: Mapping[str, Found]) -> str:
