@@ -28,6 +28,7 @@ from ..checkpointing import (
     AbstractSchedule,
     Bounded,
     ForwardOnly,
+    InnerBudget,
     LoopPolicy,
     Online,
     StoreAll,
@@ -200,12 +201,14 @@ class Rewriting:
         with it.
         """
         program = eqn.params["jaxpr"]
-        if is_budget(schedule):
-            half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
-            inside = dataclasses.replace(inside, schedule=half)
+        budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
+        has_budget = is_budget(budget)
+        if has_budget:
+            half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
+            inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
         scan = OpenScan.of(eqn, new)
-        is_chosen = self.only is None and not is_budget(schedule)
+        is_chosen = self.only is None and not has_budget
         if not is_chosen or inside.schedule is None or all(n.why for n in notes):
             return scan, notes
         why = "what it stores is computed again with the step of the loop around it"
