@@ -11,6 +11,6 @@ A case is wrong (`_judging.py`) if its gradient with a quarter of the memory
 - takes more than that quarter, or
 - takes more than 1.3 times as long.
 
-It takes half an hour, and `pip install 'eqloop[libraries]'`. A case whose library is not
-installed is left out.
+It takes half an hour or more, and `pip install 'eqloop[libraries]'`. A case whose
+library is not installed is left out.
 """

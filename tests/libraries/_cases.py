@@ -190,25 +190,21 @@ def _linen_scan() -> Loss:
 def _haliax_fold() -> Loss:
     import haliax as hax
 
-    Time, Batch, Hidden = (hax.Axis(*a) for a in (("t", 1000), ("b", 16), ("h", 64)))
-    Next = Hidden.alias("next")
+    Time, Batch, Hidden = hax.make_axes(time=1000, batch=16, hidden=64)
+    Before = Hidden.alias("before")
 
     def loss(weights: Any, xs: Any) -> Any:
         def step(h: Any, x: Any) -> Any:
-            z = hax.nn.sigmoid(
-                hax.dot(h, weights["gate"], axis=Hidden) + x.rename({"h": "next"})
-            )
-            y = hax.tanh(
-                hax.dot(h, weights["value"], axis=Hidden) + x.rename({"h": "next"})
-            )
-            z, y = (a.rename({"next": "h"}) for a in (z, y))
-            return z * h + (1 - z) * y
+            before = h.rename({"hidden": "before"})
+            pre = {k: hax.dot(before, w, axis=Before) + x for k, w in weights.items()}
+            gate = hax.nn.sigmoid(pre["gate"])
+            return gate * h + (1 - gate) * hax.tanh(pre["value"])
 
         last = hax.fold(step, Time)(hax.zeros((Batch, Hidden)), xs)
         return hax.mean(last**2).scalar()
 
     weights = {
-        name: hax.named(normal(i, (64, 64), scale=0.1), (Hidden, Next))
+        name: hax.named(normal(i, (64, 64), scale=0.1), (Before, Hidden))
         for i, name in enumerate(("gate", "value"))
     }
     xs = hax.named(normal(2, (1000, 16, 64)), (Time, Batch, Hidden))
@@ -280,10 +276,8 @@ def _brax_unroll() -> Loss:
     from brax import envs
     from brax.training.acting import generate_unroll
 
-    env = envs.training.wrap(
-        envs.get_environment("inverted_double_pendulum", backend="spring"),
-        episode_length=1000,
-    )
+    pendulum = envs.get_environment("inverted_double_pendulum", backend="spring")
+    env = envs.training.wrap(pendulum, episode_length=1000)
 
     def loss(weights: Any, state: Any, key: Any) -> Any:
         def policy(observed: Any, key: Any) -> Any:
@@ -291,8 +285,7 @@ def _brax_unroll() -> Loss:
             hidden = jnp.tanh(observed @ weights["in"])
             return jnp.tanh(hidden @ weights["out"]), {}
 
-        last, data = generate_unroll(env, state, policy, key, unroll_length=100)
-        del last
+        _, data = generate_unroll(env, state, policy, key, unroll_length=100)
         return -jnp.mean(data.reward)
 
     size, actions = env.observation_size, env.action_size
@@ -338,9 +331,9 @@ def _tinygp() -> Loss:
         return -process.log_probability(observed)
 
     # Frequencies, qualities and amplitudes of the modes of a star.
-    parameters = normal(0, (4,)), jnp.full(4, 1.0), jnp.full(4, -1.0)
-    times = jnp.linspace(0.0, 400.0, 8000)
-    return loss, (parameters, times, jnp.sin(times) + normal(1, (8000,), scale=0.1))
+    parameters = normal(0, (8,)), jnp.full(8, 1.0), jnp.full(8, -1.0)
+    times = jnp.linspace(0.0, 200.0, 4000)
+    return loss, (parameters, times, jnp.sin(times) + normal(1, (4000,), scale=0.1))
 
 
 def _forward(loss: Callable[..., Any]) -> Callable[..., Any]:
