@@ -149,7 +149,7 @@ ONES = jnp.ones(2)
 
 
 def root(a):
-    far = lambda x: jnp.any(jnp.abs(x * x - a) > 1e-5)
+    far = lambda x: jnp.any(jnp.abs(x * x - a) > 1e-6)
     return lax.while_loop(far, lambda x: (x + a / x) / 2, 2 * a)
 
 
