@@ -36,6 +36,7 @@ from ..checkpointing import (
 from ..progress import ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
+from ._inner_memory import bytes_stored
 from ._told_once import ToldOnce
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
@@ -195,9 +196,9 @@ class Rewriting:
         """A scan that is taken, and what becomes of the loops in it.
 
         They are run by the same schedule, if that saves half of the memory that the
-        scan takes; a budget is shared with them. Otherwise they are left to JAX: what
-        they store is there for one step of the scan at a time, and is computed again
-        with it.
+        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
+        left to JAX: what they store is there for one step of the scan at a time, and is
+        computed again with it.
         """
         program = eqn.params["jaxpr"]
         if is_budget(schedule):
@@ -212,10 +213,10 @@ class Rewriting:
         new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
         left = OpenScan.of(eqn, new)
         try:
-            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
+            sizes = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
             most, least = sizes
         except Exception:
-            # It has no gradient, and need not have one. Then nothing is stored.
+            # The schedule is not for any loop of any length, and so not for those.
             return left, left_notes
         return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
 
