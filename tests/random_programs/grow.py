@@ -71,13 +71,15 @@ class Features:
         # devices that have ended do not meet those that go on.
         without = (*BRANCHES, *WHILES * (not self.devices))
         on = self.on(transform)
-        has_axis = on.has_axis and transform.name not in without
         # These run a function once, for each time that it is called.
         is_noted = self.is_foreign and transform.name in NOTED
         # JAX differentiates what is in a rule.
         is_rule = transform.name in CUSTOM
         if is_rule:
             rules = tuple(name for name in rules if RULES[name].is_forward)
+            # In a program, JAX has no names of axes for a rule.
+            on = dataclasses.replace(on, has_axis=False)
+        has_axis = on.has_axis and transform.name not in without
         return dataclasses.replace(
             on,
             rules=rules,
