@@ -205,20 +205,12 @@ class Rewriting:
             half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
             inside = dataclasses.replace(inside, schedule=half)
         new, notes = self._of(program, inside)
-        scan = OpenScan.of(eqn, new)
-        is_chosen = self.only is None and not is_budget(schedule)
-        if not is_chosen or inside.schedule is None or all(n.why for n in notes):
-            return scan, notes
-        why = "what it stores is computed again with the step of the loop around it"
-        new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
-        left = OpenScan.of(eqn, new)
-        try:
-            sizes = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
-            most, least = sizes
-        except Exception:
-            # The schedule is not for any loop of any length, and so not for those.
-            return left, left_notes
-        return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
+        may_leave = self.only is None and not is_budget(schedule)
+        some_taken = inside.schedule is not None and not all(n.why for n in notes)
+        if may_leave and some_taken and _is_best_left(eqn, schedule):
+            left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
+            new, notes = self._of(program, left)
+        return OpenScan.of(eqn, new), notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
@@ -283,6 +275,19 @@ class Rewriting:
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
+
+
+def _is_best_left(eqn: jex.JaxprEqn, schedule: AbstractSchedule) -> bool:
+    """Whether a scan takes little more memory if those in its step are left to JAX."""
+    try:
+        left, taken = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
+    except Exception:
+        # The schedule is not for any loop of any length, and so not for those.
+        return True
+    return left <= _MORE_MEMORY * taken
+
+
+_COMPUTED_AGAIN = "what it stores is computed again with the step of the loop around it"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "
