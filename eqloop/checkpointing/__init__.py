@@ -17,7 +17,7 @@ the arrays back.
 """
 
 from . import _policies as policies
-from ._budget import Budget, is_budget, refuse_second_place
+from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan, usually_stored
 from ._plans import Plans, plans
@@ -61,6 +61,7 @@ __all__ = [
     "Chunked",
     "ForwardOnly",
     "Frontier",
+    "InnerBudget",
     "Layout",
     "Loop",
     "LoopPolicy",

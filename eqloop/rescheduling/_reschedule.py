@@ -186,7 +186,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             leaves, structure = jax.tree.flatten((self, args, kwargs))
             moves = list(map(eqx.is_inexact_array, leaves))
             if not any(moves):  # numbers of Python, which `jax.grad` takes as well
-                moves = list(map(eqx.is_inexact_array_like, leaves))
+                moves = [isinstance(leaf, float | complex) for leaf in leaves]
 
             def outputs(*moving: Value) -> list[Value]:
                 tree = put(leaves, moves, moving)

@@ -28,6 +28,7 @@ from ..checkpointing import (
     AbstractSchedule,
     Bounded,
     ForwardOnly,
+    InnerBudget,
     LoopPolicy,
     Online,
     StoreAll,
@@ -201,11 +202,13 @@ class Rewriting:
         computed again with it.
         """
         program = eqn.params["jaxpr"]
-        if is_budget(schedule):
-            half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
-            inside = dataclasses.replace(inside, schedule=half)
+        budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
+        has_budget = is_budget(budget)
+        if has_budget:
+            half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
+            inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
-        may_leave = self.only is None and not is_budget(schedule)
+        may_leave = self.only is None and not has_budget
         some_taken = inside.schedule is not None and not all(n.why for n in notes)
         if may_leave and some_taken and _is_best_left(eqn, schedule):
             left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)

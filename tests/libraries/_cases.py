@@ -195,8 +195,12 @@ def _haliax_fold() -> Loss:
 
     def loss(weights: Any, xs: Any) -> Any:
         def step(h: Any, x: Any) -> Any:
-            z = hax.nn.sigmoid(hax.dot(h, weights["gate"], axis=Hidden) + x.rename({"h": "next"}))
-            y = hax.tanh(hax.dot(h, weights["value"], axis=Hidden) + x.rename({"h": "next"}))
+            z = hax.nn.sigmoid(
+                hax.dot(h, weights["gate"], axis=Hidden) + x.rename({"h": "next"})
+            )
+            y = hax.tanh(
+                hax.dot(h, weights["value"], axis=Hidden) + x.rename({"h": "next"})
+            )
             z, y = (a.rename({"next": "h"}) for a in (z, y))
             return z * h + (1 - z) * y
 
@@ -277,7 +281,8 @@ def _brax_unroll() -> Loss:
     from brax.training.acting import generate_unroll
 
     env = envs.training.wrap(
-        envs.get_environment("inverted_double_pendulum", backend="spring"), episode_length=1000
+        envs.get_environment("inverted_double_pendulum", backend="spring"),
+        episode_length=1000,
     )
 
     def loss(weights: Any, state: Any, key: Any) -> Any:
@@ -402,9 +407,10 @@ def _blackjax_hmc() -> Loss:
     from blackjax.util import run_inference_algorithm
 
     def loss(parameters: Any, start: Any, key: Any) -> Any:
-        density = lambda x: -jnp.sum(
-            jnp.logaddexp(0.0, (x @ parameters["mixing"]) ** 2)
-        ) - 0.5 * jnp.sum(x**2)
+        density = lambda x: (
+            -jnp.sum(jnp.logaddexp(0.0, (x @ parameters["mixing"]) ** 2))
+            - 0.5 * jnp.sum(x**2)
+        )
         kernel = blackjax.hmc(
             density,
             step_size=jnp.exp(parameters["step size"]),
