@@ -19,7 +19,7 @@ the arrays back.
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
-from ._plan import Plan, plan
+from ._plan import Plan, plan, usually_stored
 from ._plans import Plans, plans
 from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
@@ -100,5 +100,6 @@ __all__ = [
     "trace_step",
     "trusting",
     "unlisted",
+    "usually_stored",
     "with_inverse",
 ]
