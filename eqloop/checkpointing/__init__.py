@@ -10,8 +10,9 @@ the arrays back.
 - **Policies**: `_policies.py`, and a function under a policy without a loop
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
-  `_while_plan.py`), of all loops in a function (`_plans.py`), and of one loop under all
-  schedules (`_frontier.py`). `_plot.py` draws them.
+  `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
+  (`_jax_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
+  draws them.
 - **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
   unknown length, and `planning/` finds the fastest plan.
 """
