@@ -21,7 +21,7 @@ from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
-from ._plans import Plans, plans
+from ._plans import Plans, own_plans, plans
 from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
@@ -92,6 +92,7 @@ __all__ = [
     "make_step",
     "measurements",
     "name",
+    "own_plans",
     "plan",
     "plans",
     "policies",

@@ -177,11 +177,22 @@ def plans(
     if not callable(f):
         raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
 
+    return _finding(f, device, True)
+
+
+def own_plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
+    """The same for the loops of this library alone."""
+    return _finding(f, None, False)
+
+
+def _finding(
+    f: Callable[..., PyTree], device: DeviceLike | None, of_jax: bool
+) -> Callable[..., Plans]:
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         with planning_for_call(device, args, kwargs), listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
-            finder = _Finder(decided)
+            finder = _Finder(decided, of_jax)
             finder.look_into(program)
             if any(map(finder.has_stand_ins, finder.of_jax.values())):
                 with as_run():
@@ -215,6 +226,7 @@ class _Finder:
 
     Attributes:
         decided: The list to which layouts are added while programs are traced.
+        lists_jax: Whether to list JAX's own loops.
         known: The layouts in these programs, by the identity of their stand-ins, see
             `engine/_listing.py`.
         reversed: The identities of the layouts by which loops are reversed. Others
@@ -227,6 +239,7 @@ class _Finder:
     """
 
     decided: list[Decided]
+    lists_jax: bool
     known: dict[int, Decided] = dataclasses.field(default_factory=dict)
     reversed: set[int] = dataclasses.field(default_factory=set)
     of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
@@ -237,7 +250,8 @@ class _Finder:
         """Takes note of the loops in a program that is to be searched."""
         self.known.update({id(d.stands_for_it): d for d in self.decided})
         self.reversed.update(_reversed_in(program))
-        self.of_jax.update(jax_loops(program))
+        if self.lists_jax:
+            self.of_jax.update(jax_loops(program))
 
     def has_stand_ins(self, loop: JaxLoop) -> bool:
         """Whether JAX's own loop has a stand-in for a loop that stores residuals."""
