@@ -27,6 +27,7 @@ from .._programs import (
     aval_of,
     formula_of,
     frames_of,
+    loop_of_jax,
     place_of,
     programs_in,
     pruned,
@@ -44,9 +45,6 @@ from .engine._step import Step
 
 # What a loop would take is said for this schedule: the one of a `CheckpointedScan`.
 _SCHEDULE = Recursive(16)
-
-# The functions of JAX that make scans of others.
-_NAMES = ("fori_loop", "map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,11 +355,9 @@ def _goes_back(eqn: jex.JaxprEqn, scope: str, loop: JaxLoop) -> bool:
 
 def _caller(eqn: jex.JaxprEqn) -> tuple[str, Place | None, bool] | None:
     """See `JaxLoop.caller`; `None` if it is not known of this equation."""
-    name = "scan" if scan_counts(eqn.params)[1] else "map"
+    name = loop_of_jax(eqn.source_info, scan_counts(eqn.params)[1] > 0)
     for frame in frames_of(eqn.source_info):
         if not frame.file_name.startswith(JAX_FILES):
             is_ours = frame.file_name.startswith(OUR_FILES)
             return name, place_of(eqn.source_info), is_ours
-        last = frame.function_name.rsplit(".", 1)[-1]
-        name = last if last in _NAMES else name
     return None
