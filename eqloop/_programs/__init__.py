@@ -97,6 +97,7 @@ from ._places import (
     frames_of,
     loop_name,
     loop_scope,
+    place_now,
     place_of,
 )
 from ._ranges import Range, range_of_literal, range_of_result
@@ -177,6 +178,7 @@ __all__ = [
     "mapped",
     "mark",
     "parted",
+    "place_now",
     "place_of",
     "position_p",
     "program_from",

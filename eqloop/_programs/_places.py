@@ -6,6 +6,7 @@ import importlib.util
 import linecache
 import os
 import re
+import traceback
 from typing import Any
 
 import jax
@@ -58,6 +59,16 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
         if not frame.file_name.startswith(_BETWEEN + through):
             name = frame.function_name.rsplit(".", 1)[-1]
             return Place(frame.file_name, frame.line_num, name)
+    return None
+
+
+def place_now() -> Place | None:
+    """The innermost line of the user's program that is being run, if known."""
+    # JAX keeps a few frames for an equation, and there may be more of its own.
+    for frame, line in traceback.walk_stack(None):
+        code = frame.f_code
+        if not code.co_filename.startswith(_BETWEEN):
+            return Place(code.co_filename, line, code.co_name)
     return None
 
 

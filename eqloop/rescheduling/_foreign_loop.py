@@ -1,7 +1,6 @@
 """What a person would know a loop by that JAX runs."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 import jax.extend.core as jex
@@ -28,6 +27,19 @@ class ForeignLoop:
         depth: How many other loops it is inside of.
         carry: The types of the arrays that are handed from step to step.
         scope: The scopes of `jax.named_scope` around it, such as `"train/decoder"`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def total(xs):  # of a library, say
+        ...     last, _ = jax.lax.scan(lambda h, x: (h + x, None), 0.0, xs)
+        ...     return jax.lax.fori_loop(0, 3, lambda i, h: h * h, last)
+        >>> def is_long(loop):
+        ...     print(loop.name, loop.length, loop.place.function)
+        ...     return loop.length > 10
+        >>> last = el.Reschedule(total, el.Recursive(), only=is_long)(jnp.ones(20))
+        lax.scan 20 total
+        lax.fori_loop 3 total
     """
 
     name: str
@@ -37,35 +49,35 @@ class ForeignLoop:
     carry: tuple[ShapeDtypeStruct, ...]
     scope: str = ""
 
-    @classmethod
-    def of(cls, eqn: jex.JaxprEqn, depth: int, around: Place | None) -> "ForeignLoop":
-        """The loop that an equation is.
-
-        Args:
-            eqn: A `scan` or a `while`.
-            depth: How many other loops it is inside of.
-            around: The place of the call that it is in.
-        """
-        is_scan, params = eqn.primitive.name == "scan", eqn.params
-        if is_scan:
-            counts = scan_counts(params)
-        else:
-            consts = params["cond_nconsts"] + params["body_nconsts"]
-            counts = consts, len(eqn.invars) - consts
-        _, carry, _ = split(eqn.invars, *counts)
-        plain = "lax.scan" if carry else "lax.map"
-        return cls(
-            name=_maker(eqn) or (plain if is_scan else "lax.while_loop"),
-            length=params["length"] if is_scan else None,
-            place=place_of(eqn.source_info) or around,
-            depth=depth,
-            carry=tuple(map(_type, map(aval_of, carry))),
-            scope=str(eqn.source_info.name_stack),
-        )
-
     def __str__(self) -> str:
         steps = "" if self.length is None else f" of {self.length} steps"
         return f"{self.name}{steps} at {self.place or 'an unknown line'}"
+
+
+def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> ForeignLoop:
+    """The loop that an equation is.
+
+    Args:
+        eqn: A `scan` or a `while`.
+        depth: How many other loops it is inside of.
+        around: The place of the call that it is in.
+    """
+    is_scan, params = eqn.primitive.name == "scan", eqn.params
+    if is_scan:
+        counts = scan_counts(params)
+    else:
+        consts = params["cond_nconsts"] + params["body_nconsts"]
+        counts = consts, len(eqn.invars) - consts
+    _, carry, _ = split(eqn.invars, *counts)
+    plain = "lax.scan" if carry else "lax.map"
+    return ForeignLoop(
+        name=_maker(eqn) or (plain if is_scan else "lax.while_loop"),
+        length=params["length"] if is_scan else None,
+        place=place_of(eqn.source_info) or around,
+        depth=depth,
+        carry=tuple(map(_type, map(aval_of, carry))),
+        scope=str(eqn.source_info.name_stack),
+    )
 
 
 def _type(aval: object) -> ShapeDtypeStruct:
@@ -74,16 +86,10 @@ def _type(aval: object) -> ShapeDtypeStruct:
 
 def _maker(eqn: jex.JaxprEqn) -> str | None:
     """The function of JAX that has made a loop, if it is one that makes them."""
-    for frame in _frames_of_jax(eqn):
-        name = frame.rsplit(".", 1)[-1]
+    for frame in frames_of(eqn.source_info):
+        if not frame.file_name.startswith(JAX_FILES):
+            return None
+        name = frame.function_name.rsplit(".", 1)[-1]
         if name in _MAKERS:
             return f"lax.{name}"
     return None
-
-
-def _frames_of_jax(eqn: jex.JaxprEqn) -> Iterator[str]:
-    """The names of the innermost functions on the stack, as far as they are JAX's."""
-    for frame in frames_of(eqn.source_info):
-        if not frame.file_name.startswith(JAX_FILES):
-            return
-        yield frame.function_name

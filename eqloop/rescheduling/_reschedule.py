@@ -23,6 +23,7 @@ from .._calls import (
     open_call,
     setting,
 )
+from .._programs import Place, place_now
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
@@ -35,7 +36,7 @@ from ..checkpointing import (
     Recursive,
     StoreAll,
     as_loop_policy,
-    plans,
+    own_plans,
 )
 from ..loops import check_schedule, planned_by
 from ..progress import ProgressBar, as_progress, check_progress
@@ -81,7 +82,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
     effects in their steps, which cannot be run again; and loops in functions that have
-    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_root` and the like).
+    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in
+    the rules of such. What steps print by `jax.debug` is printed as often as by `f`.
 
     Args:
         f: The function.
@@ -161,14 +163,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 `whiles`.
         """
         result, notes = self._run(args, kwargs)
-        if self._is_told_something and all(note.why for note in notes):
-            left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
-            what = f"every loop in it is left to JAX:{left}" if left else "it has none"
-            name = getattr(self.f, "__qualname__", repr(self.f))
-            warnings.warn(
-                f"Reschedule: no loop of `{name}` is run otherwise, as {what}.",
-                stacklevel=2,
-            )
+        is_as_before = all(note.why and not note.has_bar for note in notes)
+        if self._is_told_something and is_as_before:
+            self._warn(notes)
         return result
 
     def plans(self, *args: P.args, **kwargs: P.kwargs) -> RescheduledLoops:
@@ -187,8 +184,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
         def gradient(self: Reschedule, args: PyTree, kwargs: PyTree) -> PyTree:
             leaves, structure = jax.tree.flatten((self, args, kwargs))
-            moves = [eqx.is_inexact_array(leaf) for leaf in leaves]
-            if not any(moves):  # `f` is called with Python numbers
+            moves = list(map(eqx.is_inexact_array, leaves))
+            if not any(moves):  # numbers of Python, which `jax.grad` takes as well
                 moves = [isinstance(leaf, float | complex) for leaf in leaves]
 
             def outputs(*moving: Value) -> list[Value]:
@@ -198,11 +195,10 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 notes.extend(found)
                 return [x for x in jax.tree.leaves(result) if eqx.is_inexact_array(x)]
 
-            given = map(jnp.asarray, pick(leaves, moves))
-            outs, pull = jax.vjp(outputs, *given)
+            outs, pull = jax.vjp(outputs, *pick(leaves, moves))
             return pull(list(map(jnp.zeros_like, outs)))
 
-        taken = plans(gradient)(self, args, kwargs)
+        taken = own_plans(gradient)(self, args, kwargs)
         left = tuple((note.loop, note.why) for note in notes if note.why)
         return RescheduledLoops(taken, left)
 
@@ -220,6 +216,15 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         new, notes = rewriting(program)
         outs = jax.core.eval_jaxpr(new.jaxpr, new.consts, *arrays)
         return call.kept.join(outs), notes
+
+    def _warn(self, notes: list[Note]) -> None:
+        left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
+        what = f"every loop in it is left to JAX:{left}" if left else "it has none"
+        name = getattr(self.f, "__qualname__", repr(self.f))
+        text = f"Reschedule: no loop of `{name}` is run otherwise, as {what}."
+        # How many frames of JAX are between the user's call and this one, who knows?
+        here = place_now() or Place("<unknown>", 0, "")
+        warnings.warn_explicit(text, UserWarning, here.file, here.line)
 
     @property
     def _is_told_something(self) -> bool:

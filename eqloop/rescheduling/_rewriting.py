@@ -28,14 +28,16 @@ from ..checkpointing import (
     AbstractSchedule,
     Bounded,
     ForwardOnly,
+    InnerBudget,
     LoopPolicy,
     Online,
     StoreAll,
     is_budget,
 )
 from ..progress import ProgressBar
-from ._foreign_loop import ForeignLoop
+from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
+from ._inner_memory import bytes_stored
 from ._told_once import ToldOnce
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
@@ -52,10 +54,12 @@ class Note:
     Attributes:
         loop: The loop.
         why: Why it is left to JAX; empty if it is not.
+        has_bar: Whether it has a progress bar all the same.
     """
 
     loop: ForeignLoop
     why: str = ""
+    has_bar: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Around:
         place: The line of the innermost call around it.
         schedule: The schedule of the scans in it.
         why: Why these are left to JAX; empty if they are not.
-        is_taken: Whether some loop around it is one of this library by now.
+        is_taken: Whether a loop around it is one of this library by now.
     """
 
     depth: int
@@ -148,7 +152,7 @@ class Rewriting:
                 return new, [Note(note.loop, note.why or _RULE) for note in notes]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
-                loops = (ForeignLoop.of(e, around.depth, here) for e in _loops_in(eqn))
+                loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
                 return eqn, [Note(loop, why) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
@@ -172,7 +176,7 @@ class Rewriting:
     def _scan(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         why = self._why_left(eqn, loop) or around.why
         bar = self._bar_of(loop)
@@ -193,34 +197,28 @@ class Rewriting:
         """A scan that is taken, and what becomes of the loops in it.
 
         They are run by the same schedule, if that saves half of the memory that the
-        scan takes; a budget is shared with them. Otherwise they are left to JAX: what
-        they store is there for one step of the scan at a time, and is computed again
-        with it.
+        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
+        left to JAX: what they store is there for one step of the scan at a time, and is
+        computed again with it.
         """
         program = eqn.params["jaxpr"]
-        if is_budget(schedule):
-            half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
-            inside = dataclasses.replace(inside, schedule=half)
+        budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
+        has_budget = is_budget(budget)
+        if has_budget:
+            half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
+            inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
-        scan = OpenScan.of(eqn, new)
-        is_chosen = self.only is None and not is_budget(schedule)
-        if not is_chosen or inside.schedule is None or all(n.why for n in notes):
-            return scan, notes
-        why = "what it stores is computed again with the step of the loop around it"
-        new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
-        left = OpenScan.of(eqn, new)
-        try:
-            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
-            most, least = sizes
-        except Exception:
-            # It has no gradient, and need not have one. Then nothing is stored.
-            return left, left_notes
-        return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
+        may_leave = self.only is None and not has_budget
+        some_taken = inside.schedule is not None and not all(n.why for n in notes)
+        if may_leave and some_taken and _is_best_left(eqn, schedule):
+            left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
+            new, notes = self._of(program, left)
+        return OpenScan.of(eqn, new), notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
-        loop = ForeignLoop.of(eqn, around.depth, around.place)
+        loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
         if why := self._why_left(eqn, loop):
             new, notes = self._with_inner(eqn, inside)
@@ -235,7 +233,7 @@ class Rewriting:
         )
         bar = self._bar_of(loop)
         new = while_in_place(eqn, loop, cond, body, planner, bar)
-        return new, [Note(loop, why), *notes]
+        return new, [Note(loop, why, bar is not None), *notes]
 
     def _shard_map(
         self, eqn: jex.JaxprEqn, around: Around
@@ -280,6 +278,19 @@ class Rewriting:
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
+
+
+def _is_best_left(eqn: jex.JaxprEqn, schedule: AbstractSchedule) -> bool:
+    """Whether a scan takes little more memory if those in its step are left to JAX."""
+    try:
+        left, taken = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
+    except Exception:
+        # The schedule is not for any loop of any length, and so not for those.
+        return True
+    return left <= _MORE_MEMORY * taken
+
+
+_COMPUTED_AGAIN = "what it stores is computed again with the step of the loop around it"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "

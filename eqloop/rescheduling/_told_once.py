@@ -22,7 +22,7 @@ class ToldOnce(Formula):
     def __init__(self, program: jex.ClosedJaxpr, is_again: bool = False):
         self.in_avals, self.out_aval = tuple(program.in_avals), ()
         self.params = dict(program=program, is_again=is_again)
-        self.effects = frozenset() if is_again else program.effects
+        self.effects = frozenset([] if is_again else program.effects)
         super().__init__()
 
     def expand(self, *inputs: Value) -> tuple[()]:

@@ -16,7 +16,14 @@ import eqloop as el
 from eqloop.checkpointing import AbstractSchedule
 
 # What raises nothing of its own, whatever it is given.
-CANNOT_RAISE = {"Layout", "NonFiniteError", "Traced", "ir.Report", "policies.Policy"}
+CANNOT_RAISE = {
+    "ForeignLoop",
+    "Layout",
+    "NonFiniteError",
+    "Traced",
+    "ir.Report",
+    "policies.Policy",
+}
 
 
 def members(module: types.ModuleType, prefix: str = "") -> Iterator[tuple[str, Any]]:

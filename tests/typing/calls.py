@@ -13,6 +13,12 @@ def energy(x: Array, *, power: int = 2) -> dict[str, Array]:
     return {"energy": x**power}
 
 
+def is_long(loop: el.ForeignLoop) -> bool:
+    """Whether to take a loop that is in a library."""
+    assert_type(loop.place.line if loop.place else 0, int)
+    return loop.length is not None and loop.length > 10
+
+
 def calls(x: Array) -> None:
     """In each call an editor shows `(x: Array, *, power: int = 2) -> dict[...]`."""
     assert_type(el.Remat(energy)(x), dict[str, Array])
@@ -21,6 +27,10 @@ def calls(x: Array) -> None:
     assert_type(el.Named(energy, "energy")(x), dict[str, Array])
     assert_type(el.Optimize(energy)(x), dict[str, Array])
     assert_type(el.DebugNonFinite(energy, when=False)(x), dict[str, Array])
+    frugal = el.Reschedule(energy, el.Recursive(8), whiles=4, only=is_long)
+    assert_type(frugal(x, power=3), dict[str, Array])
+    assert_type(frugal.plans(x).taken[0].depth, int)
+    assert_type(el.Reschedule(whiles=4)(plain)(x, 2), Array)
 
 
 def maps(x: Array, mesh: Mesh) -> None:
@@ -91,6 +101,8 @@ def wrong(model: Model, x: Array) -> None:
     el.Remat(energy)(x, powr=3)  # pyright: ignore[reportCallIssue]
     el.Remat(energy, prevent_cse=3)  # pyright: ignore[reportArgumentType]
     el.Remat(energy, "save_dots")  # pyright: ignore[reportCallIssue]
+    el.Reschedule(energy, 16)  # pyright: ignore[reportArgumentType]
+    el.Reschedule(energy, only=energy)  # pyright: ignore[reportArgumentType]
     el.Jit(energy, donate="some")  # pyright: ignore[reportArgumentType]
     el.Jit(3)  # pyright: ignore[reportArgumentType]
     el.Named(energy)  # pyright: ignore[reportCallIssue]

@@ -123,9 +123,10 @@ def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
 
     Beside a single vector, that takes twice as long as multiplying.
     """
-    (contracted, _), _ = eqn.params["dimension_numbers"]
+    contracted = eqn.params["dimension_numbers"][0][matrix]
     shape = aval_of(eqn.invars[matrix]).shape
-    entries = math.prod(shape) // math.prod(shape[i] for i in contracted)
+    # An axis may be empty.
+    entries = math.prod(shape) // max(math.prod(shape[i] for i in contracted), 1)
     vectors = math.prod(aval_of(eqn.outvars[0]).shape) // max(entries, 1)
     started = dataclasses.replace(rate, equation=0.0)  # which is counted already
     return 2 / 3 * equation_work(eqn, started) / max(vectors, 1)

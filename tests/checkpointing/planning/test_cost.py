@@ -246,6 +246,16 @@ def test_what_is_shared_by_segments_that_run_side_by_side():
     assert shared(squared, w) < vector - 1 / 2 * product
 
 
+def test_the_factor_that_is_shared_is_on_either_side_and_may_be_empty():
+    shared = lambda step, h: cost((step, h, jnp.ones((5, *h.shape)))).shared
+    # The contracted axes are the last one of the carry, and the first one of a vector.
+    product = lambda h: jax.lax.dot_general(h, jnp.ones(9), (((1,), (0,)), ((), ())))
+    of_right = lambda h, x: (jnp.tanh(product(h)[:, None] + x), None)
+    assert shared(of_right, jnp.ones((4, 9))) > 0
+    empty = lambda h, x: (jnp.tanh(jnp.ones((9, 0)) @ h[:0] + x), None)
+    assert shared(empty, jnp.ones(9)) > 0
+
+
 def test_layouts_with_products_take_the_room_of_these_and_are_a_kind_of_their_own():
     own = cost(recurrent(10))
     none, second, both = map(in_two_nests, range(3))
@@ -366,3 +376,19 @@ def test_no_more_is_shared_than_there_is_to_do():
     found = step_cost(problem, active, rate)
     assert 0 < found.shared <= found.evaluation
     assert 0 < Pace(found, rate).advance_side_by_side(64) < Pace(found, rate).advance
+
+
+def test_the_matrix_may_be_the_second_factor_of_a_product():
+    """And have fewer axes than the first one."""
+    weight = jnp.ones((5, 5))
+    step = lambda h, x: (jnp.tanh(h @ weight + x), None)
+    for shape in [(5,), (3, 5), (2, 3, 5)]:
+        found = cost((step, jnp.ones(shape), jnp.ones((9, *shape))))
+        assert 0 < found.shared <= found.evaluation
+
+
+def test_a_product_of_arrays_without_entries_is_no_work():
+    """As of a model with inputs that is given none."""
+    weight, inputs = jnp.ones((5, 0)), jnp.ones((9, 0))
+    found = cost((lambda h, x: (jnp.tanh(h + weight @ x), None), jnp.ones(5), inputs))
+    assert 0 <= found.shared <= found.evaluation
