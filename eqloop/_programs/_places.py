@@ -31,6 +31,10 @@ _OTHERS = folders_of("equinox", "jaxtyping", "beartype", "functools", "contextli
 _BETWEEN = (OUR_FILES, JAX_FILES, *_OTHERS, "<frozen ", "<@beartype")
 
 
+# The functions of JAX that make scans of others, by their names in a stack.
+_MAKERS = ("fori_loop", "map")
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """A line of the user's program."""
@@ -76,6 +80,22 @@ def frames_of(source_info: Any) -> Any:
     """The frames of the stack that led to an equation, the innermost first."""
     traceback = source_info.traceback
     return () if traceback is None else traceback.frames
+
+
+def loop_of_jax(source_info: Any, has_carry: bool) -> str:
+    """The function of JAX that has made a scan: `scan`, `map` or `fori_loop`.
+
+    Args:
+        source_info: The source info of the scan.
+        has_carry: Whether it hands on anything from step to step.
+    """
+    for frame in frames_of(source_info):
+        if not frame.file_name.startswith(JAX_FILES):
+            break
+        name = frame.function_name.rsplit(".", 1)[-1]
+        if name in _MAKERS:
+            return name
+    return "scan" if has_carry else "map"
 
 
 def loop_scope(name: str) -> Any:

@@ -36,7 +36,7 @@ from ..checkpointing import (
     Recursive,
     StoreAll,
     as_loop_policy,
-    plans,
+    own_plans,
 )
 from ..loops import check_schedule, planned_by
 from ..progress import ProgressBar, as_progress, check_progress
@@ -198,7 +198,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             outs, pull = jax.vjp(outputs, *pick(leaves, moves))
             return pull(list(map(jnp.zeros_like, outs)))
 
-        taken = plans(gradient)(self, args, kwargs)
+        taken = own_plans(gradient)(self, args, kwargs)
         left = tuple((note.loop, note.why) for note in notes if note.why)
         return RescheduledLoops(taken, left)
 

@@ -37,6 +37,7 @@ from ..checkpointing import (
 from ..progress import ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
+from ._inner_memory import bytes_stored
 from ._told_once import ToldOnce
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
@@ -196,9 +197,9 @@ class Rewriting:
         """A scan that is taken, and what becomes of the loops in it.
 
         They are run by the same schedule, if that saves half of the memory that the
-        scan takes; a budget is shared with them. Otherwise they are left to JAX: what
-        they store is there for one step of the scan at a time, and is computed again
-        with it.
+        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
+        left to JAX: what they store is there for one step of the scan at a time, and is
+        computed again with it.
         """
         program = eqn.params["jaxpr"]
         budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
@@ -207,20 +208,12 @@ class Rewriting:
             half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
             inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
-        scan = OpenScan.of(eqn, new)
-        is_chosen = self.only is None and not has_budget
-        if not is_chosen or inside.schedule is None or all(n.why for n in notes):
-            return scan, notes
-        why = "what it stores is computed again with the step of the loop around it"
-        new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
-        left = OpenScan.of(eqn, new)
-        try:
-            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
-            most, least = sizes
-        except Exception:
-            # It has no gradient, and need not have one. Then nothing is stored.
-            return left, left_notes
-        return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
+        may_leave = self.only is None and not has_budget
+        some_taken = inside.schedule is not None and not all(n.why for n in notes)
+        if may_leave and some_taken and _is_best_left(eqn, schedule):
+            left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
+            new, notes = self._of(program, left)
+        return OpenScan.of(eqn, new), notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
@@ -285,6 +278,19 @@ class Rewriting:
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
+
+
+def _is_best_left(eqn: jex.JaxprEqn, schedule: AbstractSchedule) -> bool:
+    """Whether a scan takes little more memory if those in its step are left to JAX."""
+    try:
+        left, taken = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
+    except Exception:
+        # The schedule is not for any loop of any length, and so not for those.
+        return True
+    return left <= _MORE_MEMORY * taken
+
+
+_COMPUTED_AGAIN = "what it stores is computed again with the step of the loop around it"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "

@@ -108,8 +108,8 @@ def test_taken(name):
     assert [(loop.name, loop.length, loop.depth) for loop in seen] == expected
     frugal = el.Reschedule(f, el.Chunked(5), only=lambda loop: True)
     found = frugal.plans(W, XS)
-    assert found.left == ()
     # The gradient of a `custom_jvp` goes through its rule, not through its function.
+    assert len(found.left) == (f is with_tangents)
     expected = [] if f is with_tangents else expected
     taken = [loop.name for loop in found.taken if loop.name.startswith("lax.")]
     assert taken == [name for name, _, _ in expected]
