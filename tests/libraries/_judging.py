@@ -98,7 +98,7 @@ def _fitting(
     for _ in range(2):
         if (taken := _temp_bytes(program)) <= within:
             break
-        less = int(budget * within / taken)
+        less = int(0.97 * budget * within / taken)
         try:
             other = _compiled(_ours(case, loss, el.Budget(less)), args)
         except ValueError as error:  # no plan needs so little

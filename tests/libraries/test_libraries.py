@@ -20,6 +20,14 @@ RECIPE = Path(__file__).parents[2] / "docs/recipes/my_loop_is_in_a_library.md"
 ROW = Found(plain=4_000_000, budget=900_000, taken=950_000, seconds=(3, 2), error=0.0)
 
 
+@pytest.fixture
+def standard():
+    """JAX as libraries expect it: arrays of several types and ranks may meet."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("standard")
 @pytest.mark.parametrize("case", [slow(case, id=case.name) for case in CASES])
 def test_the_gradient_is_the_same_in_less_memory(case):
     if case.missing:
