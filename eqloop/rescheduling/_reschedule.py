@@ -95,7 +95,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             it cannot be by itself: in how many checkpoints, as for
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
-            the greatest bound. By default it has no reverse mode.
+            the greatest bound, which takes long to compile for a small `base`. By
+            default it has no reverse mode.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
