@@ -44,6 +44,11 @@ from ._foreign_loop import ForeignLoop
 from ._rewriting import Note, Rewriting
 
 
+# With a smaller base, so many steps as a counter can hold take a dozen levels, which
+# are loops within loops, and half a minute to compile.
+_LEAST_BASE = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class RescheduledLoops:
     """The loops of JAX in a function, see [`Reschedule`][eqloop.Reschedule].
@@ -77,8 +82,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     A loop within a loop gets the same schedule if the outer one would otherwise take
     more than twice the memory. If not, it is left to JAX, and is computed again with
-    the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it gets
-    half of that.
+    the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it stores
+    everything if half of the budget is enough for that, and else what is best in half
+    of it.
 
     Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
     effects in their steps, which cannot be run again; and loops in functions that have
@@ -95,8 +101,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             it cannot be by itself: in how many checkpoints, as for
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
-            the greatest bound, which takes long to compile for a small `base`. By
-            default it has no reverse mode.
+            the greatest bound, with a `base` of at least 8. By default it has no
+            reverse mode.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
@@ -107,7 +113,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     Raises:
         TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
             When called, if `only` returns anything but a bool.
-        ValueError: If `whiles` is no number of checkpoints. When a gradient is taken
+        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a gradient is taken
             through a while loop, if there are no `whiles`; the error names its line.
 
     Examples:
@@ -253,6 +259,7 @@ def _planner(whiles: object) -> Bounded | Online | None:
     if whiles is None:
         return None
     if isinstance(whiles, Recursive):
+        check_least("Reschedule", "base` of `whiles", whiles.base, _LEAST_BASE)
         return Bounded(UNLIMITED, whiles.base)
     checkpoints = whiles.checkpoints if isinstance(whiles, Binomial) else whiles
     if (count := int_of(checkpoints)) is None:

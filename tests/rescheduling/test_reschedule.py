@@ -104,7 +104,7 @@ def test_a_policy_says_what_is_stored_of_a_step():
         assert_close(jax.grad(f)(jnp.eye(8), xs), expected)
 
 
-@pytest.mark.parametrize("whiles", [3, el.Binomial(3), el.Recursive(4)], ids=str)
+@pytest.mark.parametrize("whiles", [3, el.Binomial(3), el.Recursive()], ids=str)
 def test_while_loops_have_every_mode(whiles):
     f = el.Reschedule(root, whiles=whiles)
     slope = lambda a: 0.5 * a**-0.5
@@ -119,8 +119,8 @@ def test_while_loops_have_every_mode(whiles):
 def test_while_loops_are_as_those_of_eqloop():
     is_far, improve = lambda x: jnp.abs(x * x - 9) > 1e-5 * 9, lambda x: (x + 9 / x) / 2
     online = el.CheckpointedWhileLoop(is_far, improve, checkpoints=3)
-    bounded = el.BoundedWhileLoop(is_far, improve, base=4, max_steps=2**31 - 1)
-    for loop, whiles in ((online, 3), (bounded, el.Recursive(4))):
+    bounded = el.BoundedWhileLoop(is_far, improve, base=8, max_steps=2**31 - 1)
+    for loop, whiles in ((online, 3), (bounded, el.Recursive(8))):
         (expected,) = el.plans(jax.grad(loop))(1.0)
         (found,) = el.Reschedule(root, whiles=whiles).plans(9.0).taken
         assert found.name == "lax.while_loop"

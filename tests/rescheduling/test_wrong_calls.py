@@ -45,6 +45,10 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda: el.Reschedule(root, whiles=0),
         "ValueError: Reschedule: `whiles` must be at least 1 … 0",
     ),
+    "whiles=el.Recursive(4)": (
+        lambda: el.Reschedule(root, whiles=el.Recursive(4)),
+        "ValueError: Reschedule: `base` of `whiles` must be at least 8 … 4",
+    ),
     "progress": (
         lambda: el.Reschedule(simulate, progress="yes"),
         "TypeError: Reschedule: `progress` … 'yes'",
