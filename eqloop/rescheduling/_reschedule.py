@@ -43,7 +43,6 @@ from ..progress import ProgressBar, as_progress, check_progress
 from ._foreign_loop import ForeignLoop
 from ._rewriting import Note, Rewriting
 
-
 # With a smaller base, so many steps as a counter can hold take a dozen levels, which
 # are loops within loops, and half a minute to compile.
 _LEAST_BASE = 8
@@ -113,8 +112,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     Raises:
         TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
             When called, if `only` returns anything but a bool.
-        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a gradient is taken
-            through a while loop, if there are no `whiles`; the error names its line.
+        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a
+            gradient is taken through a while loop, if there are no `whiles`; the error
+            names its line.
 
     Examples:
         >>> import jax, jax.numpy as jnp
