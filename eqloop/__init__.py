@@ -55,6 +55,7 @@ from .checkpointing import (
     policies,
 )
 from .debug import DebugNonFinite, breakpoint_if, error_if
+from .fitting import Fit, FitPlan, FittedPart
 from .ir import Optimize
 from .loops import (
     AbstractScan,
@@ -102,6 +103,9 @@ __all__ = [
     "Cond",
     "DebugNonFinite",
     "EvalShape",
+    "Fit",
+    "FitPlan",
+    "FittedPart",
     "ForLoop",
     "ForeignLoop",
     "ForwardGrad",

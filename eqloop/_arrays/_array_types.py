@@ -280,5 +280,6 @@ def nbytes(types: Iterable[Aval]) -> int:
 
 def own_shape(aval: Aval) -> tuple[int, ...]:
     """The shape of what one device has of an array of this type."""
-    sharding = explicit_sharding(aval) if is_type(aval) else None
+    is_known = is_type(aval)
+    sharding = explicit_sharding(aval) if is_known else automatic_sharding(aval)
     return aval.shape if sharding is None else sharding.shard_shape(aval.shape)

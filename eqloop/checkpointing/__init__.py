@@ -19,9 +19,17 @@ the arrays back.
 
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
-from ._frontier import Frontier, frontier_of
+from ._frontier import (
+    Frontier,
+    LoopOption,
+    frontier_of,
+    is_left_open,
+    options_of,
+    with_schedule,
+)
 from ._plan import Plan, plan, usually_stored
 from ._plans import Plans, own_plans, plans
+from ._plot import axes_to_draw_on, format_axis
 from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
@@ -30,10 +38,13 @@ from ._schedules import (
     AbstractSchedule,
     Binomial,
     Chunked,
+    Fitted,
     Pinned,
     Recursive,
     StoreAll,
     StoreLast,
+    fitting,
+    is_fitting,
 )
 from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
@@ -44,7 +55,8 @@ from .engine._loop_spec import LoopSpec
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
-from .planning._facts import measurements
+from .planning._facts import key_of, measurements, recall, remember
+from .planning._work import work_of
 from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
 from .whiles._online import Online
@@ -60,11 +72,13 @@ __all__ = [
     "Cast",
     "Checkpoint",
     "Chunked",
+    "Fitted",
     "ForwardOnly",
     "Frontier",
     "InnerBudget",
     "Layout",
     "Loop",
+    "LoopOption",
     "LoopPolicy",
     "LoopSpec",
     "Offload",
@@ -85,18 +99,27 @@ __all__ = [
     "as_jax_policy",
     "as_loop_policy",
     "as_policy",
+    "axes_to_draw_on",
+    "fitting",
     "form_to_plan",
+    "format_axis",
     "frontier_of",
     "hoist",
     "is_budget",
+    "is_fitting",
+    "is_left_open",
+    "key_of",
     "make_step",
     "measurements",
     "name",
+    "options_of",
     "own_plans",
     "plan",
     "plans",
     "policies",
+    "recall",
     "refuse_second_place",
+    "remember",
     "run_loop",
     "run_while",
     "trace_step",
@@ -104,4 +127,6 @@ __all__ = [
     "unlisted",
     "usually_stored",
     "with_inverse",
+    "with_schedule",
+    "work_of",
 ]

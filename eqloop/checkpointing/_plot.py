@@ -30,7 +30,7 @@ def plot_plan(
             f"can be drawn, but this one takes {layout.evaluations}. Draw the plan of "
             f"a shorter loop."
         )
-    ax = _axes_to_draw_on(ax)
+    ax = axes_to_draw_on(ax)
     stored = [layout.order.event_bytes(cost, event) for event in events]
     far = [layout.order.stored_by_primal(event) * cost.held for event in events]
     far = far if layout.is_elsewhere else []
@@ -51,7 +51,7 @@ def plot_plan(
     # About five ticks, at multiples of a power of two.
     tick = 2 ** math.ceil(math.log2(max(highest, 1) / 6))
     ax.set_yticks(range(0, highest + 1, tick))
-    ax.yaxis.set_major_formatter(_format)
+    ax.yaxis.set_major_formatter(format_axis)
     ax.set_title(title, fontsize="medium")
     _plot_positions(ax, events)
     return ax
@@ -85,25 +85,25 @@ def plot_frontier(
     plans: Sequence[Point], chosen: Point, label: str, ax: "Axes | None"
 ) -> "Axes":
     """Draws time against memory, with the chosen plan marked."""
-    ax = _axes_to_draw_on(ax)
+    ax = axes_to_draw_on(ax)
     ax.plot(
         *zip(*plans, strict=True), ".-", linewidth=1, label="fastest within the memory"
     )
     ax.plot(*chosen, "*", ms=14, color="tab:red", label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(_format)
+    ax.xaxis.set_major_formatter(format_axis)
     ax.yaxis.set_major_formatter("{x:g}")
     ax.set(xlabel="peak memory", ylabel="time, storing everything = 1")
     ax.legend(frameon=False)
     return ax
 
 
-def _format(value: float, _: object) -> str:
+def format_axis(value: float, _: object) -> str:
     return format_bytes(round(value))
 
 
-def _axes_to_draw_on(ax: "Axes | None") -> "Axes":
+def axes_to_draw_on(ax: "Axes | None") -> "Axes":
     if ax is not None:
         return ax
     try:

@@ -1,8 +1,11 @@
 """Schedules: how to trade memory for recomputation. One class is one idea."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar, final
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, final
+
+import jax
 
 from .._calls import int_of
 from .._types import PyTree
@@ -37,6 +40,35 @@ class StoreAll(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored, of a loop of any length, even of an unknown one."""
+        return Layout(AllAtOnce(loop._problem.loop.length))
+
+
+# The key of JAX's caches contains it: what was traced elsewhere is traced again.
+_is_fitting: Any = jax.make_user_context(False)
+
+
+@contextlib.contextmanager
+def fitting() -> Iterator[None]:
+    """A context in which loops without a schedule leave it open, see `Fitted`."""
+    with _is_fitting(True):
+        yield
+
+
+def is_fitting() -> bool:
+    """Whether loops without a schedule leave it open."""
+    return _is_fitting.value
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Fitted(AbstractSchedule):
+    """The schedule of a loop in a `Fit`, which decides for all loops together.
+
+    Until it has, everything is stored.
+    """
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """Everything is stored."""
         return Layout(AllAtOnce(loop._problem.loop.length))
 
 

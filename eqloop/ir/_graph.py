@@ -8,7 +8,7 @@ import jax.extend.core as jex
 
 from .._arrays import describe
 from ._atoms import Closed
-from ._parts import Part, numbered, parts, title
+from ._parts import EquationPart, numbered, parts, title
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def graph(jaxpr: Closed, label: str) -> Graph:
     """The graph of a jaxpr."""
     inputs = numbered("input", len(jaxpr.in_avals))
     outputs = numbered("output", len(jaxpr.out_avals))
-    part = Part("", jaxpr, (), inputs, outputs)
+    part = EquationPart("", jaxpr, (), inputs, outputs)
     return _drawn(part, "g", label)
 
 
@@ -66,7 +66,7 @@ def graph(jaxpr: Closed, label: str) -> Graph:
 _Sources = dict[jex.Var, list[str]]
 
 
-def _drawn(part: Part, name: str, label: str) -> Graph:
+def _drawn(part: EquationPart, name: str, label: str) -> Graph:
     new, jaxpr = Graph(name, label), part.jaxpr.jaxpr
     sources: _Sources = {}
     constants = numbered("constant", len(jaxpr.constvars))

@@ -12,7 +12,7 @@ from ._atoms import Closed
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class EquationPart:
     """A jaxpr inside an equation.
 
     Attributes:
@@ -32,7 +32,7 @@ class Part:
     gives_results: bool = True
 
 
-def parts(eqn: jex.JaxprEqn) -> list[Part]:
+def parts(eqn: jex.JaxprEqn) -> list[EquationPart]:
     """The parts of an equation; none if it is a plain operation."""
     name = eqn.primitive.name
     if name == "scan":
@@ -43,7 +43,7 @@ def parts(eqn: jex.JaxprEqn) -> list[Part]:
     jaxprs = list(rewritable_programs(eqn))
     labels = [f"branch {i}" for i in range(len(jaxprs))] if name == "cond" else ["body"]
     return [
-        Part(
+        EquationPart(
             label,
             jaxpr,
             operands,
@@ -79,7 +79,7 @@ def numbered(what: str, count: int) -> list[str]:
     return [what] if count == 1 else [f"{what} {i}" for i in range(count)]
 
 
-def _body(eqn: jex.JaxprEqn) -> Part:
+def _body(eqn: jex.JaxprEqn) -> EquationPart:
     (jaxpr,) = rewritable_programs(eqn)
     consts, carry = scan_counts(eqn.params)
     xs = len(jaxpr.in_avals) - consts - carry
@@ -90,10 +90,10 @@ def _body(eqn: jex.JaxprEqn) -> Part:
         *numbered("x", xs),
     ]
     outputs = [*numbered("carry", carry), *numbered("y", ys)]
-    return Part("body", jaxpr, eqn.invars, inputs, outputs)
+    return EquationPart("body", jaxpr, eqn.invars, inputs, outputs)
 
 
-def _condition_and_body(eqn: jex.JaxprEqn) -> list[Part]:
+def _condition_and_body(eqn: jex.JaxprEqn) -> list[EquationPart]:
     params, start = eqn.params, 0
     init = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] :]
     carry = numbered("carry", len(init))
@@ -103,7 +103,7 @@ def _condition_and_body(eqn: jex.JaxprEqn) -> list[Part]:
         operands = [*eqn.invars[start : start + count], *init]
         start += count
         found.append(
-            Part(
+            EquationPart(
                 label,
                 params[f"{label}_jaxpr"],
                 operands,

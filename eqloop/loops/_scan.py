@@ -32,6 +32,7 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
     AbstractSchedule,
+    Fitted,
     Frontier,
     Plan,
     Recursive,
@@ -40,6 +41,7 @@ from ..checkpointing import (
     as_loop_policy,
     form_to_plan,
     frontier_of,
+    is_fitting,
     plan,
 )
 from ..progress import ProgressBar, as_progress, check_progress
@@ -126,7 +128,9 @@ class AbstractLoop(AbstractTransform[Function]):
         return planned_by(type(self).__name__, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
-        return self._default_schedule() if self.schedule is None else self.schedule
+        if self.schedule is not None:
+            return self.schedule
+        return schedule_by_default(self._default_schedule())
 
     def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""
@@ -225,6 +229,11 @@ def check_schedule(owner: str, schedule: object) -> None:
             f"{owner}: `schedule` must be a schedule, such as "
             f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."
         )
+
+
+def schedule_by_default(schedule: AbstractSchedule) -> AbstractSchedule:
+    """The schedule of a loop that was given none: a `Fit` around it decides instead."""
+    return Fitted() if schedule == StoreAll() and is_fitting() else schedule
 
 
 def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:

@@ -23,7 +23,13 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._scan import check_schedule, check_unroll, checks_no_values, planned_by
+from ._scan import (
+    check_schedule,
+    check_unroll,
+    checks_no_values,
+    planned_by,
+    schedule_by_default,
+)
 from ._stack import (
     Layer,
     check_returned,
@@ -327,7 +333,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return planned_by(_NAME, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
-        return StoreAll() if self.schedule is None else self.schedule
+        return self.schedule or schedule_by_default(StoreAll())
 
     def _open(
         self,

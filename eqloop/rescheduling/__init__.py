@@ -14,5 +14,6 @@ and run is decided in `checkpointing`.
 
 from ._foreign_loop import ForeignLoop
 from ._reschedule import Reschedule, RescheduledLoops
+from ._rewriting import with_open_loops
 
-__all__ = ["ForeignLoop", "Reschedule", "RescheduledLoops"]
+__all__ = ["ForeignLoop", "Reschedule", "RescheduledLoops", "with_open_loops"]

@@ -25,8 +25,10 @@ from .._programs import (
 )
 from .._types import Value
 from ..checkpointing import (
+    UNLIMITED,
     AbstractSchedule,
     Bounded,
+    Fitted,
     ForwardOnly,
     InnerBudget,
     LoopPolicy,
@@ -275,6 +277,12 @@ class Rewriting:
                 f"returned {is_picked!r}."
             )
         return "" if is_picked else "`only` does not pick it"
+
+
+def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program each of whose loops is one that a `Fit` decides for."""
+    new, _ = Rewriting(Fitted(), None, Online(UNLIMITED, 64), None, None)(program)
+    return new
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"

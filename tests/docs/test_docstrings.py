@@ -17,6 +17,7 @@ from eqloop.checkpointing import AbstractSchedule
 
 # What raises nothing of its own, whatever it is given.
 CANNOT_RAISE = {
+    "FittedPart",
     "ForeignLoop",
     "Layout",
     "NonFiniteError",

@@ -31,6 +31,14 @@ def calls(x: Array) -> None:
     assert_type(frugal(x, power=3), dict[str, Array])
     assert_type(frugal.plans(x).taken[0].depth, int)
     assert_type(el.Reschedule(whiles=4)(plain)(x, 2), Array)
+    fit = el.Fit(energy, "8GiB", foreign=True, device="h100")
+    assert_type(fit(x, power=3), dict[str, Array])
+    assert_type(el.Fit(total=2**30)(plain)(x, 2), Array)
+    plan = fit.plan(x, power=3)
+    assert_type(plan, el.FitPlan)
+    assert_type(plan.parts, tuple[el.FittedPart, ...])
+    assert_type((plan.parts[0].name, plan.parts[0].stored_bytes), tuple[str, int])
+    assert_type((plan.peak_bytes, plan.relative_time), tuple[int, float])
 
 
 def maps(x: Array, mesh: Mesh) -> None:
@@ -102,6 +110,10 @@ def wrong(model: Model, x: Array) -> None:
     el.Remat(energy, prevent_cse=3)  # pyright: ignore[reportArgumentType]
     el.Remat(energy, "save_dots")  # pyright: ignore[reportCallIssue]
     el.Reschedule(energy, 16)  # pyright: ignore[reportArgumentType]
+    el.Fit(energy, 0.5)  # pyright: ignore[reportArgumentType]
+    el.Fit(energy, "1GiB", el.Recursive())  # pyright: ignore[reportCallIssue]
+    fit = el.Fit(energy, "1GiB")
+    fit.plan()  # pyright: ignore[reportCallIssue]
     el.Reschedule(energy, only=energy)  # pyright: ignore[reportArgumentType]
     el.Jit(energy, donate="some")  # pyright: ignore[reportArgumentType]
     el.Jit(3)  # pyright: ignore[reportArgumentType]

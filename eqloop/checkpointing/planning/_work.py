@@ -95,6 +95,11 @@ def work(jaxpr: AnyJaxpr, rate: Rates) -> float:
     return sum(equation_work(eqn, rate) for eqn in jaxpr.eqns)
 
 
+def work_of(jaxpr: AnyJaxpr) -> float:
+    """The same on the device that plans are for."""
+    return work(jaxpr, rates())
+
+
 def start(jaxpr: AnyJaxpr, rate: Rates) -> float:
     """The part of that time which does not depend on sizes."""
     return work(jaxpr, rate) - work(jaxpr, dataclasses.replace(rate, equation=0.0))

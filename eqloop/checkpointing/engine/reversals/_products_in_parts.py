@@ -65,7 +65,7 @@ def added_in_parts(
 @functools.lru_cache(maxsize=128)
 def _terms_and_factors(
     program: jex.ClosedJaxpr, count: int
-) -> tuple[list[list["_Whole | _Product"]], jex.ClosedJaxpr]:
+) -> tuple[list[list["_WholeTerm | _Product"]], jex.ClosedJaxpr]:
     """Takes the first outputs of a program apart.
 
     Returns:
@@ -95,7 +95,7 @@ def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Whole:
+class _WholeTerm:
     """A term that is added as it is.
 
     Attributes:
@@ -156,7 +156,9 @@ class _Product:
         return lax.fori_loop(0, self.parts, body, total)
 
 
-def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Product]]:
+def _terms_of_outputs(
+    jaxpr: jex.Jaxpr, count: int
+) -> list[list[_WholeTerm | _Product]]:
     """The terms that each of the first outputs of a program is a sum of."""
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
     times = Counter(var for var in read if isinstance(var, jex.Var))
@@ -168,24 +170,24 @@ def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Produ
 
 def _terms(
     var: jax.core.Atom, makers: dict[jax.core.Atom, jex.JaxprEqn]
-) -> list[_Whole | _Product]:
+) -> list[_WholeTerm | _Product]:
     """The terms that a variable is a sum of; itself, if none of them is in parts."""
     eqn = makers.get(var) if isinstance(var, jex.Var) else None
     if eqn is None:
-        return [_Whole((var,))]
+        return [_WholeTerm((var,))]
     if eqn.primitive.name == "add_any":
         # JAX adds up the cotangents of a variable that is read several times in this
         # way. Without a large product among them, nothing is gained by taking the sum
         # apart.
         terms = [term for part in eqn.invars for term in _terms(part, makers)]
-        return terms if any(term.parts > 1 for term in terms) else [_Whole((var,))]
+        return terms if any(term.parts > 1 for term in terms) else [_WholeTerm((var,))]
     order = None
     if eqn.primitive.name == "transpose":
         # JAX's rule for the cotangent of a factor multiplies, and then transposes.
         order, eqn = eqn.params["permutation"], makers.get(eqn.invars[0])
     if eqn is None or eqn.primitive.name != "dot_general":
-        return [_Whole((var,))]
-    return [_in_parts(eqn, order) or _Whole((var,))]
+        return [_WholeTerm((var,))]
+    return [_in_parts(eqn, order) or _WholeTerm((var,))]
 
 
 def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None:

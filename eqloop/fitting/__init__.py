@@ -1,0 +1,17 @@
+"""One budget for a whole function: what is stored of each of its parts.
+
+- **The transform**: `_fit.py`, which makes a primitive of the function
+  (`_fitted_call.py`), so that it is planned where it is differentiated.
+- **Parts**: `_parts.py` cuts the program of the function into loops and what lies
+  between them, `_options.py` finds what each part may store, and what that takes.
+- **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers
+  and without JAX. `_decision.py` compiles the whole gradient, and corrects the price.
+- **On the way back**: `_again.py` runs parts again, and keeps XLA from merging the two
+  runs. `_written.py` finds which values it writes to memory.
+- **Plans** for the user: `_fit_plan.py`.
+"""
+
+from ._fit import Fit
+from ._fit_plan import FitPlan, FittedPart
+
+__all__ = ["Fit", "FitPlan", "FittedPart"]

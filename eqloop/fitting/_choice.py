@@ -1,0 +1,158 @@
+"""Chooses what each part of a function stores, by one price of a byte.
+
+The parts are run one after the other, and taken back in the opposite order. While a
+part is taken back, all that it and the parts before it have stored is there, and what
+its own way back takes:
+
+    stored   [1] [1 2] [1 2 3] | [1 2 3] [1 2] [1]
+    taken                      |     3     2    1
+
+Nothing here knows of JAX.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+# How often the interval is halved in which the price is.
+_HALVINGS = 40
+# The highest price of a byte, in nanoseconds.
+_HIGHEST = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One of the ways to run a part.
+
+    Attributes:
+        nanoseconds: How long the part takes, there and back.
+        stored: Bytes that it alone stores, from its forward pass to its way back.
+        shared: Values that it needs on its way back, and that others may need as well.
+        working: Bytes that its way back takes besides what is stored.
+    """
+
+    nanoseconds: float
+    stored: int
+    shared: frozenset[int]
+    working: int
+
+    def without(self, values: set[int]) -> "Option":
+        """The same where some values are there anyway."""
+        return dataclasses.replace(self, shared=self.shared - values)
+
+    def slower(self, factor: float) -> "Option":
+        """The same if it takes so many times as long."""
+        return dataclasses.replace(self, nanoseconds=factor * self.nanoseconds)
+
+
+# For each part, which of its options is chosen.
+Chosen = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The parts of a function, each with its options.
+
+    Attributes:
+        parts: The options of each part. The first of each is the fastest.
+        sizes: The bytes of the values that parts share.
+    """
+
+    parts: Sequence[Sequence[Option]]
+    sizes: Mapping[int, int]
+
+    @property
+    def fastest(self) -> Chosen:
+        """The fastest option of each part."""
+        return (0,) * len(self.parts)
+
+    def nanoseconds(self, chosen: Chosen) -> float:
+        """How long the function takes, there and back."""
+        return sum(part[i].nanoseconds for part, i in self._pairs(chosen))
+
+    def stored(self, chosen: Chosen) -> list[int]:
+        """The bytes that each part adds to what is stored."""
+        shared, added = set[int](), list[int]()
+        for part, i in self._pairs(chosen):
+            new = part[i].shared - shared
+            added.append(part[i].stored + sum(map(self.sizes.__getitem__, new)))
+            shared |= new
+        return added
+
+    def peaks(self, chosen: Chosen) -> list[int]:
+        """The bytes that are taken at once while each part is taken back."""
+        stored = itertools.accumulate(self.stored(chosen))
+        pairs = zip(stored, self._pairs(chosen), strict=True)
+        return [size + part[i].working for size, (part, i) in pairs]
+
+    def peak(self, chosen: Chosen) -> int:
+        """The most bytes that are taken at once."""
+        return max(self.peaks(chosen), default=0)
+
+    def within(self, nbytes: float) -> Chosen | None:
+        """The fastest options that fit; `None` if none are found that do."""
+        if self.peak(self.fastest) <= nbytes:
+            return self.fastest
+        low, high = 0.0, _HIGHEST
+        best = self._at(high)
+        if self.peak(best) > nbytes:
+            best = self.smallest()
+            return self._faster(best, nbytes) if self.peak(best) <= nbytes else None
+        for _ in range(_HALVINGS):
+            # Prices of a byte differ by orders of magnitude.
+            price = (low * high) ** 0.5 if low else high / 1e3
+            chosen = self._at(price)
+            if self.peak(chosen) <= nbytes:
+                best, high = chosen, price
+            elif low or price > 1e-12:
+                low = price
+        return self._faster(best, nbytes)
+
+    def smallest(self) -> Chosen:
+        """Options that take little memory: no part alone could take less."""
+        chosen = self._at(_HIGHEST)
+        while True:
+            peak = self.peak(chosen)
+            smaller = min(self._neighbours(chosen), key=self.peak, default=chosen)
+            if self.peak(smaller) >= peak:
+                return self._faster(chosen, peak)
+            chosen = smaller
+
+    def _pairs(self, chosen: Chosen) -> zip:
+        return zip(self.parts, chosen, strict=True)
+
+    def _at(self, price: float) -> Chosen:
+        """What each part would choose at a price, in nanoseconds for a byte."""
+
+        def cost(option: Option) -> float:
+            shared = sum(map(self.sizes.__getitem__, option.shared))
+            nbytes = option.stored + shared + option.working / len(self.parts)
+            return option.nanoseconds + price * nbytes
+
+        return tuple(
+            min(range(len(part)), key=lambda i, part=part: cost(part[i]))
+            for part in self.parts
+        )
+
+    def _faster(self, chosen: Chosen, nbytes: float) -> Chosen:
+        """The same, with faster options for single parts where these still fit."""
+        while True:
+            now = self.nanoseconds(chosen)
+            better = sorted(
+                (time, other)
+                for other in self._neighbours(chosen)
+                if (time := self.nanoseconds(other)) < now
+            )
+            fits = (other for _, other in better if self.peak(other) <= nbytes)
+            if (found := next(fits, None)) is None:
+                return chosen
+            chosen = found
+
+    def _neighbours(self, chosen: Chosen) -> list[Chosen]:
+        """All choices with another option for one part."""
+        return [
+            (*chosen[:p], i, *chosen[p + 1 :])
+            for p, part in enumerate(self.parts)
+            for i in range(len(part))
+            if i != chosen[p]
+        ]

@@ -1,0 +1,288 @@
+"""Decides what each part of a function stores, and compiles the whole to see it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.extend.core as jex
+
+from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._calls import format_bytes
+from .._device import remembered_per_device
+from .._programs import formula_of, temporary_bytes, value_of
+from .._types import Aval, PyTree, Value
+from ..checkpointing import is_left_open, key_of, recall, remember
+from ._again import Roles
+from ._choice import Choice, Chosen
+from ._options import Way, options_of_parts
+from ._parts import Part, flat_program, parts_of
+
+# Whole gradients are compiled so often, at the most; once more before one is refused.
+_MOST_COMPILED = 3
+# A gradient that takes this part of the budget is not worth another try.
+_ENOUGH = 0.9
+# The fastest is tried even if it is estimated to take so many times the budget.
+_HOPEFUL = 1.3
+# After a gradient that was too large, so much of the budget is left free.
+_MARGIN = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What a gradient may take.
+
+    Attributes:
+        nbytes: So many bytes.
+        is_total: Whether inputs and outputs are among them.
+    """
+
+    nbytes: int
+    is_total: bool
+
+    def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
+        """What is left besides the inputs and outputs of a gradient.
+
+        Args:
+            types: The types of the inputs of the function.
+            marks: Which of them are differentiated.
+            outs: The types of its outputs.
+        """
+        if not self.is_total:
+            return self.nbytes
+        return self.nbytes - sum(map(nbytes, (types, pick(types, marks), outs)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A program, cut into parts.
+
+    Attributes:
+        program: The program, in which nothing is called.
+        parts: Its parts.
+    """
+
+    program: jex.ClosedJaxpr
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, program: jex.ClosedJaxpr) -> "Cut":
+        """Cuts a program."""
+        flat = flat_program(program)
+        is_open = [is_left_open(formula_of(eqn)) for eqn in flat.jaxpr.eqns]
+        return cls(flat, tuple(parts_of(flat, is_open)))
+
+    def run(
+        self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
+    ) -> list[Value]:
+        """Runs the program, each part in its way.
+
+        Args:
+            ways: The ways.
+            inputs: The inputs of the program.
+            marks: Which of these are differentiated.
+        """
+        jaxpr = self.program.jaxpr
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        known |= zip(jaxpr.constvars, self.program.consts, strict=True)
+        for part, way, role in zip(self.parts, ways, self._roles(marks), strict=True):
+            outs = way.run(part, [known[x] for x in part.reads], role)
+            known |= zip(part.gives, outs, strict=True)
+        is_literal = lambda x: isinstance(x, jex.Literal)
+        return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
+
+    def takes(self, ways: Sequence[Way]) -> bool:
+        """Whether these are ways to run such parts."""
+        return len(ways) == len(self.parts) and all(
+            part.is_loop or way.schedule is None
+            for part, way in zip(self.parts, ways, strict=True)
+        )
+
+    def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
+        """The ways to run each part, the fastest first, and what they take.
+
+        Args:
+            marks: Which of the inputs are differentiated.
+        """
+        jaxpr = self.program.jaxpr
+        # Inputs are there anyway.
+        inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
+        sizes = {
+            id(x): nbytes([x.aval])
+            for part in self.parts
+            for x in (*part.reads, *part.gives)
+        }
+        found = options_of_parts(self.parts, self._roles(marks))
+        ways = [[way for way, _ in of_part] for of_part in found]
+        options = [[option.without(inputs) for _, option in part] for part in found]
+        return ways, Choice(options, sizes)
+
+    def _roles(self, marks: Flags) -> list[Roles]:
+        """What each part reads, if some inputs of the program are differentiated."""
+        moving = _moving(self.program, marks)
+        weights = moving.intersection(self.program.jaxpr.invars)
+        return [
+            Roles(
+                tuple(x in moving for x in part.reads),
+                tuple(x in weights for x in part.reads),
+            )
+            for part in self.parts
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What was decided for a function.
+
+    Attributes:
+        cut: The parts of the function.
+        ways: The way to run each.
+        peak_bytes: The bytes that the gradient takes besides inputs and outputs.
+        is_compiled: Whether the compiler says so, or it is estimated.
+        chosen: The numbers of the ways.
+        choice: What ways there were.
+    """
+
+    cut: Cut
+    ways: tuple[Way, ...]
+    peak_bytes: int
+    is_compiled: bool
+    chosen: Chosen
+    choice: Choice
+
+
+@remembered_per_device(maxsize=64)
+def decided(
+    program: jex.ClosedJaxpr,
+    marks: Flags,
+    limit: Limit,
+    types: tuple[Aval, ...] | None = None,
+) -> Decision:
+    """Decides what each part of a function stores.
+
+    Args:
+        program: The function.
+        marks: Which of its inputs are differentiated.
+        limit: What its gradient may take.
+        types: The types of its inputs, where these say more of how they are split.
+
+    Raises:
+        ValueError: If nothing fits that was tried.
+    """
+    cut = Cut.of(program)
+    ways, choice = cut.choice(marks)
+    types = tuple(program.in_avals) if types is None else types
+    most = limit.besides(types, marks, program.out_avals)
+    whole = _Whole(cut, ways, choice, marks, types)
+    tries, compiled = list[Decision](), 0
+    while compiled < _MOST_COMPILED:
+        chosen = choice.within(_estimate_for(most, tries))
+        if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
+            chosen = choice.fastest
+        if chosen is None or any(chosen == t.chosen for t in tries):
+            break
+        compiled += not whole.is_known(chosen)
+        tries.append(last := whole.decision(chosen))
+        is_small = last.peak_bytes <= most
+        is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
+        if not last.is_compiled or (is_small and is_enough):
+            break
+    if not (fits := [t for t in tries if t.peak_bytes <= most]):
+        # What an error says would do is to do, whatever was tried before.
+        tries.append(least := whole.decision(choice.smallest()))
+        if least.peak_bytes > most:
+            _refuse(tries, limit, most)
+        fits = [least]
+    return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+
+
+def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
+    """What a gradient may be estimated to take, if it is to take so many bytes."""
+    if not tries:
+        return most
+    pairs = sorted((t.peak_bytes, t.choice.peak(t.chosen)) for t in tries)
+    below = [pair for pair in pairs if pair[0] <= most]
+    above = [pair for pair in pairs if pair[0] > most]
+    if below and above:
+        (low, at_low), (high, at_high) = below[-1], above[0]
+        part = (most - low) / (high - low)
+        return at_low + (1 - _MARGIN) * part * (at_high - at_low)
+    (size, estimated), margin = (below[-1], 0.0) if below else (above[0], _MARGIN)
+    return most + estimated - size - margin * most
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """The whole gradient of a function, in any of the ways to run its parts."""
+
+    cut: Cut
+    ways: list[list[Way]]
+    choice: Choice
+    marks: Flags
+    types: tuple[Aval, ...]
+
+    def decision(self, chosen: Chosen) -> Decision:
+        """What it is to choose these ways, of which the whole is compiled once."""
+        ways, key = self._ways(chosen), self._key(chosen)
+        if (known := recall(key)) is None:
+            size = self._bytes(ways)
+            known = {} if size is None else {"bytes": float(size)}
+            remember({key: known})
+        size = int(known.get("bytes", self.choice.peak(chosen)))
+        return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
+
+    def is_known(self, chosen: Chosen) -> bool:
+        """Whether the whole was compiled before."""
+        return recall(self._key(chosen)) is not None
+
+    def _ways(self, chosen: Chosen) -> tuple[Way, ...]:
+        return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
+
+    def _key(self, chosen: Chosen) -> str:
+        ways = self._ways(chosen)
+        return key_of((self.cut.program, self.marks, self.types, ways))
+
+    def _bytes(self, ways: Sequence[Way]) -> int | None:
+        outs = self.cut.program.out_avals
+        wanted = list(map(is_inexact, outs))
+
+        def gradient(flat: list[Value], cts: list[Value]) -> PyTree:
+            def moving(*moving: Value) -> PyTree:
+                outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
+                return pick(outs, wanted), outs
+
+            _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
+            return outs, pull(cts)
+
+        cts = [aval.to_tangent_aval() for aval in pick(outs, wanted)]
+        return temporary_bytes(gradient, list(self.types), cts)
+
+
+def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
+    least = min(tries, key=lambda t: t.peak_bytes)
+    peaks = least.choice.peaks(least.chosen)
+    part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
+    needed = least.peak_bytes + limit.nbytes - most
+    inputs = ", inputs and outputs included," if limit.is_total else ""
+    what = "the loop" if part.is_loop else "what begins"
+    raise ValueError(
+        f"Fit: the gradient of this function does not fit into "
+        f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
+        f"{format_bytes(needed)}, which is {needed} bytes. Most is taken on the way "
+        f"back through {what} at {part.place or 'an unknown line'}: make that smaller, "
+        f"by smaller batches for example."
+    )
+
+
+def _moving(program: jex.ClosedJaxpr, marks: Flags) -> set[Any]:
+    """The variables of a program that are differentiated."""
+    moving = set[Any](pick(program.jaxpr.invars, marks))
+    for eqn in program.jaxpr.eqns:
+        flags = [isinstance(x, jex.Var) and x in moving for x in eqn.invars]
+        if not any(flags):
+            continue
+        formula = formula_of(eqn)
+        inexact = [is_inexact(x.aval) for x in eqn.outvars]
+        moves = inexact if formula is None else formula.moves_out(flags)
+        moving.update(pick(eqn.outvars, moves))
+    return moving

@@ -1,0 +1,224 @@
+"""`Fit`: a function whose gradient takes no more memory than a budget."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, final
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from .._arrays import (
+    automatic_shardings,
+    is_inexact,
+    is_weak,
+    strongly_typed,
+    with_weak_types,
+)
+from .._calls import (
+    AbstractTransform,
+    NewP,
+    NewR,
+    OpenedCall,
+    P,
+    R,
+    check_bool,
+    compiled_once,
+    open_call,
+    parse_bytes,
+    setting,
+)
+from .._device import DeviceLike, planning_for_call
+from .._programs import is_ref, traced
+from .._types import PyTree, Value
+from ..checkpointing import fitting
+from ..rescheduling import with_open_loops
+from ._decision import Limit, decided
+from ._fit_plan import FitPlan, plan_of_decision
+from ._fitted_call import FittedCall
+from ._options import Way
+
+
+@final
+class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
+    """Runs a function whose gradient takes no more memory than a budget.
+
+    Put it around the function that is differentiated, a loss for example, inside of the
+    gradient. Call it like `f`. What is stored for the way back is decided for the whole
+    function together: for each loop of this library that has no schedule of its own,
+    how many carries; and for what lies between loops, which values, products first. The
+    rest is computed again. Values and random numbers are those of `f`, and derivatives
+    are, to rounding, in every mode of differentiation.
+
+    A loop is decided for if it would store everything without `Fit`: a
+    [`Scan`][eqloop.Scan], `SlicedScan`, `ForLoop` or
+    [`StackedLayers`][eqloop.StackedLayers] that was given no schedule. Loops with a
+    schedule keep it, and so do while loops and the loops that choose one themselves.
+    `jax.checkpoint` within `f` is respected.
+
+    When a gradient is taken, parts of the function are compiled to see what they take,
+    and then the whole gradient, up to three times; once more before it is refused. What
+    is found is remembered as for a [`Budget`][eqloop.Budget]. A function that is not
+    differentiated in reverse mode runs as it is.
+
+    The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of
+    the gradient. Derivatives of the gradient take more. How arrays are split over the
+    automatic axes of a mesh is not known within `jit`: there, pass `plan` the arrays,
+    and use its `pinned`.
+
+    Args:
+        f: The function.
+        budget: How many bytes the gradient may take at once on each device, besides its
+            inputs and outputs, as an int or a string such as `"8GiB"`.
+        total: How many bytes it may take with inputs and outputs, instead.
+        foreign: Whether to decide for JAX's own loops in `f` as well, as
+            [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
+            a reverse mode, with 64 checkpoints.
+        device: What it is planned for, as for [`planning_for`][eqloop.planning_for]: by
+            default, the device that it runs on.
+        ways: What each part stores, in place of a search: that of a `pinned` plan.
+
+    Raises:
+        TypeError: If `f` is not callable, or an amount of memory is neither an int nor
+            a string. When called, if `f` closes over a reference (`jax.new_ref`).
+        ValueError: If there is both `budget` and `total`, or neither; or if it is not
+            an amount of memory. When a gradient is taken, if nothing fits: the error
+            says how much memory would be enough, and where most of it is taken.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def loss(w, xs):
+        ...     h, _ = el.Scan(lambda h, x: (jnp.tanh(w @ h + x), None))(xs[0], xs)
+        ...     return jnp.sum(jnp.sin(h) ** 2)
+        >>> w, xs = jnp.eye(64), jnp.ones((1000, 64))
+        >>> fit = el.Fit(loss, "64KiB")
+        >>> gradient = jax.jit(jax.grad(fit))(w, xs)
+        >>> fit.plan(w, xs).peak_bytes <= 64 * 1024
+        True
+
+    References:
+        The price of a byte is the multiplier of H. Everett, *Generalized Lagrange
+        multiplier method*, [Oper. Res. 11(3), 1963](https://doi.org/10.1287/opre.11.3.399).
+        PyTorch has a `memory_budget` for compiled functions, as a fraction.
+    """
+
+    f: Callable[P, R]
+    budget: int | str | None = setting(default=None, kw_only=False)
+    total: int | str | None = setting(default=None)
+    foreign: bool = setting(default=False)
+    device: DeviceLike | None = setting(default=None)
+    ways: tuple[Way, ...] | None = setting(default=None)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Fit[NewP, NewR]": ...
+
+    @compiled_once
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated, or if it closes
+                over a reference.
+            ValueError: If a gradient is taken that does not fit.
+        """
+        call, program, weak, inputs = self._opened(args, kwargs)
+        formula = FittedCall(program, self._limit, self.device, self.ways)
+        outs = formula.apply(*inputs)
+        return call.kept.join(with_weak_types(outs, weak))
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> FitPlan:
+        """Decides what is stored in a gradient with respect to all inputs.
+
+        Args:
+            *args: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
+                array. Where these say how arrays are split over devices, bytes are
+                those of one device.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What was decided: a table, if it is printed.
+
+        Raises:
+            ValueError: If nothing fits.
+        """
+        found: list[tuple[jex.ClosedJaxpr, int]] = []
+
+        def opened(self: Fit, args: PyTree, kwargs: PyTree) -> list[Value]:
+            _, program, _, inputs = self._opened(args, kwargs)
+            found.append((program, len(inputs)))
+            return inputs
+
+        with planning_for_call(self.device, args, kwargs):
+            # A number of Python would be traced, and differentiated, in a gradient.
+            args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
+            eqx.filter_eval_shape(opened, self, args, kwargs)
+            ((program, _),) = found
+            shardings = automatic_shardings((self, args, kwargs))
+            closed_over = len(program.in_avals) - len(shardings)
+            shardings = [*[None] * closed_over, *shardings]
+            types = tuple(
+                aval
+                if sharding is None
+                else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+                for aval, sharding in zip(program.in_avals, shardings, strict=True)
+            )
+            marks = tuple(map(is_inexact, program.in_avals))
+            decision = decided(program, marks, self._limit, types)
+            pinned = dataclasses.replace(self, ways=decision.ways)
+            return plan_of_decision(decision, pinned)
+
+    def _opened(
+        self, args: Any, kwargs: Any
+    ) -> tuple[OpenedCall, jex.ClosedJaxpr, list[bool], list[Value]]:
+        """A call, its program, which outputs are weakly typed, and its inputs."""
+        call, arrays = open_call(self.f, args, kwargs)
+        with fitting():
+            closed = jax.make_jaxpr(call.on_arrays)(arrays)
+            if self.foreign:
+                closed = with_open_loops(closed)
+        consts = closed.consts
+        if any(map(is_ref, consts)):
+            raise TypeError(
+                "Fit: the function closes over a reference (`jax.new_ref`), which it "
+                "would write to again where it is run again. Pass arrays and return "
+                "them, or put `Fit` around the part that does not write to it."
+            )
+
+        def run(*flat: Value) -> list[Value]:
+            given = flat[: len(consts)], flat[len(consts) :]
+            return jax.core.eval_jaxpr(closed.jaxpr, given[0], *given[1])
+
+        inputs = list(map(strongly_typed, [*consts, *arrays]))
+        with fitting():
+            program = traced(run, list(map(jax.typeof, inputs)))
+        return call, program, list(map(is_weak, closed.out_avals)), inputs
+
+    @property
+    def _limit(self) -> Limit:
+        size = self.total if self.budget is None else self.budget
+        return Limit(parse_bytes("Fit", size), is_total=self.budget is None)
+
+    def __check_init__(self) -> None:
+        if (self.budget is None) == (self.total is None):
+            raise ValueError(
+                "Fit: pass either a `budget`, for what the gradient takes besides its "
+                "inputs and outputs, or a `total`, which includes them."
+            )
+        _ = self._limit
+        check_bool("Fit", "foreign", self.foreign)
+
+
+def _as_traced(leaf: PyTree) -> PyTree:
+    return jnp.asarray(leaf) if isinstance(leaf, float | complex) else leaf

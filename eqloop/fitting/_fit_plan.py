@@ -1,0 +1,172 @@
+"""What a `Fit` decided for one function, for the user to read."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .._calls import format_bytes
+from .._device import planning_device
+from .._programs import Place
+from ..checkpointing import axes_to_draw_on, format_axis
+from ._decision import Decision
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedPart:
+    """One of the parts that a function was cut into.
+
+    Attributes:
+        name: The transform, for a loop; `"code"` for what lies between loops.
+        place: The line where it begins, if that is known.
+        stores: What it stores, in words.
+        stored_bytes: The bytes that it adds to what is stored, from its forward pass to
+            its way back. A value that several parts need is counted for the first.
+        peak_bytes: The bytes that are taken at once while it is taken back, as
+            estimated.
+        relative_time: Its time there and back, relative to that of the whole function
+            with everything stored.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> fit = el.Fit(lambda x: jnp.sum(jnp.sin(x) ** 2), "1MiB")
+        >>> [(part.name, part.stores) for part in fit.plan(jnp.ones(64)).parts]
+        [('code', 'everything')]
+    """
+
+    name: str
+    place: Place | None
+    stores: str
+    stored_bytes: int
+    peak_bytes: int
+    relative_time: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FitPlan:
+    """What is stored of each part of a function. Printed, it is a table.
+
+    Attributes:
+        parts: The parts, in the order in which they are run.
+        peak_bytes: The bytes that a gradient takes at once besides its inputs and
+            outputs, on each device.
+        is_compiled: Whether the compiler says so. Otherwise it is estimated.
+        relative_time: The time of a gradient, relative to storing everything.
+        pinned: The function with these decisions: it needs no search, and can be passed
+            to other processes.
+        device: What it was made for: a kind of device, as JAX calls it.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> fit = el.Fit(lambda x: jnp.sum(jnp.sin(x) ** 2), "1MiB")
+        >>> plan = fit.plan(jnp.ones(64))
+        >>> print(plan)
+        part  stores      stored ...
+        code  everything  512 B ...
+        in all: ... on cpu, compiled; 1.00 x the time of storing everything, estimated
+        >>> float(jax.grad(plan.pinned)(jnp.zeros(64))[0])
+        0.0
+    """
+
+    parts: tuple[FittedPart, ...]
+    peak_bytes: int
+    is_compiled: bool
+    relative_time: float
+    pinned: Callable[..., Any] = dataclasses.field(repr=False)
+    device: str
+
+    @property
+    def peak_at(self) -> FittedPart | None:
+        """The part while which is taken back the most memory is taken."""
+        return max(self.parts, key=lambda part: part.peak_bytes, default=None)
+
+    def __str__(self) -> str:
+        head = ("part", "stores", "stored", "peak", "time", "place")
+        rows = [head, *map(_row, self.parts)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        how = "compiled" if self.is_compiled else "estimated"
+        lines.append(
+            f"in all: {format_bytes(self.peak_bytes)} on {self.device}, {how}; "
+            f"{self.relative_time:.2f} x the time of storing everything, estimated"
+        )
+        return "\n".join(lines)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws the bytes that are stored over the gradient, a band for each part.
+
+        Args:
+            ax: The axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        ax = axes_to_draw_on(ax)
+        count = len(self.parts)
+        below = [0] * (2 * count)
+        for k, part in enumerate(self.parts):
+            # Stored when it has been run, until it has been taken back.
+            is_there = [k <= t < 2 * count - k for t in range(2 * count)]
+            size = part.stored_bytes
+            above = [
+                low + size * there for low, there in zip(below, is_there, strict=True)
+            ]
+            ax.fill_between(range(2 * count), below, above, step="mid", linewidth=0)
+            below = above
+        peaks = [part.peak_bytes for part in self.parts]
+        back = range(count, 2 * count)
+        ax.plot(back, peaks[::-1], "k.", ms=4, label="taken on the way back")
+        ax.set(xlabel="parts, there and back", ylabel="bytes", ylim=(0, None))
+        ax.yaxis.set_major_formatter(format_axis)
+        ax.legend(loc="upper left", frameon=False)
+        return ax
+
+
+def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
+    """The plan of a decision.
+
+    Args:
+        decision: What was decided.
+        pinned: The function for which it was, with this decision.
+    """
+    choice, chosen = decision.choice, decision.chosen
+    whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
+    peaks, stored = choice.peaks(chosen), choice.stored(chosen)
+    rows = zip(decision.cut.parts, decision.ways, chosen, strict=True)
+    parts = tuple(
+        FittedPart(
+            name=part.loop_name or "code",
+            place=part.place,
+            stores=way.stores,
+            stored_bytes=stored[k],
+            peak_bytes=peaks[k],
+            relative_time=choice.parts[k][i].nanoseconds / whole,
+        )
+        for k, (part, way, i) in enumerate(rows)
+    )
+    return FitPlan(
+        parts=parts,
+        peak_bytes=decision.peak_bytes,
+        is_compiled=decision.is_compiled,
+        relative_time=choice.nanoseconds(chosen) / whole,
+        pinned=pinned,
+        device=planning_device().kind,
+    )
+
+
+def _row(part: FittedPart) -> tuple[str, ...]:
+    return (
+        part.name,
+        part.stores,
+        format_bytes(part.stored_bytes),
+        format_bytes(part.peak_bytes),
+        f"{part.relative_time:.2f}",
+        str(part.place or ""),
+    )

@@ -1,0 +1,238 @@
+"""The ways to run a part of a function, and what each of them takes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._programs import aval_of, formula_of, has_io, run
+from .._types import Aval, PyTree, Value
+from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
+from ._again import Roles, again
+from ._choice import Option
+from ._parts import Part
+from ._written import flattened, written
+
+# The operations whose results are worth keeping before all others.
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def keeps_products(prim: Any, *avals: Aval, **params: object) -> bool:
+    """A policy that keeps named values, and the results of products."""
+    return prim.name in (*_PRODUCTS, "name") and not _are_complex(avals)
+
+
+def keeps_names(prim: Any, *avals: Aval, **params: object) -> bool:
+    """A policy that keeps named values alone."""
+    return prim.name == "name" and not _are_complex(avals)
+
+
+def _are_complex(avals: Sequence[Aval]) -> bool:
+    """Whether some values are complex numbers, which no policy can keep (JAX 0.10)."""
+    return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One of the ways to run a part.
+
+    Attributes:
+        stores: What it stores, in a few words.
+        schedule: The schedule of a loop; `None` for other parts.
+        is_again: Whether all of it is run again on the way back, but for what the
+            policy keeps.
+        policy: What is kept then.
+    """
+
+    stores: str
+    schedule: Pinned | None = None
+    is_again: bool = False
+    policy: Callable[..., bool] | None = None
+
+    def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
+        """Runs a part.
+
+        Args:
+            part: The part.
+            inputs: What it reads.
+            roles: What that is.
+        """
+        program = part.program
+        if self.schedule is not None:
+            (eqn,) = part.eqns
+            part = dataclasses.replace(part, eqns=(with_schedule(eqn, self.schedule),))
+            program = part.program
+        of_arrays = functools.partial(run, program)
+        if self.is_again:
+            of_arrays = again(of_arrays, self.policy, roles)
+        return of_arrays(*inputs)
+
+
+EVERYTHING = Way("everything")
+_STRAIGHT = (
+    EVERYTHING,
+    Way("products", is_again=True, policy=keeps_products),
+    Way("named values", is_again=True, policy=keeps_names),
+    Way("nothing", is_again=True),
+)
+
+
+def options_of_parts(
+    parts: Sequence[Part], roles: Sequence[Roles]
+) -> list[list[tuple[Way, Option]]]:
+    """The ways to run each part, the fastest first, and what each of them takes.
+
+    Args:
+        parts: The parts.
+        roles: For each part, what the variables are that it reads.
+    """
+    pairs = list(zip(parts, roles, strict=True))
+    loops = {
+        id(part): options
+        for part, role in pairs
+        if part.is_loop and (options := _options_of_loop(part, role.moving))
+    }
+    # The times of loops are seen, and those of other parts estimated. So these are
+    # taken to be off by as much as estimates of the loops were.
+    fastest = [min(options, key=lambda o: o.nanoseconds) for options in loops.values()]
+    estimated = sum(option.estimated for option in fastest)
+    seen = sum(option.nanoseconds for option in fastest)
+    factor = seen / estimated if estimated else 1.0
+    found = list[list[tuple[Way, Option]]]()
+    for part, role in pairs:
+        if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
+            found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
+        elif id(part) in loops:
+            options = loops[id(part)]
+            found.append([pair for o in options for pair in _of_loop(part, o)])
+        else:
+            ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
+            options = ((way, _of_straight(part, role, way)) for way in ways)
+            found.append([(way, option.slower(factor)) for way, option in options])
+    for options in found:
+        options.sort(key=lambda pair: pair[1].nanoseconds)
+    return list(map(_without_the_beaten, found))
+
+
+def _without_the_beaten(
+    found: list[tuple[Way, Option]],
+) -> list[tuple[Way, Option]]:
+    """Those that none before them, which is as fast, beats in memory."""
+    kept = list[tuple[Way, Option]]()
+    for way, option in found:
+        is_beaten = any(
+            other.stored <= option.stored
+            and other.working <= option.working
+            and other.shared <= option.shared
+            for _, other in kept
+        )
+        if not is_beaten:
+            kept.append((way, option))
+    return kept
+
+
+def _options_of_loop(part: Part, marks: Flags) -> list[LoopOption] | None:
+    (eqn,) = part.eqns
+    if has_io(eqn.effects):  # its steps cannot be run again
+        return None
+    formula: Any = formula_of(eqn)
+    marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
+    flat = [id(x) in marked for x in eqn.invars]
+    return options_of(formula, formula.in_tree.unflatten(flat))
+
+
+def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
+    """A loop by a schedule, and the same where its forward pass stores nothing."""
+    schedule, shared = option.schedule, frozenset(map(id, part.reads))
+    working = max(option.peak - option.stored, 0)
+    stored = Option(option.nanoseconds, option.stored, shared, working)
+    time = option.nanoseconds + option.forward
+    again = Option(time, 0, shared, option.peak)
+    words = _in_words(schedule)
+    found = [(Way(words, schedule), stored)]
+    # XLA may merge two plain loops that are the same.
+    if not (schedule.only.stores_residuals or part.has_effects):
+        found.append((Way(f"nothing, then {words}", schedule, is_again=True), again))
+    return found
+
+
+def _in_words(schedule: Pinned) -> str:
+    layout = schedule.only
+    if layout.stores_residuals:
+        return "residuals"
+    blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
+    return f"{layout.order.slots} carries{blocks}"
+
+
+# What lies between loops.
+
+
+def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
+    # The program of a part is made anew each time that it is asked for, and that of a
+    # layer is the same for each layer.
+    numbered, shared_in, shared_out = _taken(_Alike(part, roles), way)
+    shared = {id(part.reads[i]) for i in shared_in}
+    shared |= {id(part.gives[i]) for i in shared_out}
+    return dataclasses.replace(numbered, shared=frozenset(shared))
+
+
+class _Alike:
+    """A part with its roles, equal to those that compute the same."""
+
+    def __init__(self, part: Part, roles: Roles):
+        self.part, self.roles = part, roles
+        self._key = str(part.program), roles
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int, ...]]:
+    """What a part takes, and which of what it reads and gives it needs again."""
+    part, marks = alike.part, alike.roles.moving
+    program = part.program
+    wanted = [is_inexact(aval) for aval in program.out_avals]
+    structure: list[Any] = []
+
+    def forward(*flat: Value) -> tuple[list[Value], list[Value]]:
+        def moving(*moving: Value) -> PyTree:
+            outs = way.run(part, put(flat, marks, moving), alike.roles)
+            return pick(outs, wanted), outs
+
+        _, pull, outs = jax.vjp(moving, *pick(flat, marks), has_aux=True)
+        residuals, tree = jax.tree.flatten(pull)
+        structure.append(tree)
+        return outs, residuals
+
+    def backward(residuals: list[Value], cts: list[Value]) -> PyTree:
+        return jax.tree.unflatten(structure[0], residuals)(cts)
+
+    there = flattened(jax.make_jaxpr(forward)(*program.in_avals))
+    residuals = there.jaxpr.outvars[len(wanted) :]
+    cts = [aval.to_tangent_aval() for aval in pick(program.out_avals, wanted)]
+    types = [aval_of(x) for x in residuals]
+    back = flattened(jax.make_jaxpr(backward)(types, cts))
+    reads = {x: i for i, x in enumerate(there.jaxpr.invars)}
+    outs = enumerate(there.jaxpr.outvars[: len(wanted)])
+    gives = {x: i for i, x in outs if isinstance(x, jex.Var)}
+    # The cotangent of a weight is an output of the whole.
+    of_weights = pick(back.jaxpr.outvars, pick(alike.roles.weights, marks))
+    found = written(there.jaxpr, back.jaxpr, gives, of_weights)
+    own = [x for x in found.stored if x not in reads and x not in gives]
+    option = Option(
+        nanoseconds=work_of(there) + work_of(back),
+        stored=nbytes([aval_of(x) for x in own]),
+        shared=frozenset(),
+        working=found.working,
+    )
+    needed = lambda places: tuple(i for x, i in places.items() if x in found.stored)
+    return option, needed(reads), needed(gives)

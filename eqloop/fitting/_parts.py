@@ -1,0 +1,189 @@
+"""Cuts the program of a function into parts: loops, and what lies between them.
+
+What lies between loops is cut where few values are alive, such as between two layers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import jax.extend.core as jex
+
+from .._arrays import nbytes
+from .._compat import form_of
+from .._programs import (
+    Place,
+    aval_of,
+    inlined,
+    loop_name,
+    place_of,
+    program_from,
+)
+
+# The fewest equations of a part, and the most parts that straight code is cut into.
+_FEWEST, _MOST = 4, 128
+# What stays by itself, since it holds programs that may take much memory.
+_ALONE = ("scan", "while", "cond", "shard_map", "remat2", "call_hi_primitive")
+# Calls whose programs are read as part of the one that calls them.
+_PLAIN_CALLS = ("jit", "pjit", "closed_call", "eval_jaxpr")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Consecutive equations of a program.
+
+    Attributes:
+        eqns: The equations.
+        reads: The variables that they read, and others define.
+        gives: The variables that they define, and others read.
+        is_loop: Whether it is a single loop that is left open.
+    """
+
+    eqns: tuple[jex.JaxprEqn, ...]
+    reads: tuple[jex.Var, ...]
+    gives: tuple[jex.Var, ...]
+    is_loop: bool
+
+    @property
+    def program(self) -> jex.ClosedJaxpr:
+        """The part as a program, from what it reads to what it gives."""
+        return program_from(self.eqns, self.reads, self.gives)
+
+    @property
+    def place(self) -> Place | None:
+        """Where it is in the user's program: the line of its first equation."""
+        return next(filter(None, (place_of(e.source_info) for e in self.eqns)), None)
+
+    @property
+    def loop_name(self) -> str | None:
+        """The name of the transform, if it is a loop of this library."""
+        return loop_name(self.eqns[0].source_info.name_stack) if self.is_loop else None
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does something that must not be done again."""
+        return any(e.effects for e in self.eqns)
+
+
+def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program with the equations of what it calls in place of the calls."""
+    return inlined(program, lambda eqn: form_of(eqn) in _PLAIN_CALLS)
+
+
+def parts_of(program: jex.ClosedJaxpr, is_open: Sequence[bool]) -> list[Part]:
+    """The parts of a program, in their order.
+
+    Args:
+        program: The program, in which nothing is called.
+        is_open: For each equation, whether it is a loop that is left open.
+    """
+    eqns = program.jaxpr.eqns
+    bounds = list(_bounds(program, is_open))
+    last = _last_uses(program)
+    parts, defined_at = list[Part](), dict[jex.Var, int]()
+    for i, eqn in enumerate(eqns):
+        defined_at.update(dict.fromkeys(eqn.outvars, i))
+    for start, stop in bounds:
+        own = eqns[start:stop]
+        read = dict.fromkeys(
+            x
+            for eqn in own
+            for x in eqn.invars
+            if isinstance(x, jex.Var) and not start <= defined_at.get(x, -1) < stop
+        )
+        gives = [
+            x
+            for eqn in own
+            for x in eqn.outvars
+            if not isinstance(x, jex.DropVar) and last.get(x, -1) >= stop
+        ]
+        is_loop = stop == start + 1 and is_open[start]
+        parts.append(Part(tuple(own), tuple(read), tuple(gives), is_loop))
+    return parts
+
+
+def _last_uses(program: jex.ClosedJaxpr) -> dict[jex.Var, int]:
+    """The last equation that reads each variable; beyond them all for an output."""
+    last: dict[jex.Var, int] = {}
+    for i, eqn in enumerate(program.jaxpr.eqns):
+        last.update((x, i) for x in eqn.invars if isinstance(x, jex.Var))
+    count = len(program.jaxpr.eqns)
+    outs = (x for x in program.jaxpr.outvars if isinstance(x, jex.Var))
+    return last | dict.fromkeys(outs, count)
+
+
+def _bounds(
+    program: jex.ClosedJaxpr, is_open: Sequence[bool]
+) -> Iterator[tuple[int, int]]:
+    """Where parts begin and end."""
+    eqns = program.jaxpr.eqns
+    alive = _bytes_alive(program)
+    start = 0
+    for i, eqn in enumerate(eqns):
+        alone = is_open[i] or eqn.effects or form_of(eqn) in _ALONE
+        if alone:
+            yield from _cut(eqns, alive, start, i)
+            yield i, i + 1
+            start = i + 1
+    yield from _cut(eqns, alive, start, len(eqns))
+
+
+def _bytes_alive(program: jex.ClosedJaxpr) -> list[int]:
+    """The bytes of values that are alive before each equation, without the inputs."""
+    last = _last_uses(program)
+    count = len(program.jaxpr.eqns)
+    change = [0] * (count + 2)
+    for i, eqn in enumerate(program.jaxpr.eqns):
+        for x in eqn.outvars:
+            if (end := last.get(x, i)) > i:
+                size = nbytes([aval_of(x)])
+                change[i + 1] += size
+                change[min(end, count) + 1] -= size
+    alive, total = list[int](), 0
+    for i in range(count + 1):
+        total += change[i]
+        alive.append(total)
+    return alive
+
+
+def _cut(
+    eqns: Sequence[jex.JaxprEqn], alive: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[int, int]]:
+    """Cuts straight code so that it takes the least memory to run it part by part.
+
+    That is what is alive at the cuts, and what the largest part computes.
+    """
+    if stop <= start:
+        return
+    made = [nbytes(list(map(aval_of, eqn.outvars))) for eqn in eqns[start:stop]]
+    whole = sum(made)
+    best, least = [(start, stop)], math.inf
+    count = 1
+    while count <= min(_MOST, max((stop - start) // _FEWEST, 1)):
+        found = _cut_into(made, alive, start, stop, whole / count)
+        takes = sum(alive[low] for low, _ in found[1:])
+        takes += max(sum(made[low - start : high - start]) for low, high in found)
+        if takes <= least:
+            best, least = found, takes
+        count = max(count + 1, count * 5 // 4)
+    yield from best
+
+
+def _cut_into(
+    made: Sequence[int], alive: Sequence[int], start: int, stop: int, most: float
+) -> list[tuple[int, int]]:
+    """Parts that compute about so many bytes, cut where the fewest are alive."""
+    found, low = list[tuple[int, int]](), start
+    while low < stop:
+        total, high = 0.0, low
+        while high < stop and (total < 1.5 * most or high - low < _FEWEST):
+            total += made[high - start]
+            high += 1
+        if high < stop:
+            # The latest of the best places in the second part of the window.
+            middle = low + max(_FEWEST, (high - low) // 3)
+            places = range(min(middle, high), high + 1)
+            high = min(places, key=lambda i: (alive[i], -i))
+        found.append((low, high))
+        low = high
+    return found

@@ -1,0 +1,259 @@
+"""`Fit`: what a fitted function gives, takes and says."""
+
+import functools
+import pickle
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..asserts import assert_close, assert_same
+from ..compiling import AS_USED, programs_compiled, temp_bytes
+from .functions import TIGHT, W, X, layers, mixed, over_time
+
+gradient = lambda f: jax.value_and_grad(f, (0, 1))
+name = lambda value: getattr(value, "__name__", str(value))
+
+# The gradient of each, in so many bytes: about the least, something between, and more
+# than it takes.
+BUDGETS = {layers: (9_400, 12_000, 20_000), over_time: (2_100, 3_500, 9_000)}
+CASES = [(f, nbytes) for f, budgets in BUDGETS.items() for nbytes in budgets]
+CASES += [(mixed, 7_500)]
+
+
+@pytest.mark.parametrize(("f", "nbytes"), CASES, ids=name)
+def test_a_gradient_takes_no_more_than_its_budget(f: Any, nbytes: int):
+    fit = el.Fit(f, nbytes)
+    assert temp_bytes(gradient(fit), W, X) <= nbytes
+    run = lambda f: jax.jit(gradient(f)).lower(W, X).compile(AS_USED)(W, X)
+    (value, actual), (plain, expected) = run(fit), run(f)
+    np.testing.assert_array_equal(value, plain)
+    assert_close(actual, expected, 1e-3, 1e-4)
+
+
+def test_with_room_for_all_nothing_changes():
+    fit = el.Fit(layers, "1MiB")
+    plan = fit.plan(W, X)
+    assert {part.stores for part in plan.parts} == {"everything"}
+    assert plan.relative_time == 1.0
+    full = temp_bytes(gradient(layers), W, X)
+    assert temp_bytes(gradient(fit), W, X) <= 1.02 * full
+
+
+def test_a_total_includes_inputs_and_outputs():
+    besides = 2 * (W.nbytes + X.nbytes) + 4
+    fit = el.Fit(layers, total=TIGHT + besides)
+    assert fit.plan(W, X).peak_bytes <= TIGHT
+    assert temp_bytes(gradient(fit), W, X) <= TIGHT
+
+
+def test_less_memory_takes_more_time():
+    plans = [el.Fit(layers, nbytes).plan(W, X) for nbytes in BUDGETS[layers]]
+    times = [plan.relative_time for plan in plans]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1 == times[-1]
+
+
+def test_the_least_that_an_error_names_is_enough():
+    with pytest.raises(ValueError, match="which is ") as caught:
+        el.Fit(layers, 100).plan(W, X)
+    least = int(str(caught.value).split("which is ")[1].split()[0])
+    fit = el.Fit(layers, least)
+    assert fit.plan(W, X).peak_bytes <= least
+    assert temp_bytes(gradient(fit), W, X) <= least
+
+
+def test_a_gradient_in_some_of_the_inputs():
+    fit = el.Fit(layers, TIGHT)
+    assert_close(jax.jit(jax.grad(fit))(W, X), jax.grad(layers)(W, X), 1e-3, 1e-4)
+    assert temp_bytes(jax.grad(fit), W, X) <= TIGHT
+
+
+def test_auxiliary_outputs_and_trees():
+    def f(params: Any, batch: Any) -> Any:
+        x = layers(params["w"], batch["x"]) * batch["scale"]
+        return x, {"count": batch["n"] + 1, "name": params["name"], "x": jnp.sin(x)}
+
+    params = {"w": W, "name": "model"}
+    batch = {"x": X, "scale": 2.0, "n": jnp.arange(2)}
+    run = lambda f: eqx.filter_value_and_grad(f, has_aux=True)(params, batch)
+    assert_close(run(el.Fit(f, TIGHT)), run(f), 1e-3, 1e-4)
+
+
+def test_keywords_and_settings_reach_the_function():
+    def f(x: Any, *, power: int = 2, scale: Any) -> Any:
+        return jnp.sum(x**power * scale)
+
+    fit = el.Fit(f, TIGHT)
+    run = lambda f: jax.grad(lambda x: f(x, power=3, scale=X))(X)
+    assert_close(run(fit), run(f))
+
+
+# It is a transform like all others.
+
+
+def test_a_decorator_and_a_method():
+    class Model(eqx.Module):
+        w: jax.Array
+
+        @el.Fit(budget=TIGHT)
+        def loss(self, x: jax.Array) -> jax.Array:
+            return layers(self.w, x)
+
+    actual = eqx.filter_grad(lambda model: model.loss(X))(Model(W))
+    assert_close(actual.w, jax.grad(layers)(W, X), 1e-3, 1e-4)
+
+
+def test_its_function_may_be_a_module():
+    class Model(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return layers(self.w, x)
+
+    fit = el.Fit(Model(W), TIGHT)
+    grads = eqx.filter_grad(lambda fit: fit(X))(fit)
+    assert_close(grads.f.w, jax.grad(layers)(W, X), 1e-3, 1e-4)
+    assert eqx.tree_at(lambda fit: fit.f.w, fit, 2 * W).f.w[0, 0] == 2 * W[0, 0]
+    assert fit.plan(X).peak_bytes <= TIGHT
+
+
+def test_what_it_closes_over_is_differentiated():
+    f = lambda f: jax.grad(lambda w: f(lambda x: layers(w, x))(X))(W)
+    assert_close(f(functools.partial(el.Fit, budget=TIGHT)), f(lambda f: f), 1e-3, 1e-4)
+
+
+def test_strings_of_amounts():
+    assert el.Fit(layers, "9.5 kB")._limit == el.Fit(layers, 9500)._limit
+    assert "9.5 kB" in repr(el.Fit(layers, "9.5 kB"))
+
+
+# Loops in it.
+
+
+def test_a_loop_with_a_schedule_keeps_it():
+    def f(w: Any, x: Any) -> Any:
+        step = lambda h, u: (jnp.tanh(h @ w + u), None)
+        return jnp.sum(el.Scan(step, schedule=el.Binomial(3))(x[0], x)[0])
+
+    (loop,) = el.plans(jax.grad(el.Fit(f, "1MiB")))(W, X)
+    assert loop.plan.schedule == el.Binomial(3)
+
+
+def test_stacks_of_layers_and_loops_without_a_carry():
+    def f(w: Any, x: Any) -> Any:
+        layers = [eqx.nn.Linear(8, 8, key=jax.random.key(i)) for i in range(3)]
+        x = jax.vmap(el.StackedLayers.from_layers(layers))(x)
+        ys = el.ForLoop(lambda u: jnp.tanh(jnp.sin(w @ u)))(x[:5])
+        until = lambda h: jnp.sum(h) < 1e9
+        step = lambda h, u: (jnp.tanh(jnp.sin(h @ w) + u), None)
+        h, _, _ = el.ScanWhile(until, step, max_steps=5)(x[0], x[:5])
+        return jnp.sum(h) + jnp.sum(ys**2)
+
+    fit = el.Fit(f, 6_800)
+    run = lambda f: jax.jit(gradient(f))(W, X)
+    assert_close(run(fit), run(f), 1e-3, 1e-4)
+    names = {part.name for part in fit.plan(W, X).parts}
+    assert {"StackedLayers", "ForLoop"} <= names
+
+
+def test_loops_of_jax_if_it_is_told_to():
+    def f(w: Any, x: Any) -> Any:
+        step = lambda h, u: (jnp.tanh(jnp.sin(h @ w) + u), None)
+        h, _ = jax.lax.scan(step, x[0], x)
+        return jnp.sum(jax.lax.while_loop(lambda h: h[0] > 0.1, lambda h: h / 2, h))
+
+    fit = el.Fit(f, 3_000, foreign=True)
+    (loop,) = (part for part in fit.plan(W, X).parts if part.name == "lax.scan")
+    assert "carries" in loop.stores
+    actual = jax.jit(jax.grad(fit))(W, X)
+    expected = jax.grad(el.Reschedule(f, whiles=64))(W, X)
+    assert_close(actual, expected, 1e-3, 1e-4)
+
+
+# Its plan.
+
+
+@pytest.fixture(scope="module")
+def plan() -> el.FitPlan:
+    return el.Fit(mixed, 7_500).plan(W, X)
+
+
+def test_a_plan_of_types_is_that_of_arrays(plan: el.FitPlan):
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (W, X)]
+    before = programs_compiled()
+    again = el.Fit(mixed, 7_500).plan(*types)
+    assert str(again) == str(plan)
+    assert programs_compiled() == before
+
+
+def test_a_plan_is_a_table(plan: el.FitPlan):
+    lines = str(plan).splitlines()
+    assert lines[0].split() == ["part", "stores", "stored", "peak", "time", "place"]
+    assert len(lines) == len(plan.parts) + 2
+    assert "(over_time)" in next(line for line in lines if line.startswith("Scan"))
+    assert lines[-1].startswith("in all: ")
+    assert "compiled" in lines[-1]
+
+
+def test_a_plan_says_what_is_stored_and_where_most_is_taken(plan: el.FitPlan):
+    assert plan.peak_bytes <= 7_500
+    assert plan.peak_at in plan.parts
+    assert plan.peak_at.peak_bytes == max(part.peak_bytes for part in plan.parts)
+    assert plan.relative_time == pytest.approx(
+        sum(part.relative_time for part in plan.parts)
+    )
+    assert plan.device == jax.devices()[0].device_kind
+
+
+def test_a_pinned_function_needs_no_search(plan: el.FitPlan):
+    before = programs_compiled()
+    jax.jit(gradient(plan.pinned)).lower(W, X)
+    assert programs_compiled() == before
+    assert temp_bytes(gradient(plan.pinned), W, X) <= 7_500
+    fitted = jax.jit(gradient(el.Fit(mixed, 7_500)))(W, X)
+    assert_same(jax.jit(gradient(plan.pinned))(W, X), fitted)
+
+
+def test_a_pinned_function_has_derivatives_and_batches():
+    pinned = el.Fit(layers, 3 * TIGHT).plan(W, X).pinned
+    twice = lambda f: lambda w, x: jnp.sum(jax.jvp(f, (w, x), (w, x))[1])
+    actual = jax.jit(jax.grad(twice(pinned)))(W, X)
+    assert_close(actual, jax.grad(twice(layers))(W, X), 1e-3, 1e-4)
+    batch = jnp.stack([X, X[::-1]])
+    mean = lambda f: lambda w, x: jnp.mean(jax.vmap(f, (None, 0))(w, x))
+    actual = jax.jit(jax.grad(mean(pinned)))(W, batch)
+    assert_close(actual, jax.grad(mean(layers))(W, batch), 1e-3, 1e-4)
+
+
+def test_decisions_can_be_sent_to_other_processes(plan: el.FitPlan):
+    ways = pickle.loads(pickle.dumps(plan.pinned.ways))
+    pinned = el.Fit(mixed, 7_500, ways=ways)
+    assert temp_bytes(gradient(pinned), W, X) <= 7_500
+
+
+def test_a_plan_is_drawn(plan: el.FitPlan):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    ax = plan.plot()
+    assert len(ax.collections) == len(plan.parts)
+    assert ax.get_ylabel() == "bytes"
+    pyplot.close(ax.figure)
+    axes = pyplot.figure().subplots()
+    assert plan.plot(axes) is axes
+    pyplot.close(axes.figure)
+
+
+def test_outside_of_jit():
+    fit = el.Fit(layers, TIGHT)
+    assert_close(gradient(fit)(W, X), gradient(layers)(W, X), 1e-3, 1e-4)
+    assert_close(fit(W, X), layers(W, X))
+
+
+def test_a_device_that_is_named():
+    plan = el.Fit(layers, TIGHT, device="cpu").plan(W, X)
+    assert plan.device == "cpu"
