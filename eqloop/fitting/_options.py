@@ -175,10 +175,15 @@ def _in_words(schedule: Pinned) -> str:
 def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     # The program of a part is made anew each time that it is asked for, and that of a
     # layer is the same for each layer.
-    numbered, shared_in, shared_out = _taken(_Alike(part, roles), way)
+    alike = _Alike(part, roles)
+    numbered, shared_in, shared_out = _taken(alike, way)
     shared = {id(part.reads[i]) for i in shared_in}
     shared |= {id(part.gives[i]) for i in shared_out}
-    return dataclasses.replace(numbered, shared=frozenset(shared))
+    # What is computed again is there as long as what is stored would be.
+    everything, *_ = _taken(alike, EVERYTHING)
+    least = everything.stored + everything.working - numbered.stored
+    working = max(numbered.working, least)
+    return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
 class _Alike:

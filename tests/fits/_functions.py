@@ -326,7 +326,8 @@ def simulation(scale: float) -> Function:
 
 def mixer(scale: float) -> Function:
     """An MLP-Mixer, written out layer by layer in Python."""
-    w, d, patches, batch, layers = _Weights(7), 64, 64, max(int(16 * scale), 1), 8
+    w, d, patches, batch = _Weights(7), 64, 64, max(int(16 * scale), 1)
+    layers = 8 if scale > 0.1 else 2
     mlp = lambda n: [w(n, 2 * n), w(2 * n, n)]
     p = {
         "embed": w(48, d),

@@ -1,0 +1,42 @@
+"""A few of the functions and budgets; `python -m tests.fits` shows all of them."""
+
+import jax
+import pytest
+
+import eqloop as el
+
+from ..asserts import assert_close, assert_same
+from ..benchmarks._measure import temp_bytes
+from ..marks import slow
+from ._functions import NAMES, Function, function
+from ._measure import least_budget
+
+
+def _compiled(function: Function, loss):
+    return jax.jit(jax.value_and_grad(loss)).lower(*function.args).compile()
+
+
+def _check(of: Function, parts: list[float]) -> None:
+    """Budgets are kept, also the least, and what is computed is the same."""
+    plain = _compiled(of, of.plain)
+    whole, least = temp_bytes(plain), least_budget(of)
+    value, gradient = plain(*of.args)
+    for part in parts:
+        budget = round(least + part * max(whole - least, 0))
+        made = _compiled(of, el.Fit(of.plain, budget))
+        assert temp_bytes(made) <= budget
+        found, other = made(*of.args)
+        assert_same(found, value)
+        assert_close(other, gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixer", "recurrent"])
+def test_a_small_function_keeps_its_budget(name):
+    _check(function(name, 0.03), [0.0])
+
+
+@pytest.mark.parametrize("name", [*map(slow, NAMES)])
+def test_functions_keep_their_budgets(name):
+    if name == "neural-ode":
+        pytest.importorskip("diffrax")
+    _check(function(name, 0.2), [0.0, 0.5, 1.0])
