@@ -15,7 +15,7 @@ import jax.extend.core as jex
 
 from .._arrays import nbytes
 from .._compat import CALLS, form_of
-from .._programs import aval_of, foreign_programs, inlined
+from .._programs import aval_of, foreign_programs, inlined, jaxpr_of
 from .._types import AnyJaxpr
 
 # fmt: off
@@ -114,7 +114,7 @@ def most_written(program: AnyJaxpr) -> int:
     """The most bytes that an inner program writes at once."""
     flat = program if isinstance(program, jex.ClosedJaxpr) else None
     jaxpr = program if flat is None else flattened(flat).jaxpr
-    nothing = jex.Jaxpr([], jaxpr.invars, [], [], frozenset(), jaxpr.debug_info)
+    nothing = jaxpr_of([], jaxpr.invars, [])
     return written(nothing, jaxpr, [], []).working
 
 
