@@ -152,9 +152,10 @@ class _Fusing:
         x = self._named(x)
         if x not in self._roots:
             eqn = self._made_by.get(x)
-            is_root = eqn is None or not self.is_fused(eqn)
-            own = [frozenset([x])] if is_root else map(self.roots, eqn.invars)
-            self._roots[x] = frozenset().union(*own)
+            if eqn is None or not self.is_fused(eqn):
+                self._roots[x] = frozenset([x])
+            else:
+                self._roots[x] = frozenset().union(*map(self.roots, eqn.invars))
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:
