@@ -400,7 +400,8 @@ def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
 def is_high(eqn: jex.JaxprEqn) -> bool:
     """Whether JAX must replace a primitive in an equation before it is compiled.
 
-    It does that in a program which says so of itself, as those that it traces do.
+    It does that in a program which says so of itself, as those that it traces do (in
+    JAX 0.10 to 0.12).
     """
     return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
 

@@ -40,7 +40,14 @@ def leave_some(items: Iterable[pytest.Item]) -> None:
 def _left(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
     """Of the cases of a test those that are not run."""
     # Which value of each parameter a case has. Those that go together are one.
-    values = [tuple(case.callspec.indices.items()) for case in cases]
+    known = collections.defaultdict[str, dict[int, int]](dict)
+    number = lambda name, value: known[name].setdefault(id(value), len(known[name]))
+    values = [
+        tuple(
+            (name, number(name, value)) for name, value in case.callspec.params.items()
+        )
+        for case in cases
+    ]
     if len(set(zip(*(dict(v).values() for v in values), strict=True))) == 1:
         return list(cases[1::2])
     left, seen = list[pytest.Function](), set[tuple[str, int]]()

@@ -96,7 +96,9 @@ from ._places import (
     folders_of,
     frames_of,
     loop_name,
+    loop_of_jax,
     loop_scope,
+    place_now,
     place_of,
 )
 from ._ranges import Range, range_of_literal, range_of_result
@@ -168,6 +170,7 @@ __all__ = [
     "jaxpr_of",
     "joined",
     "loop_name",
+    "loop_of_jax",
     "loop_scope",
     "makes_refs",
     "makes_zeros",
@@ -177,6 +180,7 @@ __all__ = [
     "mapped",
     "mark",
     "parted",
+    "place_now",
     "place_of",
     "position_p",
     "program_from",

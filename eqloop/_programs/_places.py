@@ -6,6 +6,7 @@ import importlib.util
 import linecache
 import os
 import re
+import traceback
 from typing import Any
 
 import jax
@@ -28,6 +29,10 @@ def folders_of(*packages: str) -> tuple[str, ...]:
 # Frames of the stack between the user's line and the operation.
 _OTHERS = folders_of("equinox", "jaxtyping", "beartype", "functools", "contextlib")
 _BETWEEN = (OUR_FILES, JAX_FILES, *_OTHERS, "<frozen ", "<@beartype")
+
+
+# The functions of JAX that make scans of others, by their names in a stack.
+_MAKERS = ("fori_loop", "map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +66,36 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     return None
 
 
+def place_now() -> Place | None:
+    """The innermost line of the user's program that is being run, if known."""
+    # JAX keeps a few frames for an equation, and there may be more of its own.
+    for frame, line in traceback.walk_stack(None):
+        code = frame.f_code
+        if not code.co_filename.startswith(_BETWEEN):
+            return Place(code.co_filename, line, code.co_name)
+    return None
+
+
 def frames_of(source_info: Any) -> Any:
     """The frames of the stack that led to an equation, the innermost first."""
     traceback = source_info.traceback
     return () if traceback is None else traceback.frames
+
+
+def loop_of_jax(source_info: Any, has_carry: bool) -> str:
+    """The function of JAX that has made a scan: `scan`, `map` or `fori_loop`.
+
+    Args:
+        source_info: The source info of the scan.
+        has_carry: Whether it hands on anything from step to step.
+    """
+    for frame in frames_of(source_info):
+        if not frame.file_name.startswith(JAX_FILES):
+            break
+        name = frame.function_name.rsplit(".", 1)[-1]
+        if name in _MAKERS:
+            return name
+    return "scan" if has_carry else "map"
 
 
 def loop_scope(name: str) -> Any:

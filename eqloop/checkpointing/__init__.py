@@ -10,14 +10,15 @@ the arrays back.
 - **Policies**: `_policies.py`, and a function under a policy without a loop
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
-  `_while_plan.py`), of all loops in a function (`_plans.py`), and of one loop under all
-  schedules (`_frontier.py`). `_plot.py` draws them.
+  `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
+  (`_jax_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
+  draws them.
 - **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
   unknown length, and `planning/` finds the fastest plan.
 """
 
 from . import _policies as policies
-from ._budget import Budget, is_budget, refuse_second_place
+from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import (
     Frontier,
     LoopOption,
@@ -26,8 +27,8 @@ from ._frontier import (
     options_of,
     with_schedule,
 )
-from ._plan import Plan, plan
-from ._plans import Plans, plans
+from ._plan import Plan, plan, usually_stored
+from ._plans import Plans, own_plans, plans
 from ._plot import axes_to_draw_on, format_axis
 from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
@@ -74,6 +75,7 @@ __all__ = [
     "Fitted",
     "ForwardOnly",
     "Frontier",
+    "InnerBudget",
     "Layout",
     "Loop",
     "LoopOption",
@@ -111,6 +113,7 @@ __all__ = [
     "measurements",
     "name",
     "options_of",
+    "own_plans",
     "plan",
     "plans",
     "policies",
@@ -122,6 +125,7 @@ __all__ = [
     "trace_step",
     "trusting",
     "unlisted",
+    "usually_stored",
     "with_inverse",
     "with_schedule",
     "work_of",

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeGuard, final
 from .._arrays import refuse_symbolic
 from .._calls import format_bytes, parse_bytes
 from ._plan import plan_of
-from ._schedules import AbstractSchedule
+from ._schedules import AbstractSchedule, StoreAll
 from ._slot_schedules import writable_directory
 from .engine._forward import Active
 from .engine._layout import Layout
@@ -21,7 +21,9 @@ from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
+from .planning._cost import step_cost
 from .planning._memory import device_bytes, peak_bytes
+from .planning._memory_guess import counted_bytes, working_set
 from .planning._notice import says_if_long
 from .planning._paces import Paces, paces
 from .planning._two_places import (
@@ -232,6 +234,26 @@ class Budget(AbstractSchedule):
             f"{format_bytes(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
         )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class InnerBudget(AbstractSchedule):
+    """The budget of a loop within the step of another one, which has a budget itself.
+
+    Everything is stored if that takes no more, and nothing is tried to find that out:
+    it is there for one step of the loop around it at a time, and is computed again with
+    that step.
+    """
+
+    budget: Budget
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """Everything is stored if it fits; otherwise what the budget finds."""
+        everything = StoreAll().layout(loop)
+        cost = step_cost(loop._problem, loop._active)
+        takes = counted_bytes(everything, cost) + working_set(cost)
+        return everything if takes <= self.budget.nbytes else self.budget.layout(loop)
 
 
 def refuse_second_place(owner: str, budget: Budget) -> None:

@@ -4,9 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.core
+import jax.numpy as jnp
+
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
-from .._device import planning_device
+from .._device import planning_device, remembered_per_device
 from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule, Pinned
@@ -22,7 +26,7 @@ from .engine._problem import (
     all_active,
     needs_of_gradient,
 )
-from .engine._step import Step
+from .engine._step import Step, make_step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
@@ -252,6 +256,19 @@ def planned(
         problem = packing.of(problem)
     active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
+
+
+@remembered_per_device(maxsize=512)
+def usually_stored(schedule: AbstractSchedule, length: int) -> tuple[int, int]:
+    """What a schedule stores of a loop of so many steps, if these are as any others.
+
+    Returns:
+        How many carries it stores at once, and the residuals of how many steps.
+    """
+    number = jax.core.ShapedArray((), jnp.dtype("float32"))
+    step = make_step(lambda _, carry, x: ([jnp.sin(carry[0])], x), [], [number], [])
+    order = planned(step, Loop(length), schedule, None)[2].order
+    return order.slots, order.block
 
 
 def estimated_plan(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import equinox as eqx
+import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
@@ -26,17 +27,21 @@ from .._programs import (
     programs_in,
 )
 from .._types import AnyJaxpr, PyTree, Value
+from ._jax_loops import JaxLoop, JaxPlan, jax_loops
 from ._plan import Plan, estimated_plan
 from ._schedules import AbstractSchedule
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
-from .engine._listing import Decided, listing, unlisted
+from .engine._listing import Decided, as_run, listing, unlisted
 from .engine._primitive import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem, activity, all_active
 from .engine._step import Step
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
+
+# Below a table with loops that have no schedule.
+_HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +49,23 @@ class LoopPlan:
     """One of the loops of a function.
 
     Attributes:
-        name: The transform that the loop is of.
+        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"` or
+            `"lax.fori_loop"` for a loop of JAX.
         place: Where it is called, if that is known.
         plan: Its plan, for the whole batch if it is batched. The plan of a while loop
             has no `relative_time`. Its `length` and `evaluations` are for the greatest
-            number of steps that it may run, and `None` if there is no bound.
-        batch: How many examples run in it side by side.
+            number of steps that it may run, and `None` if there is no bound. A loop of
+            JAX stores the residuals of all steps; its `plan.rescheduled` is the plan
+            that it would have by `Recursive(16)`, about, or `None` if that is not
+            known.
+        batch: How many examples run in it side by side. Of a loop of JAX it is not
+            known, and is 1.
         depth: How many of the other loops it is inside of.
     """
 
     name: str
     place: Place | None
-    plan: Plan | WhilePlan
+    plan: Plan | WhilePlan | JaxPlan
     batch: int
     depth: int
 
@@ -68,7 +78,8 @@ class Plans(Sequence[LoopPlan]):
         loops: The loops.
         peak_bytes: The bytes that their gradients allocate at once, if each takes as
             much as its plan says from its forward pass to its backward pass. The bytes
-            of a loop within another one are included in those of the outer one.
+            of a loop within another one are included in those of the outer one. Outputs
+            of the loops, and their cotangents, do not count.
     """
 
     loops: tuple[LoopPlan, ...]
@@ -89,10 +100,14 @@ class Plans(Sequence[LoopPlan]):
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        places = (f"  {loop.place or 'somewhere'}" for loop in self.loops)
-        body = [line for pair in zip(lines[1:], places, strict=True) for line in pair]
+        notes = [x.plan.notes if isinstance(x.plan, JaxPlan) else {} for x in self]
+        body: list[str] = []
+        for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
+            body += [line, f"  {loop.place or 'somewhere'}"]
+            body += [f"  {name}: {note}" for name, note in more.items()]
         total = f"at once: {format_bytes(self.peak_bytes)}"
-        return "\n".join([lines[0], *body, total])
+        hint = [_HINT] if any("rescheduled" in more for more in notes) else []
+        return "\n".join([lines[0], *body, total, *hint])
 
 
 def plans(
@@ -104,6 +119,12 @@ def plans(
     differentiated in reverse mode, with the plan that it will run: for its batch,
     whether the `vmap` is inside or outside of the gradient, and for the inputs that are
     differentiated. A loop that is not differentiated has no plan, and is not listed.
+
+    The loops of JAX (`jax.lax.scan`, `map` and `fori_loop`) are listed as well, if they
+    store anything for the way back, with what they take now, and what they would take
+    with a schedule, which [`Reschedule`][eqloop.Reschedule] gives them. So this is what
+    to call first if a program runs out of memory.
+
     While loops are listed as well; their plan is for the greatest number of steps that
     they may run. The loops of
     [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint] are listed at the line
@@ -140,21 +161,63 @@ def plans(
         CheckpointedScan  256    8      Recursive(base=16) 32 carries ...
           ...
         at once: ...
+
+        A loop of JAX:
+
+        >>> def plain(w, xs):
+        ...     return jax.lax.scan(lambda h, x: (jnp.sin(w * h + x), None), 0.0, xs)[0]
+        >>> print(el.plans(jax.grad(plain))(1.0, jnp.zeros(256)))
+        loop      steps  batch  schedule  stored     evaluations  memory
+        lax.scan  256    1      none      residuals  256          ... KiB
+          ...
+          rescheduled: ...
+        at once: ... KiB
+        rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient
     """
     if not callable(f):
         raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
 
+    return _finding(f, device, True)
+
+
+def own_plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
+    """The same for the loops of this library alone."""
+    return _finding(f, None, False)
+
+
+def _finding(
+    f: Callable[..., PyTree], device: DeviceLike | None, of_jax: bool
+) -> Callable[..., Plans]:
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         with planning_for_call(device, args, kwargs), listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
-            known = {id(d.stands_for_it): d for d in decided}
-            finder = _Finder(known, decided, set(_reversed_in(program)))
+            finder = _Finder(decided, of_jax)
+            finder.look_into(program)
+            if any(map(finder.has_stand_ins, finder.of_jax.values())):
+                with as_run():
+                    finder.see_run(eqx.filter_make_jaxpr(f)(*args, **kwargs)[0])
             finder.split_as(program, automatic_shardings((args, kwargs)))
-            loops, peak = finder.of_program(program, 0, None)
-        return Plans(tuple(loops), peak)
+            found = finder.of_program(program, 0, None)
+        return Plans(tuple(found.loops), found.peak)
 
     return find
+
+
+@dataclasses.dataclass
+class _Found:
+    """What was found in a program, or in an equation.
+
+    Attributes:
+        loops: The loops.
+        peak: The most bytes that they take at once.
+        left: What takes memory behind it: bytes, and the numbers of the outputs that
+            hold them.
+    """
+
+    loops: list[LoopPlan] = dataclasses.field(default_factory=list)
+    peak: int = 0
+    left: list[tuple[int, list[int]]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,20 +225,49 @@ class _Finder:
     """Finds loops in programs.
 
     Attributes:
+        decided: The list to which layouts are added while programs are traced.
+        lists_jax: Whether to list JAX's own loops.
         known: The layouts in these programs, by the identity of their stand-ins, see
             `engine/_listing.py`.
-        decided: The list to which layouts are added while programs are traced.
         reversed: The identities of the layouts by which loops are reversed. Others
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
+        of_jax: JAX's own loops that are reversed, by the identity of their equations.
+        run_as: What they are in the program that will be run, if that is another one.
         placed: How variables are split over automatic axes, by their identity: inputs
             of `f`, also where they are handed on. Of others it is not known.
     """
 
-    known: dict[int, Decided]
     decided: list[Decided]
-    reversed: set[int]
+    lists_jax: bool
+    known: dict[int, Decided] = dataclasses.field(default_factory=dict)
+    reversed: set[int] = dataclasses.field(default_factory=set)
+    of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
+    run_as: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
+
+    def look_into(self, program: AnyJaxpr) -> None:
+        """Takes note of the loops in a program that is to be searched."""
+        self.known.update({id(d.stands_for_it): d for d in self.decided})
+        self.reversed.update(_reversed_in(program))
+        if self.lists_jax:
+            self.of_jax.update(jax_loops(program))
+
+    def has_stand_ins(self, loop: JaxLoop) -> bool:
+        """Whether JAX's own loop has a stand-in for a loop that stores residuals."""
+        programs = (eqn.params["jaxpr"] for eqn, _ in loop.later)
+        keys = (key for program in programs for key in _reversed_in(program))
+        found = filter(None, map(self.known.get, keys))
+        return any(decided.layout.stores_residuals for decided in found)
+
+    def see_run(self, program: AnyJaxpr) -> None:
+        """Takes JAX's own loops from the program that will be run, without stand-ins.
+
+        They are in the same order there.
+        """
+        found = jax_loops(program)
+        if len(found) == len(self.of_jax):
+            self.run_as.update(zip(self.of_jax, found.values(), strict=True))
 
     def split_as(
         self, program: AnyJaxpr, shardings: Sequence[NamedSharding | None]
@@ -186,7 +278,7 @@ class _Finder:
 
     def of_program(
         self, program: AnyJaxpr, depth: int, around: Place | None
-    ) -> tuple[list[LoopPlan], int]:
+    ) -> "_Found":
         """The loops in a program, and the most bytes that they take at once.
 
         Args:
@@ -198,20 +290,24 @@ class _Finder:
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
+        place_of_output = {id(var): i for i, var in enumerate(jaxpr.outvars)}
+        left: list[tuple[int, list[int]]] = []
         for i, eqn in enumerate(jaxpr.eqns):
-            found, peak, slots = self._of_equation(eqn, depth, around)
-            loops += found
-            inner.append(peak)
-            if slots is not None:
-                last = _last_use(jaxpr, i, slots)
-                live.append((i, last, found[0].plan.peak_bytes))
+            found = self._of_equation(eqn, depth, around)
+            loops += found.loops
+            inner.append(found.peak)
+            for size, outputs in found.left:
+                slots = [eqn.outvars[output] for output in outputs]
+                live.append((i + 1, _last_use(jaxpr, i, slots), size))
+                ids = [id(var) for var in slots if id(var) in place_of_output]
+                left += [(size, [place_of_output[x] for x in ids])] if ids else []
         at = lambda i: sum(size for first, last, size in live if first <= i <= last)
-        return loops, max((at(i) + peak for i, peak in enumerate(inner)), default=0)
+        peak = max((at(i) + peak for i, peak in enumerate(inner)), default=0)
+        return _Found(loops, peak, left)
 
     def _of_equation(
         self, eqn: jex.JaxprEqn, depth: int, around: Place | None
-    ) -> tuple[list[LoopPlan], int, list[Value] | None]:
-        """The loops in an equation, their bytes, and its slots if it is one itself."""
+    ) -> "_Found":
         # Diffrax calls the loops of our adjoint; the user's line is the one that calls
         # Diffrax. JAX keeps only a few frames for each equation, so that line may only
         # be known for the call around it.
@@ -220,34 +316,51 @@ class _Finder:
         loop, maps = _unwrapped(formula)
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
             if id(loop.saves.layout) not in self.reversed:
-                return [], 0, None
+                return _Found()
             saved = len(loop.out_aval[2].flat)
             is_part = isinstance(formula, Selected)
             shown = formula.shown if is_part else (True,) * saved
             count = sum(shown[len(shown) - saved :])
-            slots = list(eqn.outvars)[len(eqn.outvars) - count :]
+            slots = list(range(len(eqn.outvars) - count, len(eqn.outvars)))
             placed = () if maps else self._placements(loop.problem.step, eqn)
             plan, batch = self._plan(loop, maps, placed)
             name = loop_name(eqn.source_info.name_stack) or "loop"
-            return [LoopPlan(name, place, plan, batch, depth)], 0, slots
-        loops: list[LoopPlan] = []
+            size = plan.peak_bytes
+            loops = [LoopPlan(name, place, plan, batch, depth)]
+            return _Found(loops, size, [(size, slots)])
         if formula is not None:
             # This traces the formula, which decides on the layouts of inner loops.
-            if _has_loops(formula):
-                program = formula.expanded
-                self.known.update({id(d.stands_for_it): d for d in self.decided})
-                self.reversed.update(_reversed_in(program))
-                loops, _ = self.of_program(program, depth + 1, place)
-            return loops, 0, None
-        peak = 0
+            if not _has_loops(formula):
+                return _Found()
+            program, is_loop = formula.expanded, isinstance(loop, Reverse)
+            self.look_into(program)
+            found = self.of_program(program, depth + is_loop, place)
+            # The bytes of the loop itself include these.
+            return _Found(found.loops, 0 if is_loop else found.peak)
+        if (scan := self.of_jax.get(id(eqn))) is not None:
+            plan = self.run_as.get(id(eqn), scan).plan(self._shardings(eqn))
+            name, where, _ = scan.caller
+            loops = [LoopPlan(f"lax.{name}", where or place, plan, 1, depth)]
+            later = (eqn for eqn, _ in scan.later if id(eqn) not in self.of_jax)
+            for eqn in (scan.eqn, *later):
+                body = eqn.params["jaxpr"]
+                loops += self.of_program(body, depth + 1, place).loops
+            return _Found(loops, plan.peak_bytes, [(plan.peak_bytes, scan.residuals)])
+        if any(eqn is back for scan in self.of_jax.values() for back, _ in scan.later):
+            return _Found()  # listed with the loop that it takes back
+        inside = _Found()
         for program in programs_in(eqn):
-            variables = getattr(program, "jaxpr", program).invars
+            jaxpr = getattr(program, "jaxpr", program)
             # A call hands on what it is given, and a `jax.shard_map` does not.
-            if [var.aval for var in variables] == [var.aval for var in eqn.invars]:
+            if _types(jaxpr.invars) == _types(eqn.invars):
                 self.split_as(program, self._shardings(eqn))
-            found, size = self.of_program(program, depth, place)
-            loops, peak = [*loops, *found], max(peak, size)
-        return loops, peak, None
+            look = functools.partial(self.of_program, program, depth, place)
+            found = _within(eqn, look)
+            is_call = _types(jaxpr.outvars) == _types(eqn.outvars)
+            inside.loops += found.loops
+            inside.left += found.left if is_call else []
+            inside.peak = max(inside.peak, found.peak)
+        return inside
 
     def _shardings(self, eqn: jex.JaxprEqn) -> list[NamedSharding | None]:
         return [self.placed.get(id(var)) for var in eqn.invars]
@@ -342,6 +455,30 @@ def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
     return max(uses, default=start)
 
 
+def _within(eqn: jex.JaxprEqn, look: Callable[[], _Found]) -> _Found:
+    """What is found in the program of an equation.
+
+    Plans trace loops. In a `jax.shard_map` they do so within one that has its axes.
+    """
+    if eqn.primitive.name != "shard_map":
+        return look()
+    found: list[_Found] = []
+    axes = eqn.params["newly_manual_axes"]
+    mapped = jax.shard_map(
+        lambda: found.append(look()),
+        mesh=eqn.params["mesh"],
+        in_specs=(),
+        out_specs=None,
+        axis_names=axes,
+    )
+    jax.eval_shape(mapped)
+    return found[0]
+
+
+def _types(atoms: Sequence[Value]) -> list[Value]:
+    return [atom.aval for atom in atoms]
+
+
 def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
     """The identities of the layouts by which loops are reversed in a program."""
     for eqn in equations(program):
@@ -352,9 +489,9 @@ def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
 
 
 def _has_loops(formula: Formula) -> bool:
-    """Whether there are loops of this library in the programs of a formula."""
+    """Whether there are loops in the programs of a formula."""
     return any(
-        formula_of(eqn) is not None
+        formula_of(eqn) is not None or eqn.primitive.name == "scan"
         for program in formula.jaxprs
         for eqn in equations(program)
     )

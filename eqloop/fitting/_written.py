@@ -15,7 +15,7 @@ import jax.extend.core as jex
 
 from .._arrays import nbytes
 from .._compat import CALLS, form_of
-from .._programs import aval_of, foreign_programs, inlined
+from .._programs import aval_of, foreign_programs, inlined, jaxpr_of
 from .._types import AnyJaxpr
 
 # fmt: off
@@ -118,7 +118,7 @@ def most_written(program: AnyJaxpr) -> int:
     """The most bytes that an inner program writes at once."""
     flat = program if isinstance(program, jex.ClosedJaxpr) else None
     jaxpr = program if flat is None else flattened(flat).jaxpr
-    nothing = jex.Jaxpr([], jaxpr.invars, [], [], frozenset(), jaxpr.debug_info)
+    nothing = jaxpr_of([], jaxpr.invars, [])
     return written(nothing, jaxpr, [], [], []).working
 
 
@@ -157,9 +157,10 @@ class _Fusing:
             return frozenset()
         if x not in self._roots:
             eqn = self._made_by.get(x)
-            is_root = eqn is None or not self.is_fused(eqn)
-            own = [frozenset([x])] if is_root else map(self.roots, eqn.invars)
-            self._roots[x] = frozenset().union(*own)
+            if eqn is None or not self.is_fused(eqn):
+                self._roots[x] = frozenset([x])
+            else:
+                self._roots[x] = frozenset().union(*map(self.roots, eqn.invars))
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:

@@ -8,7 +8,7 @@ and run is decided in `checkpointing`.
 - **The program**: `_rewriting.py` finds the loops in it, decides which are taken, and
   writes others in their places. `_in_place.py` runs one loop in the place of JAX's own,
   and `_told_once.py` has its steps tell something to the host once, however often they
-  are run.
+  are run. `_inner_memory.py` estimates what loops within a loop store.
 - **What is said of loops**: `_foreign_loop.py`.
 """
 

@@ -7,11 +7,8 @@ import jax.extend.core as jex
 
 from .._arrays import split
 from .._compat import scan_counts
-from .._programs import JAX_FILES, Place, aval_of, frames_of, place_of
+from .._programs import Place, aval_of, loop_of_jax, place_of
 from .._types import ShapeDtypeStruct
-
-# The functions of JAX that make loops of others, by their names in a stack.
-_MAKERS = ("fori_loop", "map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +66,9 @@ def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> Foreign
         consts = params["cond_nconsts"] + params["body_nconsts"]
         counts = consts, len(eqn.invars) - consts
     _, carry, _ = split(eqn.invars, *counts)
-    plain = "lax.scan" if carry else "lax.map"
+    made_by = loop_of_jax(eqn.source_info, bool(carry)) if is_scan else "while_loop"
     return ForeignLoop(
-        name=_maker(eqn) or (plain if is_scan else "lax.while_loop"),
+        name=f"lax.{made_by}",
         length=params["length"] if is_scan else None,
         place=place_of(eqn.source_info) or around,
         depth=depth,
@@ -82,14 +79,3 @@ def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> Foreign
 
 def _type(aval: object) -> ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(*(getattr(aval, name) for name in ("shape", "dtype")))
-
-
-def _maker(eqn: jex.JaxprEqn) -> str | None:
-    """The function of JAX that has made a loop, if it is one that makes them."""
-    for frame in frames_of(eqn.source_info):
-        if not frame.file_name.startswith(JAX_FILES):
-            return None
-        name = frame.function_name.rsplit(".", 1)[-1]
-        if name in _MAKERS:
-            return f"lax.{name}"
-    return None

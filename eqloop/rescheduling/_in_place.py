@@ -29,11 +29,8 @@ from ..checkpointing import (
     Loop,
     LoopPolicy,
     Online,
-    Plan,
     Step,
-    form_to_plan,
     make_step,
-    plan,
     run_loop,
     run_while,
 )
@@ -61,11 +58,6 @@ class OpenScan:
         x_axes = (0,) * len(step.x_types)
         loop = Loop(length, eqn.params["reverse"], unroll, x_axes)
         return cls(step, loop)
-
-    def plan(self, schedule: AbstractSchedule, policy: LoopPolicy) -> Plan:
-        """The plan of a gradient with respect to all inputs."""
-        step, loop, placed = form_to_plan(self.step, self.loop, ())
-        return plan(step, loop, schedule, policy, placed)
 
     def planned(
         self,

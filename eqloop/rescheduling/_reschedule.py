@@ -23,6 +23,7 @@ from .._calls import (
     open_call,
     setting,
 )
+from .._programs import Place, place_now
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
@@ -35,12 +36,16 @@ from ..checkpointing import (
     Recursive,
     StoreAll,
     as_loop_policy,
-    plans,
+    own_plans,
 )
 from ..loops import check_schedule, planned_by
 from ..progress import ProgressBar, as_progress, check_progress
 from ._foreign_loop import ForeignLoop
 from ._rewriting import Note, Rewriting
+
+# With a smaller base, so many steps as a counter can hold take a dozen levels, which
+# are loops within loops, and half a minute to compile.
+_LEAST_BASE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +81,14 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     A loop within a loop gets the same schedule if the outer one would otherwise take
     more than twice the memory. If not, it is left to JAX, and is computed again with
-    the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it gets
-    half of that.
+    the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it stores
+    everything if half of the budget is enough for that, and else what is best in half
+    of it.
 
     Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
     effects in their steps, which cannot be run again; and loops in functions that have
-    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_root` and the like).
+    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in
+    the rules of such. What steps print by `jax.debug` is printed as often as by `f`.
 
     Args:
         f: The function.
@@ -93,7 +100,8 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             it cannot be by itself: in how many checkpoints, as for
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
-            the greatest bound. By default it has no reverse mode.
+            the greatest bound, with a `base` of at least 8. By default it has no
+            reverse mode.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
@@ -104,8 +112,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     Raises:
         TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
             When called, if `only` returns anything but a bool.
-        ValueError: If `whiles` is no number of checkpoints. When a gradient is taken
-            through a while loop, if there are no `whiles`; the error names its line.
+        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a
+            gradient is taken through a while loop, if there are no `whiles`; the error
+            names its line.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -161,14 +170,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 `whiles`.
         """
         result, notes = self._run(args, kwargs)
-        if self._is_told_something and all(note.why for note in notes):
-            left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
-            what = f"every loop in it is left to JAX:{left}" if left else "it has none"
-            name = getattr(self.f, "__qualname__", repr(self.f))
-            warnings.warn(
-                f"Reschedule: no loop of `{name}` is run otherwise, as {what}.",
-                stacklevel=2,
-            )
+        is_as_before = all(note.why and not note.has_bar for note in notes)
+        if self._is_told_something and is_as_before:
+            self._warn(notes)
         return result
 
     def plans(self, *args: P.args, **kwargs: P.kwargs) -> RescheduledLoops:
@@ -187,7 +191,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
         def gradient(self: Reschedule, args: PyTree, kwargs: PyTree) -> PyTree:
             leaves, structure = jax.tree.flatten((self, args, kwargs))
-            moves = [eqx.is_inexact_array(leaf) for leaf in leaves]
+            moves = list(map(eqx.is_inexact_array, leaves))
+            if not any(moves):  # numbers of Python, which `jax.grad` takes as well
+                moves = [isinstance(leaf, float | complex) for leaf in leaves]
 
             def outputs(*moving: Value) -> list[Value]:
                 tree = put(leaves, moves, moving)
@@ -199,7 +205,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             outs, pull = jax.vjp(outputs, *pick(leaves, moves))
             return pull(list(map(jnp.zeros_like, outs)))
 
-        taken = plans(gradient)(self, args, kwargs)
+        taken = own_plans(gradient)(self, args, kwargs)
         left = tuple((note.loop, note.why) for note in notes if note.why)
         return RescheduledLoops(taken, left)
 
@@ -217,6 +223,15 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         new, notes = rewriting(program)
         outs = jax.core.eval_jaxpr(new.jaxpr, new.consts, *arrays)
         return call.kept.join(outs), notes
+
+    def _warn(self, notes: list[Note]) -> None:
+        left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
+        what = f"every loop in it is left to JAX:{left}" if left else "it has none"
+        name = getattr(self.f, "__qualname__", repr(self.f))
+        text = f"Reschedule: no loop of `{name}` is run otherwise, as {what}."
+        # How many frames of JAX are between the user's call and this one, who knows?
+        here = place_now() or Place("<unknown>", 0, "")
+        warnings.warn_explicit(text, UserWarning, here.file, here.line)
 
     @property
     def _is_told_something(self) -> bool:
@@ -244,6 +259,7 @@ def _planner(whiles: object) -> Bounded | Online | None:
     if whiles is None:
         return None
     if isinstance(whiles, Recursive):
+        check_least("Reschedule", "base` of `whiles", whiles.base, _LEAST_BASE)
         return Bounded(UNLIMITED, whiles.base)
     checkpoints = whiles.checkpoints if isinstance(whiles, Binomial) else whiles
     if (count := int_of(checkpoints)) is None:

@@ -30,6 +30,7 @@ from ..checkpointing import (
     Bounded,
     Fitted,
     ForwardOnly,
+    InnerBudget,
     LoopPolicy,
     Online,
     StoreAll,
@@ -38,6 +39,7 @@ from ..checkpointing import (
 from ..progress import ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
+from ._inner_memory import bytes_stored
 from ._told_once import ToldOnce
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
@@ -54,10 +56,12 @@ class Note:
     Attributes:
         loop: The loop.
         why: Why it is left to JAX; empty if it is not.
+        has_bar: Whether it has a progress bar all the same.
     """
 
     loop: ForeignLoop
     why: str = ""
+    has_bar: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Rewriting:
                 return self._scan(eqn, around)
             case "while":
                 return self._while(eqn, around)
-            case "debug_callback" if around.is_taken:
+            case "debug_callback" | "debug_print" if around.is_taken:
                 told = ToldOnce(alone(eqn))
                 return jax.make_jaxpr(told)(*told.in_avals), []
             case "closed_call":
@@ -195,29 +199,23 @@ class Rewriting:
         """A scan that is taken, and what becomes of the loops in it.
 
         They are run by the same schedule, if that saves half of the memory that the
-        scan takes; a budget is shared with them. Otherwise they are left to JAX: what
-        they store is there for one step of the scan at a time, and is computed again
-        with it.
+        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
+        left to JAX: what they store is there for one step of the scan at a time, and is
+        computed again with it.
         """
         program = eqn.params["jaxpr"]
-        if is_budget(schedule):
-            half = dataclasses.replace(schedule, nbytes=schedule.nbytes // 2)
-            inside = dataclasses.replace(inside, schedule=half)
+        budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
+        has_budget = is_budget(budget)
+        if has_budget:
+            half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
+            inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
-        scan = OpenScan.of(eqn, new)
-        is_chosen = self.only is None and not is_budget(schedule)
-        if not is_chosen or inside.schedule is None or all(n.why for n in notes):
-            return scan, notes
-        why = "what it stores is computed again with the step of the loop around it"
-        new, left_notes = self._of(program, dataclasses.replace(inside, why=why))
-        left = OpenScan.of(eqn, new)
-        try:
-            sizes = (x.plan(schedule, self.policy).peak_bytes for x in (left, scan))
-            most, least = sizes
-        except Exception:
-            # It has no gradient, and need not have one. Then nothing is stored.
-            return left, left_notes
-        return (left, left_notes) if most <= _MORE_MEMORY * least else (scan, notes)
+        may_leave = self.only is None and not has_budget
+        some_taken = inside.schedule is not None and not all(n.why for n in notes)
+        if may_leave and some_taken and _is_best_left(eqn, schedule):
+            left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
+            new, notes = self._of(program, left)
+        return OpenScan.of(eqn, new), notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
@@ -237,7 +235,7 @@ class Rewriting:
         )
         bar = self._bar_of(loop)
         new = while_in_place(eqn, loop, cond, body, planner, bar)
-        return new, [Note(loop, why), *notes]
+        return new, [Note(loop, why, bar is not None), *notes]
 
     def _shard_map(
         self, eqn: jex.JaxprEqn, around: Around
@@ -288,6 +286,19 @@ def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
+
+
+def _is_best_left(eqn: jex.JaxprEqn, schedule: AbstractSchedule) -> bool:
+    """Whether a scan takes little more memory if those in its step are left to JAX."""
+    try:
+        left, taken = (bytes_stored(eqn, schedule, x) for x in (StoreAll(), schedule))
+    except Exception:
+        # The schedule is not for any loop of any length, and so not for those.
+        return True
+    return left <= _MORE_MEMORY * taken
+
+
+_COMPUTED_AGAIN = "what it stores is computed again with the step of the loop around it"
 _NO_WHILES = "it is a while loop, and there are no `whiles`"
 _ADVICE = (
     "Tell `Reschedule` how many carries to store of loops of this kind, as in "

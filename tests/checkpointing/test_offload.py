@@ -48,6 +48,21 @@ def test_gradients_agree_with_outputs(schedule, reverse):
     assert_close(*map(run, losses))
 
 
+def test_under_vmap_where_integers_have_64_bits():
+    loops = [el.Scan(jax.jit(_decay), schedule=s) for s in (_OFFLOADED, None)]
+    with jax.enable_x64(True):
+        xs = jnp.linspace(0.1, 1.0, 9)
+        one = lambda loop: jax.grad(lambda h: loop(h, xs)[0])
+        assert_close(*(jax.jit(jax.vmap(one(loop)))(xs[:2]) for loop in loops))
+
+
+_OFFLOADED = el.Offload(el.Binomial(3))
+
+
+def _decay(h, x):
+    return jnp.sin(h) * x, None
+
+
 def test_under_vmap():
     f, init, xs = recurrent(9, width=4)
     inits = jnp.stack([init, 2 * init])

@@ -104,6 +104,35 @@ def test_all_plans_of_a_function_of_split_arrays(wrap):
     assert temp(run, *args) <= found.peak_bytes < whole.peak_bytes / 4
 
 
+def test_all_plans_of_a_function_in_a_shard_map():
+    """Plans trace its loops once more, among its axes."""
+    run = jax.shard_map(
+        lambda *own: gradient(el.Recursive(16))(*own),
+        mesh=mesh_of(b=DEVICES),
+        in_specs=SPECS,
+        out_specs=SPECS,
+    )
+    args = split(mesh_of(b=DEVICES))
+    found = el.plans(run)(*args)
+    own = el.plans(gradient(el.Recursive(16)))(*arrays(ROWS))
+    assert found[0].plan.pinned == own[0].plan.pinned
+    assert found.peak_bytes == pytest.approx(own.peak_bytes, rel=0.1)
+
+
+def test_a_split_step_whose_products_may_be_stored():
+    """They are of no less than 16 terms."""
+    mesh, weight = mesh_of(b=DEVICES), jnp.eye(16)
+    scan = el.Scan(lambda h, x: cell(weight, h, x), schedule=el.Recursive(16))
+    init, xs = jnp.ones((ROWS, 16)), jnp.ones((STEPS, ROWS, 16))
+    place = lambda x, axis, spec: jax.device_put(
+        jnp.concatenate([x] * DEVICES, axis), NamedSharding(mesh, spec)
+    )
+    found = scan.plan(place(init, 0, SPECS[1]), place(xs, 1, SPECS[2]))
+    own = scan.plan(init, xs)
+    assert found.pinned == own.pinned
+    assert found.peak_bytes == pytest.approx(own.peak_bytes, rel=0.2)
+
+
 def test_a_frontier_of_split_arrays_is_that_of_one_device():
     weight, *args = split(mesh_of(b=DEVICES))
     scan = el.Scan(jax.tree_util.Partial(cell, weight), schedule=el.Recursive(16))

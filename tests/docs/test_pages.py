@@ -2,7 +2,7 @@
 
 A block of `>>>` examples is compared with its output. Any other is a program, or the
 next part of the page's program: the blocks of a page share their names. A page that
-needs a package says so above its title, in a line such as `requires: diffrax`, and runs
+needs packages says so above its title, in a line such as `requires: diffrax`, and runs
 with the slow tests. So do the pages that tell at length, in programs of their own, what
 the docstrings and other pages have examples of; what they name is looked up each time.
 """
@@ -27,7 +27,7 @@ REFERENCE = sorted((DOCS / "api").glob("*.md"))
 PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
 # The loop of the front page, for fewer steps. `test_figures.py` compiles all of it.
 _LONG, _SHORT = "jnp.ones((32, 10_000, 8))", "jnp.ones((32, 30, 8))"
-_REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
+_REQUIRES = re.compile(r"\A---\nrequires: ([\w ]+)\n---\n")
 _LENGTHY = (
     "index.md",  # the program of the README, and its plan
     "getting_started.md",
@@ -50,7 +50,8 @@ def _case(page: Path) -> Any:
 @pytest.mark.parametrize("page", list(map(_case, PAGES)))
 def test_page(page):
     if required := _REQUIRES.match(page.read_text()):
-        pytest.importorskip(required[1])
+        for package in required[1].split():
+            pytest.importorskip(package)
     names = {"__name__": page.stem}
     for line, code in blocks(page.read_text()):
         if ">>>" in code:

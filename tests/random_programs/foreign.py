@@ -135,7 +135,8 @@ def _how(rng: random.Random, length: int, is_forward: bool) -> Transform:
     if rng.random() < 0.3:
         made["policy"] = settings.policy(rng, made["schedule"])
     if not is_forward or rng.random() < 0.5:
-        made["whiles"] = rng.choice([1, 2, 3, 4, el.Recursive(2), el.Recursive(3)])
+        # With a smaller base there are many levels, and XLA takes its time.
+        made["whiles"] = rng.choice([1, 2, 3, 4, 5, 6, 7, el.Recursive(64)])
     if rng.random() < 0.3:
         made["only"] = rng.choice([Only(most=0), Only(most=1), Only(least=1)])
     return Transform("Reschedule", tuple(made.items()))

@@ -56,7 +56,7 @@ class Features:
 
     def on(self, transform: Transform) -> "Features":
         """What may be in a function that this may run on many devices."""
-        if transform.name not in ON_DEVICES:
+        if transform.name not in (*ON_DEVICES, *BY_JAX_ON_DEVICES):
             return self
         # JAX has no collectives of a `vmap` in a `shard_map` within it.
         return dataclasses.replace(self, devices=0, has_axis=False)
@@ -71,13 +71,15 @@ class Features:
         # devices that have ended do not meet those that go on.
         without = (*BRANCHES, *WHILES * (not self.devices))
         on = self.on(transform)
-        has_axis = on.has_axis and transform.name not in without
         # These run a function once, for each time that it is called.
         is_noted = self.is_foreign and transform.name in NOTED
         # JAX differentiates what is in a rule.
         is_rule = transform.name in CUSTOM
         if is_rule:
             rules = tuple(name for name in rules if RULES[name].is_forward)
+            # In a program, JAX has no names of axes for a rule.
+            on = dataclasses.replace(on, has_axis=False)
+        has_axis = on.has_axis and transform.name not in without
         return dataclasses.replace(
             on,
             rules=rules,
@@ -90,7 +92,8 @@ class Features:
 
 
 WHILES = ("BoundedWhileLoop", "CheckpointedWhileLoop", "lax.while_loop", "WhileLoop")
-ON_DEVICES = ("ParallelMap", "ShardMap", "jax.shard_map")
+ON_DEVICES = ("ParallelMap", "ShardMap")
+BY_JAX_ON_DEVICES = ("jax.shard_map",)
 CUSTOM = ("jax.custom_jvp", "jax.custom_vjp")
 NOTED = ("lax.scan", "lax.fori_loop", "lax.map", "lax.cond", "lax.switch", "jax.jit")
 BRANCHES = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
@@ -312,10 +315,10 @@ class Grower:
     def _map(self) -> None:
         names = ("jax.vmap", "ChunkedVmap", "Map", "ForLoop", "CheckpointedForLoop")
         devices = self.features.devices
-        names += ON_DEVICES[:2] * (devices > 0)
+        names += ON_DEVICES * (devices > 0)
         if self.features.is_foreign:
             names = ("lax.map", "lax.map", "jax.vmap")
-            names += ON_DEVICES[2:] * (devices > 0 and self.width % devices == 0)
+            names += BY_JAX_ON_DEVICES * (devices > 0 and self.width % devices == 0)
         xs = [i for i, t in enumerate(self.types) if t.kind == "f" and t.shape]
         xs = self.rng.sample(xs, min(len(xs), self.rng.randint(1, 2)))
         xs, closed = xs or [self.find(Type("f", (self.width,)))], self.some(2)
@@ -340,7 +343,8 @@ class Grower:
 
     def _wrapper(self) -> None:
         names, devices = self.features.wrappers, self.features.devices
-        on_devices = ON_DEVICES[2:] if self.features.is_foreign else ON_DEVICES[1:2]
+        is_foreign = self.features.is_foreign
+        on_devices = BY_JAX_ON_DEVICES if is_foreign else ON_DEVICES[1:]
         names += on_devices * (devices > 0)
         transform = settings.wrapper(self.rng, names, devices)
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)

@@ -16,7 +16,8 @@ from .bodies import Body, Op
 from .cases import SETTINGS, Case
 from .checked import checked_case, judge_checked
 from .choice import random_case
-from .grow import ON_DEVICES
+from .foreign import rescheduled_case
+from .grow import BY_JAX_ON_DEVICES, CUSTOM, NOTED, ON_DEVICES
 from .judging import Skipped, judge, judge_slopes
 from .programs import Scanned
 from .searching import parser, search
@@ -53,7 +54,19 @@ def test_loops_that_stop_in_a_checked_shard_map(seed):
     assert finding is None, str(finding)
 
 
-@pytest.mark.parametrize("made", [random_case, seeing_case, checked_case])
+@pytest.mark.parametrize("seed", [*range(3), *map(slow, range(3, 20))])
+def test_loops_of_jax_are_rescheduled(seed):
+    try:
+        finding = judge(rescheduled_case(seed))
+    except Skipped as skipped:
+        pytest.skip(f"plain JAX does not evaluate it: {skipped}")
+    assert finding is None, str(finding)
+
+
+MADE = [random_case, seeing_case, checked_case, rescheduled_case]
+
+
+@pytest.mark.parametrize("made", MADE)
 def test_a_seed_is_a_program(made):
     for seed in range(50):
         assert str(made(seed)) == str(made(seed))
@@ -66,6 +79,14 @@ def test_every_setting_and_device_is_tried():
     assert {case.is_spread for case in cases} == {False, True}
     programs = "\n".join(str(case.program) for case in cases)
     assert all(f"{name}(" in programs for name in ON_DEVICES)
+
+
+def test_every_loop_of_jax_is_tried():
+    cases = [rescheduled_case(seed) for seed in range(200)]
+    assert {case.rescheduled_at for case in cases} == {"call", "run", "whole"}
+    programs = "\n".join(str(case.program) for case in cases)
+    assert all(f"{name}(" in programs for name in (*NOTED, *CUSTOM, *BY_JAX_ON_DEVICES))
+    assert "lax.while_loop(" in programs
 
 
 def test_what_is_left_out_is_not_there():

@@ -75,6 +75,13 @@ def unlisted() -> Iterator[None]:
         _list.reset(token)
 
 
+@contextlib.contextmanager
+def as_run() -> Iterator[None]:
+    """Lists nothing in this context, which traces the program that will be run."""
+    with unlisted(), set_xla_metadata(eqloop_listing="none"):
+        yield
+
+
 def is_listing() -> bool:
     """Whether layouts are listed."""
     return _list.get() is not None

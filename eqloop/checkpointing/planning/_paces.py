@@ -369,7 +369,11 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
         return None
     count, loop = len(products.types), problem.loop
     loop = dataclasses.replace(loop, x_axes=(*loop.x_axes, *[0] * count))
-    given = dataclasses.replace(problem, step=products.step, loop=loop)
+    placed = problem.placed
+    if placed:
+        *others, xs = placed
+        placed = (*others, (*xs, *[None] * count))
+    given = dataclasses.replace(problem, step=products.step, loop=loop, placed=placed)
     return step_cost(given, active._replace(xs=(*active.xs, *[False] * count)))
 
 

@@ -1,4 +1,7 @@
-"""What a call takes beside its program: outside of `jit`, and under it; and a plan."""
+"""What a call takes beside its program: outside of `jit`, and under it; and a plan.
+
+Also what it takes to trace loops that are given a schedule, see `_reschedule.py`.
+"""
 
 import dataclasses
 import functools
@@ -15,6 +18,7 @@ import eqloop as el
 from .._claims import compile_time, time_difference
 from .._comparison import Comparison
 from .._measure import Case
+from ._reschedule import reschedule
 
 LENGTH, WIDTH, LEAVES = 64, 16, 50
 
@@ -62,6 +66,7 @@ def calls() -> Sequence[Comparison]:
             _compare(f, "calls under `jit`", jax.jit, UNDER_JIT, rounds=200)
             for f in families
         ),
+        *reschedule(),
         _planning(),
     ]
 

@@ -376,3 +376,19 @@ def test_no_more_is_shared_than_there_is_to_do():
     found = step_cost(problem, active, rate)
     assert 0 < found.shared <= found.evaluation
     assert 0 < Pace(found, rate).advance_side_by_side(64) < Pace(found, rate).advance
+
+
+def test_the_matrix_may_be_the_second_factor_of_a_product():
+    """And have fewer axes than the first one."""
+    weight = jnp.ones((5, 5))
+    step = lambda h, x: (jnp.tanh(h @ weight + x), None)
+    for shape in [(5,), (3, 5), (2, 3, 5)]:
+        found = cost((step, jnp.ones(shape), jnp.ones((9, *shape))))
+        assert 0 < found.shared <= found.evaluation
+
+
+def test_a_product_of_arrays_without_entries_is_no_work():
+    """As of a model with inputs that is given none."""
+    weight, inputs = jnp.ones((5, 0)), jnp.ones((9, 0))
+    found = cost((lambda h, x: (jnp.tanh(h + weight @ x), None), jnp.ones(5), inputs))
+    assert 0 <= found.shared <= found.evaluation

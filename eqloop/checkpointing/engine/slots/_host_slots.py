@@ -254,7 +254,8 @@ def _stored_on_host(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Va
     if not numbers:
         return store(rows, leaf, row)
     block = jnp.expand_dims(_on_every_device(leaf), range(1 + len(numbers)))
-    at = (row, *numbers, *[0] * jnp.ndim(leaf))
+    # JAX takes a Python number for one of 64 bits, if those are enabled.
+    at = [jnp.asarray(i, jnp.int32) for i in (row, *numbers, *[0] * jnp.ndim(leaf))]
     stored = lax.dynamic_update_slice(_on_every_device(rows), block, at)
     return placed_as(stored, rows)
 

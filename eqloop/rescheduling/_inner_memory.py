@@ -1,0 +1,45 @@
+"""What a scan stores, with loops in its step or without, from its program alone.
+
+A plan is exact, and takes a gradient of the step. To make two of them for each loop
+that has others in it would take longer than to trace all that JAX does.
+"""
+
+import jax.extend.core as jex
+
+from .._arrays import is_inexact, nbytes, split
+from .._compat import scan_counts
+from .._programs import aval_of, foreign_programs
+from .._types import AnyJaxpr
+from ..checkpointing import AbstractSchedule, usually_stored
+
+# About so much of what a step computes is stored for its derivative.
+_RESIDUALS = 0.5
+
+
+def bytes_stored(
+    eqn: jex.JaxprEqn, schedule: AbstractSchedule, inner: AbstractSchedule
+) -> float:
+    """The bytes that a gradient of a scan stores at once, about.
+
+    Args:
+        eqn: A `scan`.
+        schedule: How it is run.
+        inner: How those in its step are run.
+    """
+    _, carry, _ = split(eqn.invars, *scan_counts(eqn.params))
+    slots, block = usually_stored(schedule, eqn.params["length"])
+    step = _residuals(eqn.params["jaxpr"], inner)
+    return slots * nbytes(map(aval_of, carry)) + block * step
+
+
+def _residuals(program: AnyJaxpr, schedule: AbstractSchedule) -> float:
+    """The bytes that one run of a program stores for its derivative."""
+    total = 0.0
+    for eqn in program.eqns:
+        if eqn.primitive.name == "scan":
+            total += bytes_stored(eqn, schedule, schedule)
+        elif programs := foreign_programs(eqn):
+            total += sum(_residuals(program, schedule) for program in programs)
+        else:
+            total += _RESIDUALS * nbytes(filter(is_inexact, map(aval_of, eqn.outvars)))
+    return total
