@@ -145,8 +145,7 @@ def options_of(formula: Formula, perturbed: PyTree) -> list[LoopOption] | None:
         return None
     known = problem if problem.chooses_policy else alike(problem, active)
     before = paces(known, active, measure=True)
-    # Their memory is seen when the whole gradient is compiled.
-    found, times = pareto(known, active, before, checks=False)
+    found, times = pareto(known, active, before)
     forward = times.base.advance * problem.loop.length
     return [
         LoopOption(

@@ -115,7 +115,7 @@ class Choice:
             peak = self.peak(chosen)
             smaller = min(self._neighbours(chosen), key=self.peak, default=chosen)
             if self.peak(smaller) >= peak:
-                return self._faster(chosen, peak)
+                return chosen
             chosen = smaller
 
     def _pairs(self, chosen: Chosen) -> zip:

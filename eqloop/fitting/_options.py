@@ -231,7 +231,7 @@ def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int,
     gives = {x: i for i, x in outs if isinstance(x, jex.Var)}
     # The cotangent of a weight is an output of the whole.
     of_weights = pick(back.jaxpr.outvars, pick(alike.roles.weights, marks))
-    found = written(there.jaxpr, back.jaxpr, gives, of_weights)
+    found = written(there.jaxpr, back.jaxpr, residuals, gives, of_weights)
     own = [x for x in found.stored if x not in reads and x not in gives]
     option = Option(
         nanoseconds=work_of(there) + work_of(back),

@@ -65,17 +65,21 @@ def flattened(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def written(
-    there: AnyJaxpr, back: AnyJaxpr, outs: Iterable[Any], kept: Iterable[Any]
+    there: AnyJaxpr,
+    back: AnyJaxpr,
+    residuals: Sequence[Any],
+    outs: Iterable[Any],
+    kept: Iterable[Any],
 ) -> Written:
     """What is written by a forward pass and by its way back, two flat programs.
 
     Args:
-        there: The forward pass: its last outputs are the first inputs of the way back.
+        there: The forward pass.
         back: The way back.
+        residuals: The outputs of the forward pass that are its first inputs.
         outs: The variables of the forward pass that others read.
         kept: The outputs of the way back that it hands on in the memory of others.
     """
-    residuals = list(there.outvars[-len(back.invars) :])
     names = dict(zip(back.invars, residuals, strict=False))
     fusing = _Fusing([*there.eqns, *back.eqns], names, [*outs, *back.outvars])
     last: dict[Any, int] = {}
@@ -87,7 +91,7 @@ def written(
     cts = [x for x in back.invars if x not in names]
     held = [*back.outvars]
     last.update((x, len(back.eqns)) for x in held if isinstance(x, jex.Var))
-    free = {*kept}
+    free = {x for x in kept if isinstance(x, jex.Var)}
     size = lambda x: 0 if x in free else nbytes([aval_of(x)])
     alive = most = sum(map(size, cts))
     ends: dict[int, list[Any]] = {}
@@ -115,7 +119,7 @@ def most_written(program: AnyJaxpr) -> int:
     flat = program if isinstance(program, jex.ClosedJaxpr) else None
     jaxpr = program if flat is None else flattened(flat).jaxpr
     nothing = jaxpr_of([], jaxpr.invars, [])
-    return written(nothing, jaxpr, [], []).working
+    return written(nothing, jaxpr, [], [], []).working
 
 
 class _Fusing:
@@ -129,15 +133,16 @@ class _Fusing:
     ):
         self._names = names
         self._made_by: dict[Any, jex.JaxprEqn] = {}
-        self._outs = {self._named(x) for x in outs if isinstance(x, jex.Var)}
+        named = map(self._named, outs)
+        self._outs = {x for x in named if isinstance(x, jex.Var)}
         self._readers: dict[Any, list[jex.JaxprEqn]] = {}
         self._is_fused: dict[int, bool] = {}
         self._roots: dict[Any, frozenset[Any]] = {}
         for eqn in eqns:
             self._made_by.update(dict.fromkeys(eqn.outvars, eqn))
-            for x in eqn.invars:
+            for x in map(self._named, eqn.invars):
                 if isinstance(x, jex.Var):
-                    self._readers.setdefault(self._named(x), []).append(eqn)
+                    self._readers.setdefault(x, []).append(eqn)
         for eqn in eqns:
             self._is_fused[id(eqn)] = self._found(eqn)
 
@@ -147,9 +152,9 @@ class _Fusing:
 
     def roots(self, x: Any) -> frozenset[Any]:
         """What is written that a value is computed from."""
+        x = self._named(x)
         if not isinstance(x, jex.Var):
             return frozenset()
-        x = self._named(x)
         if x not in self._roots:
             eqn = self._made_by.get(x)
             if eqn is None or not self.is_fused(eqn):
@@ -159,7 +164,8 @@ class _Fusing:
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:
-        return self._names.get(x, x)
+        """The same in the forward pass, where it may be a number."""
+        return self._names.get(x, x) if isinstance(x, jex.Var) else x
 
     def _found(self, eqn: jex.JaxprEqn) -> bool:
         form = form_of(eqn)

@@ -23,7 +23,7 @@ name = lambda value: getattr(value, "__name__", str(value))
 # than it takes.
 BUDGETS = {layers: (9_400, 12_000, 20_000), over_time: (2_100, 3_500, 9_000)}
 CASES = [(f, nbytes) for f, budgets in BUDGETS.items() for nbytes in budgets]
-CASES += [(mixed, 7_500)]
+CASES += [(mixed, 8_500)]
 
 
 @pytest.mark.parametrize(("f", "nbytes"), CASES, ids=name)
@@ -155,7 +155,7 @@ def test_stacks_of_layers_and_loops_without_a_carry():
         h, _, _ = el.ScanWhile(until, step, max_steps=5)(x[0], x[:5])
         return jnp.sum(h) + jnp.sum(ys**2)
 
-    fit = el.Fit(f, 6_800)
+    fit = el.Fit(f, 8_200)
     run = lambda f: jax.jit(gradient(f))(W, X)
     assert_close(run(fit), run(f), 1e-3, 1e-4)
     names = {part.name for part in fit.plan(W, X).parts}
@@ -181,13 +181,13 @@ def test_loops_of_jax_if_it_is_told_to():
 
 @pytest.fixture(scope="module")
 def plan() -> el.FitPlan:
-    return el.Fit(mixed, 7_500).plan(W, X)
+    return el.Fit(mixed, 8_500).plan(W, X)
 
 
 def test_a_plan_of_types_is_that_of_arrays(plan: el.FitPlan):
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (W, X)]
     before = programs_compiled()
-    again = el.Fit(mixed, 7_500).plan(*types)
+    again = el.Fit(mixed, 8_500).plan(*types)
     assert str(again) == str(plan)
     assert programs_compiled() == before
 
@@ -202,7 +202,7 @@ def test_a_plan_is_a_table(plan: el.FitPlan):
 
 
 def test_a_plan_says_what_is_stored_and_where_most_is_taken(plan: el.FitPlan):
-    assert plan.peak_bytes <= 7_500
+    assert plan.peak_bytes <= 8_500
     assert plan.peak_at in plan.parts
     assert plan.peak_at.peak_bytes == max(part.peak_bytes for part in plan.parts)
     assert plan.relative_time == pytest.approx(
@@ -215,8 +215,8 @@ def test_a_pinned_function_needs_no_search(plan: el.FitPlan):
     before = programs_compiled()
     jax.jit(gradient(plan.pinned)).lower(W, X)
     assert programs_compiled() == before
-    assert temp_bytes(gradient(plan.pinned), W, X) <= 7_500
-    fitted = jax.jit(gradient(el.Fit(mixed, 7_500)))(W, X)
+    assert temp_bytes(gradient(plan.pinned), W, X) <= 8_500
+    fitted = jax.jit(gradient(el.Fit(mixed, 8_500)))(W, X)
     assert_same(jax.jit(gradient(plan.pinned))(W, X), fitted)
 
 
@@ -233,8 +233,8 @@ def test_a_pinned_function_has_derivatives_and_batches():
 
 def test_decisions_can_be_sent_to_other_processes(plan: el.FitPlan):
     ways = pickle.loads(pickle.dumps(plan.pinned.ways))
-    pinned = el.Fit(mixed, 7_500, ways=ways)
-    assert temp_bytes(gradient(pinned), W, X) <= 7_500
+    pinned = el.Fit(mixed, 8_500, ways=ways)
+    assert temp_bytes(gradient(pinned), W, X) <= 8_500
 
 
 def test_a_plan_is_drawn(plan: el.FitPlan):

@@ -197,19 +197,13 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
 
 
 def pareto(
-    problem: Problem, active: Active, times: Paces, checks: bool = True
+    problem: Problem, active: Active, times: Paces
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        times: How long the pieces of the gradient take, as far as that is known.
-        checks: Whether one of every kind is compiled for its memory, and those of the
-            others are told from it. Otherwise they are told from what was tried.
-
     Returns:
-        Each of them, with the bytes that it takes; and how long pieces take.
+        Each of them, with the bytes that it takes; and how long pieces take. One of
+        every kind is compiled, and those of the others are told from it.
     """
     times = _begun(problem, active, _ANY, times)
     guess = Guess(times)
@@ -223,11 +217,9 @@ def pareto(
         # What is learned of one kind changes what all of that kind are guessed to take,
         # and so who is beaten. The one in the middle is the nearest to most of them.
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
-        if not unknown or not checks:
+        if not unknown:
             break
         _bytes_learned(problem, active, unknown[len(unknown) // 2], guess)
-    if not checks:
-        return [(layout, guess(layout)) for layout in chosen[::-1]], times
     least = smallest(problem, active, times)
     _bytes_learned(problem, active, least, guess)
     floor = guess(least)
