@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import jax.extend.core as jex
 
-from .._programs import Formula
 from .._types import PyTree
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
@@ -125,7 +124,7 @@ def is_left_open(formula: object) -> bool:
     return isinstance(problem.planner, Fitted) and bool(problem.loop.length)
 
 
-def options_of(formula: Formula, perturbed: PyTree) -> list[LoopOption] | None:
+def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
     Args:
