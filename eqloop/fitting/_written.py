@@ -151,10 +151,10 @@ class _Fusing:
             return frozenset()
         x = self._named(x)
         if x not in self._roots:
-            eqn = self._made_by.get(x)
-            is_root = eqn is None or not self.is_fused(eqn)
-            own = [frozenset([x])] if is_root else map(self.roots, eqn.invars)
-            self._roots[x] = frozenset().union(*own)
+            eqn, own = self._made_by.get(x), frozenset[Any]([x])
+            if eqn is not None and self.is_fused(eqn):
+                own = frozenset[Any]().union(*map(self.roots, eqn.invars))
+            self._roots[x] = own
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:
