@@ -68,8 +68,8 @@ def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Progr
         return outs, kept
 
     def back(kept: PyTree, cts: list[Value]) -> tuple[PyTree, ...]:
-        tree, is_shown = structures[-1]
         never = _never(cts)
+        tree, is_shown = structures[-1]
         shown, others = map(iter, kept)
         leaves = [next(shown) if s else _hidden(next(others), never) for s in is_shown]
         found = iter(jax.tree.unflatten(tree, leaves)(cts))
@@ -81,14 +81,16 @@ def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Progr
 
 
 def _never(cts: list[Value]) -> jax.Array:
-    """What is false, and depends on a cotangent."""
-    first = next((x for x in cts if is_inexact(jax.typeof(x)) and x.size), None)
-    if first is None:
-        return jnp.zeros((), bool)
-    is_split = explicit_sharding(first) is not None
-    # Of an array that is split over an explicit mesh no device can name an entry.
-    entry = jnp.real(jnp.sum(first) if is_split else first[(0,) * first.ndim])
-    return (entry > 1) & (entry < -1)
+    """What is false, and depends on all cotangents: so it waits for them."""
+    never = jnp.zeros((), bool)
+    for ct in cts:
+        if not is_inexact(jax.typeof(ct)) or not ct.size:
+            continue
+        is_split = explicit_sharding(ct) is not None
+        # Of an array that is split over an explicit mesh no device can name an entry.
+        entry = jnp.real(jnp.sum(ct) if is_split else ct[(0,) * ct.ndim])
+        never = never | ((entry > 1) & (entry < -1))
+    return never
 
 
 def _hidden(x: Any, never: jax.Array) -> Any:

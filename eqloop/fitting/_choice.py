@@ -97,7 +97,7 @@ class Choice:
         best = self._at(high)
         if self.peak(best) > nbytes:
             best = self.smallest()
-            return self._faster(best, nbytes) if self.peak(best) <= nbytes else None
+            return self.faster(best, nbytes) if self.peak(best) <= nbytes else None
         for _ in range(_HALVINGS):
             # Prices of a byte differ by orders of magnitude.
             price = (low * high) ** 0.5 if low else high / 1e3
@@ -106,7 +106,7 @@ class Choice:
                 best, high = chosen, price
             elif low or price > 1e-12:
                 low = price
-        return self._faster(best, nbytes)
+        return self.faster(best, nbytes)
 
     def smallest(self) -> Chosen:
         """Options that take little memory: no part alone could take less."""
@@ -134,7 +134,7 @@ class Choice:
             for part in self.parts
         )
 
-    def _faster(self, chosen: Chosen, nbytes: float) -> Chosen:
+    def faster(self, chosen: Chosen, nbytes: float) -> Chosen:
         """The same, with faster options for single parts where these still fit."""
         while True:
             now = self.nanoseconds(chosen)

@@ -192,7 +192,9 @@ def decided(
         tries.append(least := whole.decision(choice.smallest()))
         if least.peak_bytes > most:
             _refuse(tries, limit, most)
-        fits = [least]
+        # Some parts may be faster where others take the most.
+        chosen = choice.faster(least.chosen, choice.peak(least.chosen))
+        fits = [t for t in (least, whole.decision(chosen)) if t.peak_bytes <= most]
     return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
 
 

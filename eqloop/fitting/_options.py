@@ -155,8 +155,10 @@ def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
     again = Option(time, 0, shared, option.peak)
     words = _in_words(schedule)
     found = [(Way(words, schedule), stored)]
-    # XLA may merge two plain loops that are the same.
-    if not (schedule.only.stores_residuals or part.has_effects):
+    # Where steps are run once, a plain loop stores all of them, and XLA may merge two
+    # plain loops that are the same.
+    runs_again = schedule.only.evaluations >= 2 * schedule.only.order.length - 1
+    if runs_again and not part.has_effects:
         found.append((Way(f"nothing, then {words}", schedule, is_again=True), again))
     return found
 

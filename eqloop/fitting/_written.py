@@ -156,11 +156,10 @@ class _Fusing:
         if not isinstance(x, jex.Var):
             return frozenset()
         if x not in self._roots:
-            eqn = self._made_by.get(x)
-            if eqn is None or not self.is_fused(eqn):
-                self._roots[x] = frozenset([x])
-            else:
-                self._roots[x] = frozenset().union(*map(self.roots, eqn.invars))
+            eqn, own = self._made_by.get(x), frozenset[Any]([x])
+            if eqn is not None and self.is_fused(eqn):
+                own = frozenset[Any]().union(*map(self.roots, eqn.invars))
+            self._roots[x] = own
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:
