@@ -132,7 +132,8 @@ class ClipCotangent:
         largest = functools.reduce(
             jnp.maximum, [jnp.max(x, initial=0) for x in sizes], jnp.zeros(())
         )
-        unit = jnp.where(largest > 0, largest, 1)
+        # XLA multiplies by the inverse, which for the largest numbers would be 0.
+        unit = jnp.where(largest > 1, largest / 8, jnp.where(largest > 0, largest, 1))
         squares = [jnp.sum(jnp.square(x / unit)) for x in sizes]
         norm = jnp.sqrt(sum(squares, start=jnp.zeros(())))
         is_large = norm > self.max_norm / unit

@@ -132,7 +132,9 @@ def test_what_no_cotangent_needs_is_not_planned(step, schedule):
     assert temp <= plan.peak_bytes
     # A plan counts the cotangents of the last carry, as they may be constants.
     last = sum(leaf.nbytes for leaf in init)
-    assert plan.peak_bytes <= 1.15 * temp + 1024 + last
+    # Of residuals it may count two arrays where XLA needs one.
+    factor = 1.15 if plan.slots else 2
+    assert plan.peak_bytes <= factor * temp + 1024 + last
 
 
 @pytest.mark.parametrize("schedule", QUICK[:4], ids=repr)
