@@ -18,6 +18,8 @@ from ..asserts import assert_close, assert_same_types
 from ..compiling import temp_bytes
 from .functions import TIGHT, W, X, layers, over_time
 
+pytestmark = pytest.mark.sampled
+
 name = lambda value: getattr(value, "__name__", str(value))
 total = lambda tree: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
 parts = lambda f: lambda w, x: jax.grad(f, (0, 1))(w, x)

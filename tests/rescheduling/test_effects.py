@@ -13,6 +13,8 @@ import eqloop as el
 from ..asserts import assert_close
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 XS = jnp.linspace(0.1, 1.0, 7)
 
 
