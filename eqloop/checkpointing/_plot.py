@@ -100,10 +100,16 @@ def plot_frontier(
 
 
 def format_axis(value: float, _: object) -> str:
+    """The bytes at a tick of an axis, as matplotlib asks for them."""
     return format_bytes(round(value))
 
 
 def axes_to_draw_on(ax: "Axes | None") -> "Axes":
+    """The axes that a user gave, or new ones.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
     if ax is not None:
         return ax
     try:

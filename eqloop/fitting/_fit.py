@@ -153,18 +153,18 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         Raises:
             ValueError: If nothing fits.
         """
-        found: list[tuple[jex.ClosedJaxpr, int]] = []
+        found: list[jex.ClosedJaxpr] = []
 
         def opened(self: Fit, args: PyTree, kwargs: PyTree) -> list[Value]:
             _, program, _, inputs = self._opened(args, kwargs)
-            found.append((program, len(inputs)))
+            found.append(program)
             return inputs
 
         with planning_for_call(self.device, args, kwargs):
             # A number of Python would be traced, and differentiated, in a gradient.
             args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
             eqx.filter_eval_shape(opened, self, args, kwargs)
-            ((program, _),) = found
+            (program,) = found
             shardings = automatic_shardings((self, args, kwargs))
             closed_over = len(program.in_avals) - len(shardings)
             shardings = [*[None] * closed_over, *shardings]

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._device import remembered_per_device
 from .._programs import aval_of, formula_of, has_io, run
 from .._types import Aval, PyTree, Value
 from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
@@ -202,7 +203,7 @@ class _Alike:
         return hash(self._key)
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered_per_device(maxsize=1024)
 def _taken(alike: _Alike, way: Way) -> tuple[Option, tuple[int, ...], tuple[int, ...]]:
     """What a part takes, and which of what it reads and gives it needs again."""
     part, marks = alike.part, alike.roles.moving

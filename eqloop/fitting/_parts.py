@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import jax.extend.core as jex
 
 from .._arrays import nbytes
-from .._compat import form_of
+from .._compat import CALLS, form_of
 from .._programs import (
     Place,
     aval_of,
@@ -25,7 +25,7 @@ _FEWEST, _MOST = 4, 128
 # What stays by itself, since it holds programs that may take much memory.
 _ALONE = ("scan", "while", "cond", "shard_map", "remat2", "call_hi_primitive")
 # Calls whose programs are read as part of the one that calls them.
-_PLAIN_CALLS = ("jit", "pjit", "closed_call", "eval_jaxpr")
+_PLAIN_CALLS = CALLS.keys() - {"remat2"}
 
 
 @dataclasses.dataclass(frozen=True)

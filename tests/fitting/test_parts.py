@@ -7,6 +7,9 @@ import pytest
 import eqloop as el
 from eqloop._programs import formula_of, run
 from eqloop.checkpointing import fitting, is_left_open
+from eqloop.fitting import _options
+from eqloop.fitting._again import Roles
+from eqloop.fitting._decision import Cut
 from eqloop.fitting._parts import flat_program, parts_of
 
 from ..asserts import assert_same
@@ -79,3 +82,15 @@ def test_the_same_program_is_cut_the_same():
     first, second = (cut(layers, W, X)[1] for _ in range(2))
     sizes = lambda parts: [len(part.eqns) for part in parts]
     assert sizes(first) == sizes(second)
+
+
+def test_what_a_part_takes_is_told_for_each_device(monkeypatch):
+    times = iter([1.0, 1.0, 2.0, 2.0])
+    monkeypatch.setattr(_options, "work_of", lambda program: next(times))
+    program = jax.make_jaxpr(lambda x: jnp.sin(x) * 1.375)(jnp.ones(7))
+    (part,) = Cut.of(program).parts
+    alike = _options._Alike(part, Roles((True,), (True,)))
+    of = lambda: _options._taken(alike, _options.EVERYTHING)[0].nanoseconds
+    assert of() == of() == 2.0
+    with el.planning_for(jax.devices()[-1]):
+        assert of() == 4.0
