@@ -24,6 +24,10 @@ _MOST_COMPILED = 3
 _ENOUGH = 0.9
 # The fastest is tried even if it is estimated to take so many times the budget.
 _HOPEFUL = 1.3
+# Another is not tried to save less than this part of its time.
+_WORTHWHILE = 0.03
+# An error also says what a little more memory does, if the time is this part then.
+_LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -179,7 +183,13 @@ def decided(
         chosen = choice.within(_estimate_for(most, tries))
         if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
             chosen = choice.fastest
+        if not tries and chosen is None:
+            # What is estimated may be too much. Then this tells how much.
+            chosen = choice.smallest()
         if chosen is None or any(chosen == t.chosen for t in tries):
+            break
+        fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
+        if fits and choice.nanoseconds(chosen) > (1 - _WORTHWHILE) * min(fits):
             break
         compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
@@ -191,7 +201,10 @@ def decided(
         # What an error says would do is to do, whatever was tried before.
         tries.append(least := whole.decision(choice.smallest()))
         if least.peak_bytes > most:
-            _refuse(tries, limit, most)
+            better = choice.faster(
+                least.chosen, _LITTLE_MORE * choice.peak(least.chosen)
+            )
+            _refuse(tries, whole.decision(better), limit, most)
         # Some parts may be faster where others take the most.
         chosen = choice.faster(least.chosen, choice.peak(least.chosen))
         fits = [t for t in (least, whole.decision(chosen)) if t.peak_bytes <= most]
@@ -260,19 +273,28 @@ class _Whole:
         return temporary_bytes(gradient, list(self.types), cts)
 
 
-def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
+def _refuse(
+    tries: Sequence[Decision], better: Decision, limit: Limit, most: int
+) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
-    needed = least.peak_bytes + limit.nbytes - most
+    needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
+    times = [d.choice.nanoseconds(d.chosen) for d in (better, least)]
+    advice = ""
+    if needed < more <= _LITTLE_MORE * needed and times[0] < _MUCH_FASTER * times[1]:
+        share = f"{times[0] / times[1]:.2g}"
+        advice = (
+            f" With {more} bytes it should take {share} times as long as with that."
+        )
     inputs = ", inputs and outputs included," if limit.is_total else ""
     what = "the loop" if part.is_loop else "what begins"
     raise ValueError(
         f"Fit: the gradient of this function does not fit into "
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
-        f"{format_bytes(needed)}, which is {needed} bytes. Most is taken on the way "
-        f"back through {what} at {part.place or 'an unknown line'}: make that smaller, "
-        f"by smaller batches for example."
+        f"{format_bytes(needed)}, which is {needed} bytes.{advice} Most is taken "
+        f"on the way back through {what} at {part.place or 'an unknown line'}: make "
+        f"that smaller, by smaller batches for example."
     )
 
 

@@ -20,7 +20,14 @@ from .._calls import (
 )
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
+from ..checkpointing import (
+    AbstractSchedule,
+    Plan,
+    StoreAll,
+    as_loop_policy,
+    left_open,
+    plan,
+)
 from ._carry import Words
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._scan import (
@@ -28,7 +35,6 @@ from ._scan import (
     check_unroll,
     checks_no_values,
     planned_by,
-    schedule_by_default,
 )
 from ._stack import (
     Layer,
@@ -333,7 +339,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return planned_by(_NAME, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
-        return self.schedule or schedule_by_default(StoreAll())
+        return self.schedule or left_open(StoreAll())
 
     def _open(
         self,
