@@ -16,7 +16,7 @@ from .engine._forward import Active
 from .engine._pace import Pace
 from .engine._packing import packing_of
 from .engine._primitive import PlannedLoop
-from .engine._problem import Counted, Problem, activity
+from .engine._problem import Problem, activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
 from .planning._alike import alike
@@ -135,11 +135,8 @@ def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:
     if there is no bound, as many as it runs by default with three evaluations each.
     """
     planner: Any = problem.planner
-    counted = Counted(
-        problem.reversed_step(problem.step), problem.loop, problem.policy, planner
-    )
-    lead = problem.lead
-    cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
+    of_carry = active.carry[problem.lead :]
+    cost = step_cost(problem.counted, active._replace(carry=of_carry))
     pace = Pace(cost, rates())
     steps = planner.length or planner.spreading.most_thrice
     forward = steps * pace.advance

@@ -20,12 +20,10 @@ from ._parts import Part, flat_program, parts_of
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# A gradient that takes this part of the budget is not worth another try.
-_ENOUGH = 0.9
 # The fastest is tried even if it is estimated to take so many times the budget.
 _HOPEFUL = 1.3
-# Another is not tried to save less than this part of its time.
-_WORTHWHILE = 0.03
+# Another is not tried if it should save less than this part of the time.
+_WORTHWHILE = 0.05
 # An error also says what a little more memory does, if the time is this part then.
 _LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
 # After a gradient that was too large, so much of the budget is left free.
@@ -194,8 +192,7 @@ def decided(
         compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
         is_small = last.peak_bytes <= most
-        is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
-        if not last.is_compiled or (is_small and is_enough):
+        if not last.is_compiled or (is_small and not any(chosen)):
             break
     if not (fits := [t for t in tries if t.peak_bytes <= most]):
         # What an error says would do is to do, whatever was tried before.
