@@ -57,6 +57,7 @@ from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._facts import key_of, measurements, recall, remember
+from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
 from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
@@ -102,6 +103,7 @@ __all__ = [
     "as_loop_policy",
     "as_policy",
     "axes_to_draw_on",
+    "can_be_run",
     "fitting",
     "form_to_plan",
     "format_axis",
@@ -124,6 +126,7 @@ __all__ = [
     "refuse_second_place",
     "remember",
     "run_loop",
+    "run_times",
     "run_while",
     "trace_step",
     "trusting",

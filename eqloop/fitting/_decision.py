@@ -1,18 +1,25 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
 import jax.extend.core as jex
 
-from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._arrays import Flags, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
-from ..checkpointing import is_left_open, key_of, recall, remember
+from ..checkpointing import (
+    can_be_run,
+    is_left_open,
+    key_of,
+    recall,
+    remember,
+    run_times,
+)
 from ._again import Roles
 from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
@@ -205,7 +212,8 @@ def decided(
         # Some parts may be faster where others take the most.
         chosen = choice.faster(least.chosen, choice.peak(least.chosen))
         fits = [t for t in (least, whole.decision(chosen)) if t.peak_bytes <= most]
-    return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+    best = min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+    return whole.faster_if_leaner(best, most)
 
 
 def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
@@ -243,6 +251,29 @@ class _Whole:
         size = int(known.get("bytes", self.choice.peak(chosen)))
         return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
 
+    def faster_if_leaner(self, best: Decision, most: int) -> Decision:
+        """A decision, or one that takes half the memory where that runs faster.
+
+        Times of straight code are estimated, and what XLA makes of one that stores
+        everything may be far slower than of one that runs much of it again.
+        """
+        choice, chosen = self.choice, best.chosen
+        loops = [part.is_loop for part in self.cut.parts]
+        leaner = choice.within(choice.peak(chosen) / 2)
+        is_straight = choice.nanoseconds(chosen, loops) < choice.nanoseconds(chosen) / 2
+        if leaner in (None, chosen) or not is_straight:
+            return best
+        other = self.decision(leaner)
+        if other.peak_bytes > most or not can_be_run(self.cut.program):
+            return best
+        key = key_of((self._key(chosen), self._key(leaner)))
+        if (known := recall(key)) is None:
+            both = [self._gradient(decision.ways) for decision in (best, other)]
+            times = run_times(both, self._inputs)
+            known = {} if times is None else {"factor": times[1] / times[0]}
+            remember({key: known})
+        return other if known.get("factor", 1.0) < 1 - _WORTHWHILE else best
+
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
         return recall(self._key(chosen)) is not None
@@ -255,10 +286,23 @@ class _Whole:
         return key_of((self.cut.program, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
-        outs = self.cut.program.out_avals
-        wanted = list(map(is_inexact, outs))
+        return temporary_bytes(self._gradient(ways), *self._inputs)
 
-        def gradient(flat: list[Value], cts: list[Value]) -> PyTree:
+    @property
+    def _inputs(self) -> list[Aval]:
+        """The types of the inputs of the gradient: those of the function, and more."""
+        return [*self.types, *(aval.to_tangent_aval() for aval in self._wanted)]
+
+    @property
+    def _wanted(self) -> list[Aval]:
+        return [aval for aval in self.cut.program.out_avals if is_inexact(aval)]
+
+    def _gradient(self, ways: Sequence[Way]) -> Callable[..., PyTree]:
+        wanted = list(map(is_inexact, self.cut.program.out_avals))
+
+        def gradient(*inputs: Value) -> PyTree:
+            flat, cts = split(inputs, len(self.types))
+
             def moving(*moving: Value) -> PyTree:
                 outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
                 return pick(outs, wanted), outs
@@ -266,8 +310,7 @@ class _Whole:
             _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
             return outs, pull(cts)
 
-        cts = [aval.to_tangent_aval() for aval in pick(outs, wanted)]
-        return temporary_bytes(gradient, list(self.types), cts)
+        return gradient
 
 
 def _refuse(

@@ -1,9 +1,12 @@
 """What the gradient of a function takes by one budget after the other."""
 
 import dataclasses
+import functools
+import itertools
+import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +14,12 @@ import jax
 import eqloop as el
 
 from ..benchmarks._measure import forget_programs, temp_bytes
-from ._functions import Function
+from ._functions import Division, Function
 
 # What JAX says when a program was compiled.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+# Of more parts than this, the first few are checkpointed, and not any of them.
+_MOST_PARTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +101,91 @@ def measured(function: Function, count: int, rounds: int) -> list[Row]:
         )
         for i, (name, one) in enumerate(made.items())
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Against:
+    """A budget, beside the fastest division by hand that fits into it.
+
+    Attributes:
+        name: The budget, of all.
+        time: The time of a `Fit` over that of the division; infinite if none fits.
+        tried: How many divisions were compiled.
+        fitting: How many of them fit.
+    """
+
+    name: str
+    time: float
+    tried: int
+    fitting: int
+
+
+def against_hand(function: Function, count: int, rounds: int) -> list[Against]:
+    """Budgets from the least to all, each beside all divisions of a grid.
+
+    Args:
+        function: The function.
+        count: How many budgets there are.
+        rounds: How often each gradient is run.
+    """
+    _forget()
+    by_hand = [_made(function, division) for division in divisions(function)]
+    whole = temp_bytes(_made(function, function.plain).run)
+    least = least_budget(function)
+    budgets = [
+        round(least + i / max(count - 1, 1) * (whole - least)) for i in range(count)
+    ]
+    fits = [_made(function, el.Fit(function.plain, budget)) for budget in budgets]
+    times = _seconds(function, [one.run for one in (*by_hand, *fits)], rounds)
+    hands, own = times[: len(by_hand)], times[len(by_hand) :]
+    found = list[Against]()
+    for budget, time in zip(budgets, own, strict=True):
+        pairs = zip(by_hand, hands, strict=True)
+        fitting = [taken for one, taken in pairs if temp_bytes(one.run) <= budget]
+        ratio = time / min(fitting, default=float("inf"))
+        name = f"{budget / whole:.2f}"
+        found.append(Against(name, ratio, len(by_hand), len(fitting)))
+    return found
+
+
+def divisions(function: Function) -> Iterator[Callable[..., Any]]:
+    """Losses whose memory is divided by hand: a grid.
+
+    There is a `jax.checkpoint` around any of the parts, or, where these are many,
+    around the first few, and around the whole; and each loop has one of a few schedules,
+    or, where there are several loops, the first few have.
+    """
+    parts, loops = function.parts, function.loops
+    around = list(itertools.product([False, True], repeat=parts))
+    if parts > _MOST_PARTS:
+        around = [[i < k for i in range(parts)] for k in range(parts + 1)]
+    by_loop = [_schedules(length) for length in loops]
+    scheduled = list(itertools.product(*by_loop))
+    if len(loops) > 1:
+        scheduled = [
+            [of[j] if i < k else None for i, of in enumerate(by_loop)]
+            for k in range(1, len(loops) + 1)
+            for j in range(len(by_loop[0]))
+        ]
+    for of_parts, of_loops in itertools.product(around, scheduled):
+        yield functools.partial(_divided, function, of_parts, of_loops)
+    yield jax.checkpoint(function.plain)
+
+
+def _schedules(length: int) -> list[el.AbstractSchedule | None]:
+    """A few schedules for a loop, from the most memory to the least."""
+    half, root = max(length // 2, 1), max(math.isqrt(length), 2)
+    found = [el.Chunked(half), el.Chunked(root), el.Recursive(4), el.Binomial(3)]
+    return [None, *found] if length > 8 else [None, el.Chunked(1), el.Chunked(2)]
+
+
+def _divided(
+    function: Function,
+    parts: Sequence[bool],
+    schedules: Sequence[el.AbstractSchedule | None],
+    *args: Any,
+) -> jax.Array:
+    return function.loss(Division(parts, schedules), *args)
 
 
 def least_budget(function: Function) -> int:
