@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 import eqloop as el
+from eqloop._device import PlannedDevice
+from eqloop._known_devices import compile_only_device
 
 from ..benchmarks._measure import forget_programs, temp_bytes
 from ._functions import Division, Function
@@ -139,10 +141,10 @@ def against_hand(function: Function, count: int, rounds: int) -> list[Against]:
     times = _seconds(function, [one.run for one in (*by_hand, *fits)], rounds)
     hands, own = times[: len(by_hand)], times[len(by_hand) :]
     found = list[Against]()
-    for budget, time in zip(budgets, own, strict=True):
+    for budget, taking in zip(budgets, own, strict=True):
         pairs = zip(by_hand, hands, strict=True)
         fitting = [taken for one, taken in pairs if temp_bytes(one.run) <= budget]
-        ratio = time / min(fitting, default=float("inf"))
+        ratio = taking / min(fitting, default=float("inf"))
         name = f"{budget / whole:.2f}"
         found.append(Against(name, ratio, len(by_hand), len(fitting)))
     return found
@@ -152,7 +154,7 @@ def divisions(function: Function) -> Iterator[Callable[..., Any]]:
     """Losses whose memory is divided by hand: a grid.
 
     There is a `jax.checkpoint` around any of the parts, or, where these are many,
-    around the first few, and around the whole; and each loop has one of a few schedules,
+    around the first few, and around the whole. Each loop has one of a few schedules,
     or, where there are several loops, the first few have.
     """
     parts, loops = function.parts, function.loops
@@ -188,16 +190,68 @@ def _divided(
     return function.loss(Division(parts, schedules), *args)
 
 
+@dataclasses.dataclass(frozen=True)
+class OnTarget:
+    """A budget on a device that is not here.
+
+    Attributes:
+        budget: The budget, in bytes.
+        taken: The bytes that its compiler says; `None` if the budget was refused.
+        least: The bytes that would be enough, if it was refused.
+    """
+
+    budget: int
+    taken: int | None
+    least: int | None = None
+
+
+def on_target(
+    function: Function, target: str, shares: Sequence[float]
+) -> tuple[int, list[OnTarget]]:
+    """What budgets take on a device, by its compiler.
+
+    Args:
+        function: The function.
+        target: The name of the device, such as `"h100"`.
+        shares: The budgets, of all.
+
+    Returns:
+        What the plain gradient takes, and the budgets.
+    """
+    device = PlannedDevice(compile_only_device(target))
+    types = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), function.args
+    )
+
+    def taken(loss: Callable[..., Any]) -> int:
+        with el.planning_for(target):
+            gradient = jax.value_and_grad(loss)
+            return temp_bytes(device.lower(gradient, *types).compile())
+
+    whole, found = taken(function.plain), list[OnTarget]()
+    for share in shares:
+        budget = round(share * whole)
+        try:
+            found.append(OnTarget(budget, taken(el.Fit(function.plain, budget))))
+        except ValueError as error:
+            found.append(OnTarget(budget, None, _least_said(error)))
+    return whole, found
+
+
 def least_budget(function: Function) -> int:
     """The least budget that will do, as the error says it."""
     try:
         _gradient(function, el.Fit(function.plain, 1)).trace(*function.args)
     except ValueError as error:
-        said = re.search(r"which is (\d+) bytes", str(error))
-        if said is None:
-            raise
-        return int(said[1])
+        return _least_said(error)
     return 1
+
+
+def _least_said(error: ValueError) -> int:
+    said = re.search(r"which is (\d+) bytes", str(error))
+    if said is None:
+        raise error
+    return int(said[1])
 
 
 def _gradient(function: Function, loss: Callable[..., Any]) -> Any:
