@@ -31,6 +31,8 @@ _MOST_COMPILED = 3
 _HOPEFUL = 1.3
 # Another is not tried if it should save less than this part of the time.
 _WORTHWHILE = 0.05
+# To run a whole gradient is not worth it if it takes less, in nanoseconds.
+_WORTH_RUNNING = 1e6
 # An error also says what a little more memory does, if the time is this part then.
 _LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
 # After a gradient that was too large, so much of the budget is left free.
@@ -261,7 +263,8 @@ class _Whole:
         loops = [part.is_loop for part in self.cut.parts]
         leaner = choice.within(choice.peak(chosen) / 2)
         is_straight = choice.nanoseconds(chosen, loops) < choice.nanoseconds(chosen) / 2
-        if leaner in (None, chosen) or not is_straight:
+        is_quick = choice.nanoseconds(chosen) < _WORTH_RUNNING
+        if leaner in (None, chosen) or is_quick or not is_straight:
             return best
         other = self.decision(leaner)
         if other.peak_bytes > most or not can_be_run(self.cut.program):
@@ -269,10 +272,12 @@ class _Whole:
         key = key_of((self._key(chosen), self._key(leaner)))
         if (known := recall(key)) is None:
             both = [self._gradient(decision.ways) for decision in (best, other)]
-            times = run_times(both, self._inputs)
-            known = {} if times is None else {"factor": times[1] / times[0]}
-            remember({key: known})
-        return other if known.get("factor", 1.0) < 1 - _WORTHWHILE else best
+            seen = run_times(both, self._inputs) or [(1.0, 0.0)] * 2
+            (time, scatter), (leaner_time, other_scatter) = seen
+            # Noise does not decide.
+            most_likely = leaner_time * (1 + scatter + other_scatter)
+            remember({key: (known := {"factor": most_likely / time})})
+        return other if known["factor"] < 1 - _WORTHWHILE else best
 
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""

@@ -229,16 +229,17 @@ def _compiled_side_by_side(
 
 def run_times(
     gradients: Sequence[Callable[..., PyTree]], types: Sequence[Aval]
-) -> list[float] | None:
-    """How long whole functions take, in nanoseconds, run in turn for a moment.
+) -> list[tuple[float, float]] | None:
+    """How long whole functions take, run in turn for a moment.
 
     Args:
         gradients: The functions, of the same arrays.
         types: The types of these.
 
     Returns:
-        The times, or `None` if they cannot be run now: in another process, on a device
-        that is not here, or where there is no room.
+        For each its time in nanoseconds, and by what part of it two halves of the runs
+        differ; or `None` if they cannot be run now: in one of several processes, on a
+        device that is not here, or where there is no room.
     """
     device = planning_device()
     if not device.is_here or jax.process_count() > 1:
@@ -249,7 +250,7 @@ def run_times(
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
                 return None
-            return [time for time, _ in _best_times(compiled, of_each)]
+            return _best_times(compiled, of_each)
     except Exception:
         return None
 
