@@ -51,7 +51,7 @@ def test_checkpoints_are_chosen_within_a_budget(f: Any, rows: int):
 
 @pytest.mark.parametrize("f", [until, scan_while])
 def test_more_memory_stores_more_carries(f: Any):
-    budgets = (12 * ROW, 60 * ROW, 400 * ROW)
+    budgets = (16 * ROW, 60 * ROW, 400 * ROW)
     plans = [el.Fit(f, budget).plan(W, X) for budget in budgets]
     stored = [max(part.stored_bytes for part in plan.parts) for plan in plans]
     assert stored == sorted(stored)
