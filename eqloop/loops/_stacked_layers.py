@@ -20,7 +20,15 @@ from .._calls import (
 )
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
+from ..checkpointing import (
+    AbstractSchedule,
+    Frontier,
+    Plan,
+    StoreAll,
+    as_loop_policy,
+    frontier_of,
+    plan,
+)
 from ._carry import Words
 from ._layer_edits import as_it_was, is_edited, layers_at, look_at
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
@@ -342,15 +350,46 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
+        with planning_for_call(device, self, x, args):
+            return plan(**self._problem(x, *args, key=key))
+
+    def frontier(
+        self,
+        x: PyTree,
+        *args: PyTree,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
+    ) -> Frontier:
+        """The trade-off between memory and time for a gradient of the call.
+
+        Args:
+            x: As for `plan`.
+            *args: As for `plan`.
+            key: As for `plan`.
+            device: As for `plan`.
+
+        Returns:
+            The plans that no other one beats, as [`Scan`][eqloop.Scan] has them.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+        """
+        with planning_for_call(device, self, x, args):
+            return frontier_of(**self._problem(x, *args, key=key))
+
+    def _problem(
+        self, x: PyTree, *args: PyTree, key: PRNGKey | ShapeDtypeStruct | None
+    ) -> dict[str, Any]:
+        """What a call would run, from the types of its arguments."""
 
         def open_call(
             layers: Self, x: PyTree, args: PyTree, key: PRNGKey | None
         ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        with planning_for_call(device, self, x, args):
-            opened, placed = open_abstractly(open_call, self, x, args, key)
-            return plan(opened.step, opened.loop, placed=placed, **self._how())
+        opened, placed = open_abstractly(open_call, self, x, args, key)
+        return dict(step=opened.step, loop=opened.loop, placed=placed, **self._how())
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None
