@@ -1,4 +1,4 @@
-"""The iteration that an error names is one, whichever steps a schedule takes at once."""
+"""The iteration that an error names is one, however many steps are taken at once."""
 
 import equinox as eqx
 import jax

@@ -21,8 +21,8 @@ Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky a
 P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
 [arXiv:1604.01946](https://arxiv.org/abs/1604.01946), section 3.2).
 
-Where somebody watches for the first step that gives a NaN, a batch would not say which of
-its steps it was. So there, steps are taken back one by one.
+Where somebody watches for the first step that gives a NaN, a batch would not say which
+of its steps it was. So there, steps are taken back one by one.
 """
 
 import dataclasses
