@@ -20,8 +20,10 @@ _UNBROKEN = "\0"
 # What a list follows.
 _OPEN = re.compile(r"(,? (but it is|which is|which differs in|and they are: …)|, …)$")
 # Sentences begin with these words, and not with a name in the program.
-_WORDS = frozenset(
-    ["a", "all", "an", "another", "cannot", "carries", "cotangents", "every", "exactly", "expected", "forward", "give", "it", "layers", "leaves", "no", "none", "only", "pass", "primals", "reverse", "rows", "the", "there", "these", "this", "to", "what", "with"]
+_WORDS = re.compile(
+    r"(a|all|an|another|cannot|carries|cotangents|every|exactly|expected|forward|give|it|"
+    r"layers|leaves|no|none|only|pass|primals|reverse|rows|the|there|these|this|to|what|"
+    r"with)\b"
 )
 # Of a title; a longer one ends where its first part does.
 _LONG = 120
@@ -166,7 +168,7 @@ def sentence(entry: Entry) -> str:
     if len(text) > _LONG and (ends := _ENDS.search(text, 0, _LONG)):
         text = text[: ends.start()]
     text = _OPEN.sub("", text.removesuffix(": …"))
-    if text.split()[0] in _WORDS:
+    if _WORDS.match(text):
         text = text[0].upper() + text[1:]
     return text if text.endswith("…") else f"{text}."
 
