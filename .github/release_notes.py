@@ -2,8 +2,8 @@
 
     python .github/release_notes.py v0.1.0
 
-The tag must be that of the version in `eqloop/_version.py`, and `CHANGELOG.md` must
-have a section of that name.
+With `--version` in place of a tag, it prints the version. The tag must be that of the
+version in `eqloop/_version.py`, and `CHANGELOG.md` must have a section of that name.
 """
 
 import re
@@ -56,6 +56,7 @@ def notes(tag: str, root: Path = ROOT) -> str:
 
 if __name__ == "__main__":
     try:
-        print(notes(*sys.argv[1:]), end="")
+        is_version = sys.argv[1:] == ["--version"]
+        print(version() + "\n" if is_version else notes(*sys.argv[1:]), end="")
     except ValueError as error:
         sys.exit(str(error))

@@ -176,7 +176,7 @@ def update(carry, _, *, key: Key[Array, ""]):
     model, state = carry
     starts = jax.random.randint(key, (BATCH, 1), 0, len(text) - LENGTH)
     texts = text[starts + jnp.arange(LENGTH + 1)]
-    gradient, value = el.Grad(chunked, return_value=True)(model, texts)
+    value, gradient = el.Grad(chunked, return_value=True)(model, texts)
     updates, state = optimiser.update(gradient, state)
     return (eqx.apply_updates(model, updates), state), value
 

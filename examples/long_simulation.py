@@ -162,7 +162,7 @@ choose from, and the star is the chosen one.
 
 # %%
 figure, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
-el.frontier(budgeted, rest, current).plot(ax)
+budgeted.frontier(rest, current).plot(ax)
 plt.show()
 
 # %% [markdown]

@@ -6,9 +6,9 @@ measured every day since 1962. The model reads the days one after the other, and
 day predicts where the pole will be 182 days later. The prediction needs years of
 memory, so the gradient goes back through all of the days.
 
-It prints the memory and the time of that gradient under three schedules, the error as
-the model learns, and the error on days that it has not seen. It draws the predictions
-to `examples/quickstart.png`.
+It prints the memory and the time of that gradient, with all residuals stored and within
+two budgets, the error as the model learns, and the error on days that it has not seen.
+It draws the predictions to `examples/quickstart.png`.
 
     python -m pip install -e '.[examples]' && python examples/quickstart.py
 """
@@ -32,6 +32,12 @@ TRAIN, TEST = 18_000, 4_800  # days: 1962 to 2011, and on to 2024
 BEAT = 2_340  # days until the two swings stand as they stood
 SHOWN = 6 * 365  # days in the picture, which the model has not seen
 HIDDEN, STEPS, RATE = 32, 120, 1e-2
+BUDGET = "300kB"
+
+WHY = """\
+Why do more steps take less time? A residual that is stored has to be written and read.
+If the step is as small as here, that takes longer than to compute it again. And many
+steps that are run again are known at once, so they are reversed as one batch."""
 
 Point = Float[Array, "2"]
 Carry = tuple[Float[Array, " hidden"], Point]
@@ -64,7 +70,7 @@ class Day(eqx.Module):
 class Forecaster(eqx.Module):
     """Reads all the days. The loop holds the cell, so its arrays are the parameters."""
 
-    loop: el.CheckpointedScan
+    loop: el.Scan
 
     def __call__(self, poles, seasons):
         _, forecasts = self.loop(start(poles), (poles, seasons))
@@ -103,13 +109,13 @@ def loss(model, poles, seasons):
 def compare_schedules(cell, days):
     """The plan of each schedule, and the memory, the time and the gradient itself."""
     print("schedule                 carries kept  steps run     memory     time off by")
-    reference = None
-    for schedule in (el.StoreAll(), el.Chunked(134), el.Recursive(16)):
-        model = Forecaster(el.CheckpointedScan(cell, schedule=schedule))
+    reference, times = None, []
+    for schedule in (el.StoreAll(), el.Budget("4MB"), el.Budget(BUDGET)):
+        model = Forecaster(el.Scan(cell, schedule=schedule))
         plan = model.loop.plan(start(days[0]), days)
         gradient = jax.jit(jax.grad(loss)).lower(model, *days).compile()
         megabytes = gradient.memory_analysis().temp_size_in_bytes / 1e6
-        milliseconds = 1e3 * seconds(gradient, model, *days)
+        times.append(milliseconds := 1e3 * seconds(gradient, model, *days))
         leaves = jax.tree.leaves(gradient(model, *days))
         reference = reference or leaves
         difference = max(map(relative_difference, leaves, reference))
@@ -117,6 +123,8 @@ def compare_schedules(cell, days):
             f"{schedule!r:<25}{plan.slots:>12}{plan.evaluations:>11,}"
             f"{megabytes:>8.2f} MB{milliseconds:>6.0f} ms{difference:>7.0e}"
         )
+    if min(times[1:]) < times[0]:
+        print(WHY)
 
 
 def seconds(f, *args):
@@ -175,7 +183,7 @@ def main():
     compare_schedules(cell, days)
 
     print("\nTraining")
-    model = train(Forecaster(el.CheckpointedScan(cell, base=16)), days)
+    model = train(Forecaster(el.Scan(cell, schedule=el.Budget(BUDGET))), days)
 
     forecasts = eqx.filter_jit(model)(poles, seasons)
     unseen = slice(TRAIN - AHEAD, None)

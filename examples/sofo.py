@@ -80,7 +80,7 @@ def train(name, derivative, optimiser):
 
     @eqx.filter_jit
     def step(network, state, key):
-        direction, value = derivative(network, key)
+        value, direction = derivative(network, key)
         updates, state = optimiser.update(direction, state)
         return eqx.apply_updates(network, updates), state, value
 

@@ -122,7 +122,7 @@ UNTIL = el.ScanWhile(
 PLANNED = {
     "plan": lambda **on: SCAN.plan(*ARGS, **on),
     "plans": lambda **on: el.plans(jax.grad(lambda *a: SCAN(*a)[0].sum()), **on)(*ARGS),
-    "frontier": lambda **on: el.frontier(SCAN, *ARGS, **on),
+    "frontier": lambda **on: SCAN.frontier(*ARGS, **on),
     "plan of layers": lambda **on: LAYERS.plan(jnp.ones(500), **on),
     "plan of a for loop": lambda **on: ROWS.plan(jnp.ones(500), **on),
     "plan of a scan that stops": lambda **on: UNTIL.plan(*ARGS, **on),

@@ -56,6 +56,7 @@ def shown(output: dict[str, Any]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
         picture = "".join(data["image/png"]).replace("\n", "")
-        return f'<img alt="what the code draws" src="data:image/png;base64,{picture}">'
+        source = f'src="data:image/png;base64,{picture}" style="--least: 470px"'
+        return f'<p><img alt="what the code draws" {source}></p>'
     text = "".join(data["text/plain"]).strip("\n")
     return f"```{{.text .output}}\n{text}\n```"

@@ -40,7 +40,7 @@ def main():
     }.items():
         save(el.Scan(cell, schedule=schedule).plan(*inputs(216)).plot(), name)
     scan = el.Scan(cell, schedule=el.Recursive(16, batch=1))
-    save(el.frontier(scan, *inputs(4096)).plot(), "frontier")
+    save(scan.frontier(*inputs(4096)).plot(), "frontier")
 
 
 if __name__ == "__main__":

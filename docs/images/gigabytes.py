@@ -53,10 +53,10 @@ def draw(axes: Axes, theirs: list[float], ours: list[float]) -> None:
     axes.plot(thousands, ours, color=OURS, linewidth=4, solid_capstyle="butt")
     for top, name in ((16, "a laptop: 16 GB"), (24, "a GPU: 24 GB")):
         axes.axhline(top, color="0.6", linewidth=1, linestyle=(0, (4, 4)), zorder=0)
-        axes.text(1, top + 0.5, name, color="0.35", fontsize=11)
-    axes.text(62, 12.5, "jax.lax.scan", color=THEIRS, weight="bold", fontsize=15)
+        axes.text(1, top + 0.5, name, color="0.35", fontsize=10.5)
+    axes.text(57, 11.5, "jax.lax.scan", color=THEIRS, weight="bold", fontsize=13)
     ours_name = 'eqloop, Budget("256MiB")'
-    axes.text(38, 1.2, ours_name, color=OURS, weight="bold", fontsize=15)
+    axes.text(33, 1.2, ours_name, color=OURS, weight="bold", fontsize=13)
     axes.set(xlim=(0, 100), ylim=(0, 31), xlabel="steps, in thousands", ylabel="GB")
     axes.set_title("Memory that a gradient takes", loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
@@ -75,7 +75,7 @@ def save(theirs: list[float], ours: list[float]) -> None:
     """Writes the picture, the same bytes each time."""
     mpl.use("Agg")
     mpl.rcParams.update({"svg.hashsalt": "eqloop", "font.size": 12})
-    figure, axes = pyplot.subplots(figsize=(7.6, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(5.4, 3.6), layout="constrained")
     draw(axes, theirs, ours)
     told = f"lax.scan: {max(theirs):.1f} GB, eqloop: {max(ours):.3f} GB"
     metadata = {"Date": None, "Description": f"At 100,000 steps, {told}"}

@@ -23,8 +23,10 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     it is a module, are not differentiated, and neither is the `self` of a method: to
     differentiate with respect to them, pass them as an argument.
 
-    Results come in this order: the derivative, the value if `return_value`, and what
-    `f` returned besides the value if `has_aux`. A derivative alone is no tuple.
+    Results come in the order of JAX: as of [`jax.value_and_grad`][] if `return_value`,
+    so the value, or the pair `(value, aux)` that `f` returned if `has_aux`, and then
+    the derivative; and as of [`jax.grad`][] otherwise: the derivative, alone or in a
+    pair with `aux`.
 
     A final class says in `_check` what `f` may return. Its call opens the call of `f`,
     differentiates `Call.run` of it, and closes it with `_results`.
@@ -34,7 +36,7 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
             negative one counts from the last positional argument of the call), its
             name, or a tuple of these, for a tuple of derivatives.
         has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
+        return_value: Whether to return the value as well, before the derivative.
     """
 
     f: Callable[P, PyTree]
@@ -65,12 +67,9 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
         self, call: Call, derivative: PyTree, outs: Arrays, others: Arrays
     ) -> PyTree:
         value, aux = call.close(outs, others)
-        results = [derivative]
         if self.return_value:
-            results.append(value)
-        if self.has_aux:
-            results.append(aux)
-        return tuple(results) if len(results) > 1 else derivative
+            return ((value, aux) if self.has_aux else value), derivative
+        return (derivative, aux) if self.has_aux else derivative
 
     def __check_init__(self) -> None:
         owner = type(self).__name__

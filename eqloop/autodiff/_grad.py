@@ -37,8 +37,8 @@ class Grad(AbstractExactDerivative[P]):
 
     Returns:
         When called: the gradient, a tree like the argument, with `None` for leaves that
-        are not differentiated; or `(gradient, value)`, `(gradient, aux)`,
-        `(gradient, value, aux)`.
+        are not differentiated; or `(value, gradient)`, `(gradient, aux)`,
+        `((value, aux), gradient)`.
 
     Raises:
         TypeError: If a setting is not of its type; when called, if there is nothing to
@@ -58,7 +58,7 @@ class Grad(AbstractExactDerivative[P]):
         ...     prediction = model(x)
         ...     return jnp.sum((prediction - y) ** 2), prediction
         >>> model = eqx.nn.Linear(2, 1, key=jax.random.key(0))
-        >>> gradient, value, prediction = loss(model, jnp.ones(2), jnp.zeros(1))
+        >>> (value, prediction), gradient = loss(model, jnp.ones(2), jnp.zeros(1))
         >>> gradient.weight.shape, value.shape, prediction.shape
         ((1, 2), (), (1,))
 

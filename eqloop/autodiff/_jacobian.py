@@ -127,7 +127,7 @@ class JacFwd(AbstractJacobian[P]):
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
-        >>> jacobian, value = el.JacFwd(jnp.cumsum, return_value=True)(jnp.arange(3.0))
+        >>> value, jacobian = el.JacFwd(jnp.cumsum, return_value=True)(jnp.arange(3.0))
         >>> jacobian
         Array([[1., 0., 0.],
                [1., 1., 0.],

@@ -78,9 +78,9 @@ class SofoGrad(AbstractDerivative[...]):
         >>> sofo = eqx.filter_jit(loss)
         >>> cell = eqx.nn.GRUCell(1, 2, key=jax.random.key(0))
         >>> xs, targets = jnp.ones((20, 1)), jnp.full((20, 2), 0.5)
-        >>> direction, value = sofo(cell, xs, targets, key=jax.random.key(1))
+        >>> value, direction = sofo(cell, xs, targets, key=jax.random.key(1))
         >>> cell = eqx.apply_updates(cell, jax.tree.map(jnp.negative, direction))
-        >>> bool(sofo(cell, xs, targets, key=jax.random.key(2))[1] < value)
+        >>> bool(sofo(cell, xs, targets, key=jax.random.key(2))[0] < value)
         True
 
     References:

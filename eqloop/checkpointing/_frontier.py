@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 
+from .._calls import format_bytes
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
 from ._plot import plot_frontier
@@ -19,15 +20,22 @@ from .planning._paces import paces
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# How many plans are compiled in the hope that no other one beats them. Without any,
+# budgets found plans that were a fifth faster than the frontier's of the same memory,
+# for a GRU of width 128 over 2000 steps; with 8, none that was 2 % faster.
+_HOPEFUL = 8
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Frontier(Sequence[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
-    It goes from the least memory to the least time. The schedule of each plan is a
-    [`Budget`][eqloop.Budget] of its memory. The memory is known for the first plan and
-    for one of each kind, whose programs are compiled. For the others it is estimated
-    from these, so their budget may choose a neighbouring plan.
+    It goes from the least memory to the least time. Printed, it is a table. The
+    schedule of each plan is a [`Budget`][eqloop.Budget] of its memory; only the plan
+    that the loop has now, if no other one beats it, has the loop's own. The memory is
+    known for that one, for the first plan and for one of each kind, whose programs are
+    compiled. For the others it is estimated from these, so their budget may choose a
+    neighbouring plan.
 
     Attributes:
         plans: The plans.
@@ -49,6 +57,14 @@ class Frontier(Sequence[Plan]):
 
     def __repr__(self) -> str:
         return f"Frontier({len(self)} plans, chosen={self.chosen!r})"
+
+    def __str__(self) -> str:
+        head = ("memory", "time", "evaluations", "stored")
+        rows = [head, *map(_row, self.plans), _row(self.chosen)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        lines[-1:] = [f"now, by {self.chosen.schedule!r}:", lines[-1]]
+        return "\n".join(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws time against memory, with the chosen plan marked.
@@ -81,13 +97,19 @@ def frontier_of(
     problem, active, layout = planned(step, loop, schedule, policy, placed)
     # As `Budget` does it: the plans are to be those that it would find.
     known = problem if problem.chooses_policy else alike(problem, active)
-    found, times = pareto(known, active, paces(known, active, measure=True))
+    before = paces(known, active, measure=True)
+    found, times = pareto(known, active, before, _HOPEFUL)
     chosen = plan_of(schedule, problem, active, layout, times)
     plans = (
         plan_of(Budget(size), problem, active, layout, times, size)
         for layout, size in found
     )
-    return Frontier(_unbeaten(plans), chosen)
+    return Frontier(_unbeaten((*plans, chosen)), chosen)
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    time = f"{plan.relative_time:.2f} x"
+    return format_bytes(plan.peak_bytes), time, str(plan.evaluations), plan.columns[2]
 
 
 def _unbeaten(plans: Iterable[Plan]) -> tuple[Plan, ...]:

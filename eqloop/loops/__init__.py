@@ -9,7 +9,7 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 - **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
   types, and `_backward.py` has what `backward=` does to a cotangent.
 - **Layers**: `_stacked_layers.py` scans over equal layers, which `_stack.py` stacks,
-  and their `eqx.nn.State`.
+  and their `eqx.nn.State`. `_layer_edits.py` lets `eqx.tree_at` edit one of them.
 - **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
 """
 

@@ -7,12 +7,13 @@
 import abc
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex, final
 
 import equinox as eqx
 
-from .._arrays import hashable_axes
+from .._arrays import describe, hashable_axes
 from .._calls import (
     AbstractTransform,
     Carry,
@@ -99,6 +100,47 @@ class AbstractLoop(AbstractTransform[Function]):
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """The plan that a gradient of the call would run by."""
 
+    def frontier(
+        self, *args: PyTree, device: DeviceLike | None = None, **kwargs: PyTree
+    ) -> Frontier:
+        """The trade-off between memory and time for a gradient of the call.
+
+        The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few
+        plans are compiled, and short loops of the step are timed.
+
+        Args:
+            *args: The arguments of the call; a `jax.ShapeDtypeStruct` can stand for an
+                array.
+            device: What the plans are for, as for
+                [`planning_for`][eqloop.planning_for]: by default, the device on which
+                the loop would run.
+            **kwargs: The keyword arguments of the call.
+
+        Returns:
+            A [`Frontier`][eqloop.checkpointing.Frontier]: the plans that no other plan
+            beats in both memory and time, of those that a [`Budget`][eqloop.Budget]
+            searches. They go from the least memory to the least time. Printed, it is a
+            table; its `.plot()` draws it, and marks the plan of the loop's own
+            schedule.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import eqloop as el
+            >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None))
+            >>> plans = scan.frontier(jnp.zeros(100), jnp.zeros((64, 100)))
+            >>> plans[-1].relative_time <= plans[0].relative_time
+            True
+            >>> plans[0].peak_bytes < plans.chosen.peak_bytes
+            True
+        """
+        bind_to_plan(self, args, kwargs)
+        with planning_for_call(device, self, args, kwargs):
+            return frontier_of(**self._problem(*args, **kwargs))
+
     @abc.abstractmethod
     def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
         """Takes a call apart, of which these are the arguments."""
@@ -160,56 +202,60 @@ class AbstractLoop(AbstractTransform[Function]):
             )
 
 
-@typed
 def frontier(
-    loop: AbstractLoop,
+    loop: AbstractLoop[Any],
     *args: PyTree,
     device: DeviceLike | None = None,
     **kwargs: PyTree,
 ) -> Frontier:
-    """The trade-off between memory and time for a gradient of a loop.
+    """Deprecated: the method `frontier` of a loop does this.
 
-    The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few plans
-    are compiled, and short loops of the step are timed.
+    Write `scan.frontier(init, xs)` for `el.frontier(scan, init, xs)`.
 
     Args:
-        loop: A scan, or any other loop that has a `plan`.
-        *args: The arguments of the loop, such as `init` and `xs`; a
-            `jax.ShapeDtypeStruct` can stand for an array.
-        device: What the plans are for, as for [`planning_for`][eqloop.planning_for]:
-            by default, the device on which the loop would run.
-        **kwargs: Its keyword arguments, such as `length` and `key`.
+        loop: A scan, or any other loop that has a `frontier`.
+        *args: The arguments of the loop.
+        device: What the plans are for.
+        **kwargs: Its keyword arguments.
 
     Returns:
-        The plans that no other plan beats in both memory and time, of those that a
-        [`Budget`][eqloop.Budget] searches. They go from the least memory to the least
-        time. `frontier(...).plot()` draws them, and marks the plan of the loop's own
-        schedule.
+        What `loop.frontier(*args, **kwargs)` returns.
 
     Raises:
-        TypeError: As the call of the loop does.
-        ValueError: As the call of the loop does, and if its schedule cannot be met.
+        TypeError: If it is no such loop; and as the method does.
+        ValueError: As the method does.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> import eqloop as el
-        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None))
-        >>> plans = el.frontier(scan, jnp.zeros(100), jnp.zeros((64, 100)))
-        >>> plans[-1].relative_time <= plans[0].relative_time
-        True
-        >>> plans[0].peak_bytes < plans.chosen.peak_bytes
-        True
+        >>> scan = el.Scan(lambda h, x: (h + x, None))
+        >>> len(scan.frontier(0.0, jnp.zeros(0)))  # not: el.frontier(scan, 0.0, ...)
+        1
     """
+    if not isinstance(loop, AbstractLoop):
+        raise TypeError(
+            f"frontier: this is a method of loops, `el.Scan(f).frontier(init, xs)`, "
+            f"and {describe(loop)} is no loop with a known number of steps."
+        )
+    warnings.warn(
+        "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
+        "`loop.frontier(…)`, as `loop.plan(…)`.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return loop.frontier(*args, device=device, **kwargs)
+
+
+def bind_to_plan(loop: Any, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> None:
+    """Checks that a frontier is asked for with the arguments of the loop."""
     signature = inspect.signature(loop.plan)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
-            f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
-            f"{without_annotations(signature)}."
+            f"{type(loop).__name__}.frontier: {error}. Pass what the "
+            f"{type(loop).__name__} is called with: {without_annotations(signature)}."
         ) from None
-    with planning_for_call(device, loop, args, kwargs):
-        return frontier_of(**loop._problem(*args, **kwargs))
 
 
 # What settings may be, and what follows from them.

@@ -4,6 +4,7 @@ Their state is stacked as well, under one `StateIndex` for all layers. See
 [`equinox.nn.State`][]: a dictionary from the markers of `StateIndex`es to values.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -40,14 +41,39 @@ def stack(owner: str, layers: Sequence[Layer]) -> Layer:
     first, *others = (as_arrays(with_array_state(layer)) for layer in layers)
     others = [with_markers_of(first, other) for other in others]
     for number, other in enumerate(others, start=1):
-        _check_alike(owner, first, other, f"layers[{number}]")
+        check_alike(owner, first, other, f"layers[{number}]", "layers[0]")
     stacked = lambda *xs: jnp.stack(xs) if is_dynamic(xs[0]) else xs[0]
     return jax.tree.map(stacked, first, *others)
 
 
-def layer_at(layers: Layer, index: Any) -> Layer:
-    """One layer, or some of them, of those that are stacked."""
-    return jax.tree.map(lambda leaf: leaf[index] if is_dynamic(leaf) else leaf, layers)
+def has_arrays(layers: PyTree) -> bool:
+    """Whether there are arrays among the leaves, or types of some."""
+    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layers))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Depth:
+    """How many layers there were when they were stacked.
+
+    It is a static field, and all of these are equal: stacks of several depths have the
+    same structure, as they have other arrays.
+    """
+
+    number: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Depth)
+
+    def __hash__(self) -> int:
+        return hash(Depth)
+
+
+def depth_of(layers: PyTree) -> Depth | None:
+    """How many layers are stacked, if their arrays agree on it."""
+    shapes = [x.shape for x in jax.tree.leaves(layers) if hasattr(x, "shape")]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return None if length is None else Depth(length)
 
 
 def num_layers(owner: str, layers: PyTree) -> int:
@@ -90,9 +116,18 @@ def _listing(arrays: dict[str, Any], which: PyTree) -> str:
 # Where layers differ.
 
 
-def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
-    lines = [*_structure_lines(first, other, name)] or [
-        *_leaf_lines(first, other, name, _types_differ)
+def check_alike(
+    owner: str, first: PyTree, other: PyTree, name: str, first_name: str
+) -> None:
+    """Raises if one layer could not be stacked with another, `first`.
+
+    Raises:
+        TypeError: If they differ in structure, or in the type of an array.
+        ValueError: If they differ in a leaf that is not an array.
+    """
+    names = name, first_name
+    lines = [*_structure_lines(first, other, *names)] or [
+        *_leaf_lines(first, other, *names, _types_differ)
     ]
     if lines:
         listing = "\n".join(lines)
@@ -100,7 +135,7 @@ def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
             f"{owner}: layers must have the same structure, and arrays of the same "
             f"shapes and dtypes, but these do not:\n{listing}"
         )
-    if lines := [*_leaf_lines(first, other, name, _statics_differ)]:
+    if lines := [*_leaf_lines(first, other, *names, _statics_differ)]:
         listing = "\n".join(lines)
         raise ValueError(
             f"{owner}: layers may differ only in the values of their arrays, but these "
@@ -108,24 +143,31 @@ def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
         )
 
 
-def _structure_lines(first: PyTree, other: PyTree, name: str) -> Iterator[str]:
+def _structure_lines(
+    first: PyTree, other: PyTree, name: str, first_name: str
+) -> Iterator[str]:
     if flatten(first)[1] == flatten(other)[1]:
         return
     for d in structure_differences(first, other, name):
         if d.one == d.other:
-            yield f"  {d.path}: the static fields of the {d.one} differ from layers[0]"
+            what = f"the static fields of the {d.one} differ from {first_name}"
+            yield f"  {d.path}: {what}"
         else:
             what, like = d.other or "nothing", d.one or "nothing"
-            yield f"  {d.path}: {what}, but {like} in layers[0]"
+            yield f"  {d.path}: {what}, but {like} in {first_name}"
 
 
 def _leaf_lines(
-    first: PyTree, other: PyTree, name: str, differ: Callable[[PyTree, PyTree], bool]
+    first: PyTree,
+    other: PyTree,
+    name: str,
+    first_name: str,
+    differ: Callable[[PyTree, PyTree], bool],
 ) -> Iterator[str]:
     leaves = [flatten(layer)[0] for layer in (first, other)]
     for path, one, two in zip(paths(other, name), *leaves, strict=True):
         if differ(one, two):
-            yield f"  {path}: {describe(two)}, but {describe(one)} in layers[0]"
+            yield f"  {path}: {describe(two)}, but {describe(one)} in {first_name}"
 
 
 def _types_differ(one: Value, other: Value) -> bool:

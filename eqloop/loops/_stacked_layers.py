@@ -22,13 +22,16 @@ from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import (
     AbstractSchedule,
+    Frontier,
     Plan,
     StoreAll,
     as_loop_policy,
+    frontier_of,
     left_open,
     plan,
 )
 from ._carry import Words
+from ._layer_edits import as_it_was, is_edited, layers_at, look_at
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._scan import (
     check_schedule,
@@ -37,9 +40,11 @@ from ._scan import (
     planned_by,
 )
 from ._stack import (
+    Depth,
     Layer,
     check_returned,
-    layer_at,
+    depth_of,
+    has_arrays,
     num_layers,
     stack,
     state_of,
@@ -62,7 +67,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     Make it with `StackedLayers.init` or `StackedLayers.from_layers`. It is a module
     like any other, and its gradient is a `StackedLayers` with the gradients of all
     layers. Like a list, it has a length, and you can index, slice and iterate over it.
-    Slices keep the settings.
+    Slices keep the settings. [`equinox.tree_at`][] edits single layers, too:
+    `eqx.tree_at(lambda stack: stack[3].bias, stack, bias)`.
 
     **State.** If an argument of the call is an [`equinox.nn.State`][], then each layer
     gets its own part of it there, and returns `(x, state)`, and the call returns such a
@@ -114,6 +120,11 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     # Not static, so that `eqx.tree_at` reaches it.
     policy: Any = eqx.field(default=None, converter=as_loop_policy, kw_only=True)
     unroll: int | bool = setting(default=1, converter=as_int_if_index)
+    # Where no leaf is an array, as in a filter of the layers, nothing else knows it.
+    _depth: Depth | None = eqx.field(default=None, static=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._depth = depth_of(self.layers)
 
     def __check_init__(self) -> None:
         if not callable(self.layers):
@@ -167,7 +178,9 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Args:
             layers: The layers. They must be alike in all but the values of their
                 arrays.
-            **settings: Settings of the module: `schedule`, `policy` and `unroll`.
+            **settings: Settings of the module: `schedule`, `policy` and `unroll`. They
+                are those of a stack and not of its layers, so if the layers come from
+                another stack, pass its settings on: `schedule=stack.schedule`.
 
         Returns:
             The layers, stacked; `unstack` gives them back.
@@ -191,7 +204,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         """The layers, one by one.
 
         Returns:
-            A list of modules that share nothing with the stack.
+            A list of modules that share nothing with the stack. They know nothing of
+            its `schedule`, `policy` and `unroll`.
 
         Examples:
             >>> import jax, jax.numpy as jnp
@@ -200,9 +214,13 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             >>> [float(layer(1.0)) for layer in el.StackedLayers(scale).unstack()]
             [2.0, 3.0]
         """
-        return [layer_at(self.layers, i) for i in range(len(self))]
+        return [self[i] for i in range(len(self))]
 
     def __len__(self) -> int:
+        if is_edited(self):
+            return len(as_it_was(self))
+        if self._depth is not None and not has_arrays(self.layers):
+            return self._depth.number
         return num_layers(_NAME, self.layers)
 
     def __iter__(self) -> Iterator[Layer]:
@@ -222,11 +240,28 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             For an int a layer, for a slice a `StackedLayers`.
 
         Raises:
-            TypeError: If it is neither.
+            TypeError: If it is neither, or if no leaf of the stack is an array, as in a
+                filter, whose leaves stand for all layers.
             IndexError: If there is no such layer.
         """
+        if not isinstance(index, slice):
+            index = self._number_of(index)
+        if is_edited(self):
+            return look_at(self, index)
+        if not has_arrays(self.layers):
+            half = len(self) // 2
+            raise TypeError(
+                f"{_NAME}: none of the {len(self)} layers has leaves of its own here, "
+                f"as no leaf is an array, and each stands for all layers. To treat "
+                f"some of them in another way, to freeze them say, make two stacks, "
+                f"`first, last = layers[:{half}], layers[{half}:]`."
+            )
+        layers = layers_at(self.layers, index, len(self))
         if isinstance(index, slice):
-            return dataclasses.replace(self, layers=layer_at(self.layers, index))
+            return dataclasses.replace(self, layers=layers)
+        return layers
+
+    def _number_of(self, index: SupportsIndex) -> int:
         try:
             number = operator.index(index)
         except TypeError as error:
@@ -239,7 +274,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
                 f"{_NAME}: there is no layer {number}, as there are {depth} layers, "
                 f"counted from 0."
             )
-        return layer_at(self.layers, number)
+        return number
 
     @compiled_once(when=checks_no_values)
     @typed
@@ -315,15 +350,46 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
+        with planning_for_call(device, self, x, args):
+            return plan(**self._problem(x, *args, key=key))
+
+    def frontier(
+        self,
+        x: PyTree,
+        *args: PyTree,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
+        device: DeviceLike | None = None,
+    ) -> Frontier:
+        """The trade-off between memory and time for a gradient of the call.
+
+        Args:
+            x: As for `plan`.
+            *args: As for `plan`.
+            key: As for `plan`.
+            device: As for `plan`.
+
+        Returns:
+            The plans that no other one beats, as [`Scan`][eqloop.Scan] has them.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+        """
+        with planning_for_call(device, self, x, args):
+            return frontier_of(**self._problem(x, *args, key=key))
+
+    def _problem(
+        self, x: PyTree, *args: PyTree, key: PRNGKey | ShapeDtypeStruct | None
+    ) -> dict[str, Any]:
+        """What a call would run, from the types of its arguments."""
 
         def open_call(
             layers: Self, x: PyTree, args: PyTree, key: PRNGKey | None
         ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        with planning_for_call(device, self, x, args):
-            opened, placed = open_abstractly(open_call, self, x, args, key)
-            return plan(opened.step, opened.loop, placed=placed, **self._how())
+        opened, placed = open_abstractly(open_call, self, x, args, key)
+        return dict(step=opened.step, loop=opened.loop, placed=placed, **self._how())
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None

@@ -110,7 +110,7 @@ def steps():
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_step_wherever_the_losses_are(place, steps, expected):
-    step, value, aux = steps[place]
+    (value, aux), step = steps[place]
     np.testing.assert_allclose(step, expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(value, plain_loss(W)[0], rtol=1e-5)
     np.testing.assert_allclose(aux["hidden"], hidden_states(W), rtol=1e-5, atol=1e-6)
@@ -264,7 +264,7 @@ def test_trains_a_recurrent_network():
 
     def train(carry, key):
         rnn, state = carry
-        direction, value = loss(rnn, xs, targets, key=key)
+        value, direction = loss(rnn, xs, targets, key=key)
         updates, state = optimiser.update(direction, state)
         return (eqx.apply_updates(rnn, updates), state), value
 

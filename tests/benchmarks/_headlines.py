@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ._once import shown
 from ._report import table
-from ._results import Outcome, Record, Row
+from ._results import Outcome, Record, Results, Row, Verdict, places
 
 _ROOT = Path(__file__).parents[2]
 PAGES = (_ROOT / "README.md", _ROOT / "docs" / "index.md")
@@ -68,6 +68,8 @@ FIRST = Headline(
     "Budget('256MiB')",
     'Budget("256MiB")',
 )
+# What other pages call it.
+ELSEWHERE = "the loop of the front page"
 OTHERS = (
     Headline(
         "a light recurrent step, 65,536 times",
@@ -100,14 +102,15 @@ OTHERS = (
 )
 
 
-def with_figures(page: str, groups: Mapping[str, Record]) -> str:
+def with_figures(page: str, results: Results) -> str:
     """A page, with these figures between its comments.
 
     Raises:
         ValueError: If the page has no such comments.
     """
-    page = filled(page, "headline", headline(groups))
-    return filled(page, "figures", text(groups))
+    newest = results[places(results, "cpu")[0]]
+    page = filled(page, "headline", headline(newest))
+    return filled(page, "figures", figures(results))
 
 
 def filled(page: str, name: str, written: str) -> str:
@@ -126,15 +129,63 @@ def filled(page: str, name: str, written: str) -> str:
 def headline(groups: Mapping[str, Record]) -> str:
     """The sentence for the first screen."""
     theirs, _, ours = FIRST.rows(groups)
+    machine = groups[FIRST.group].environment.machine
     return (
-        f"A GRU over 10,000 steps: **{_nbytes(theirs.temp_bytes)} with `jax.lax.scan`, "
+        f"A GRU over 10,000 steps, on a CPU ({machine}): "
+        f"**{_nbytes(theirs.temp_bytes)} with `jax.lax.scan`, "
         f"{_nbytes(ours.temp_bytes)} with eqloop, in "
         f"{100 * FIRST.times(groups):.0f}% of the time.**\n"
     )
 
 
-def text(groups: Mapping[str, Record]) -> str:
-    """The table."""
+def has_headlines(results: Results) -> bool:
+    """Whether the loops of the front page were measured."""
+    needed = {one.group for one in (FIRST, *OTHERS)}
+    return any(needed <= groups.keys() for groups in results.values())
+
+
+def figures(results: Results, first: str = FIRST.loop) -> str:
+    """The table, where it was measured, and the first loop with older versions.
+
+    Args:
+        results: All that was measured.
+        first: What the page calls the first loop.
+    """
+    newest, *older = places(results, "cpu")
+    parts = [_circumstances(results[newest]), _table(results[newest], first)]
+    parts += [_with_older(results[place]) for place in older]
+    return "\n".join(parts)
+
+
+def in_pictures(results: Results) -> list[Outcome]:
+    """The loops of the table, each with the rows of `lax.scan` and of eqloop."""
+    groups = results[places(results, "cpu")[0]]
+    found: list[Outcome] = []
+    for one in (FIRST, *OTHERS):
+        theirs, _, ours = one.rows(groups)
+        name = ELSEWHERE if one is FIRST else one.loop
+        time = Verdict("time", one.times(groups), 1.0, "x")
+        rows = theirs, ours
+        found.append(Outcome(name, None, 1, 0.0, rows, verdicts=(time,)))
+    return found
+
+
+def _circumstances(groups: Mapping[str, Record]) -> str:
+    where = groups[FIRST.group].environment
+    jax = where.packages["jax"]
+    return f"On a CPU ({where.machine}), with JAX {jax}, which pip installs:\n"
+
+
+def _with_older(groups: Mapping[str, Record]) -> str:
+    theirs, _, ours = FIRST.rows(groups)
+    jax = groups[FIRST.group].environment.packages["jax"]
+    return (
+        f"With JAX {jax}, the first loop takes {_took(theirs)} with `jax.lax.scan`, "
+        f"and {_took(ours)} with eqloop: {FIRST.times(groups):.2f} x.\n"
+    )
+
+
+def _table(groups: Mapping[str, Record], first: str) -> str:
     header = (
         "gradient of",
         "`jax.lax.scan`",
@@ -144,7 +195,8 @@ def text(groups: Mapping[str, Record]) -> str:
         "time",
         "schedule",
     )
-    rows = [_cells(one, groups) for one in (FIRST, *OTHERS)]
+    named = dataclasses.replace(FIRST, loop=first)
+    rows = [_cells(one, groups) for one in (named, *OTHERS)]
     return f"{table(header, rows)}\n"
 
 

@@ -5,11 +5,18 @@ from pathlib import Path
 
 from ._gains import PAGE as GAINS
 from ._gains import with_gains
-from ._headlines import PAGES, with_figures
+from ._headlines import (
+    ELSEWHERE,
+    PAGES,
+    figures,
+    has_headlines,
+    in_pictures,
+    with_figures,
+)
 from ._once import Shown, shown
-from ._plots import PICTURES
-from ._report import all_claims, environment, folded, missed, section
-from ._results import Record, Results, data_of, load
+from ._plots import HEADLINES, PICTURES
+from ._report import environment, folded, held_claims, missed, section
+from ._results import Record, Results, data_of, load, places, version_of
 from ._style import AbstractPicture
 from .groups import GROUPS
 
@@ -22,8 +29,17 @@ _INTRODUCTION = """\
 # Benchmarks
 
 This page compares eqloop with JAX and with other libraries: gradients of long loops,
-maps in chunks, and more. Two commands measure everything again, on your machine, and
-write this page:
+maps in chunks, and more. It begins with the loops of the front page, and ends with [how
+all of this is measured](#how-this-is-measured), [where and when](#where-and-when), and
+the [claims that are missed](#missed-claims).
+
+## In short
+"""
+
+_METHOD = """\
+## How this is measured
+
+Two commands measure everything again, on your machine, and write this page:
 
 ```sh
 python -m pip install -e '.[bench]'
@@ -31,8 +47,6 @@ python -m tests.benchmarks --write docs/benchmarks.md
 ```
 
 The figures are also in [benchmarks.json](benchmarks.json).
-
-## How this is measured
 
 - **Side by side.** The rows of a table solve the same problem, in float32, from the
   same inputs. One process runs them in turn, A B C A B C …, after a first run of each
@@ -53,8 +67,7 @@ The figures are also in [benchmarks.json](benchmarks.json).
   something else, the text below the table says so.
 - **Peers** are called as their documentation recommends. The extra `bench` pins their
   versions. Equinox's scan and while loop are internal to Equinox, and may change.
-- **Claims** are bounds that this project has set for itself. The page lists all of
-  them, and never folds away one that is missed.
+- **Claims** are bounds that this project has set for itself.
 
 The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
 little work, so the cost of the loop itself shows. In the pictures eqloop is blue, and
@@ -77,71 +90,112 @@ def write(page: Path) -> None:
     page.write_text(text(results))
     folder = page.parent / _PICTURES
     folder.mkdir(parents=True, exist_ok=True)
-    for platform in set(_PLATFORMS) & set(results):
-        for name, comparisons in shown(_in_order(results[platform])).items():
+    for platform in _PLATFORMS:
+        for name, comparisons in shown(_newest(results, platform)).items():
             outcomes = [one.outcome for one in comparisons]
             for picture in PICTURES.get(name, ()):
                 picture.save(outcomes, folder / _file(platform, picture))
     if page.resolve().parent == PAGES[-1].parent:  # it is that of the documentation
+        HEADLINES.save(in_pictures(results), folder / f"{HEADLINES.name}.svg")
         for other in PAGES:
-            other.write_text(with_figures(other.read_text(), results["cpu"]))
+            other.write_text(with_figures(other.read_text(), results))
         GAINS.write_text(with_gains(GAINS.read_text(), results))
 
 
 def text(results: Results) -> str:
-    """The page."""
+    """The page: what came out, then how, where and when, and what was missed."""
     parts = [_INTRODUCTION]
-    parts += (
-        _platform(platform, results[platform])
-        for platform in _PLATFORMS
-        if platform in results
-    )
+    if has_headlines(results):
+        parts += [
+            figures(results, ELSEWHERE),
+            f"![{HEADLINES.alt}]({_PICTURES}/{HEADLINES.name}.svg)\n",
+        ]
+    parts += (_platform(platform, results) for platform in _platforms(results))
     if not {"gpu", "tpu"} & set(results):
         parts.append(_NO_ACCELERATOR)
-    parts += (
-        _other_version(place, results[place])
-        for place in sorted(set(results) - set(_PLATFORMS))
-    )
-    return "\n".join(parts)
+    parts += [_METHOD, "## Where and when"]
+    parts += (_circumstances(results, place) for place in _in_turn(results))
+    parts += ["## Missed claims", _missed_claims(results)]
+    return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 
-def _platform(platform: str, groups: Mapping[str, Record]) -> str:
-    """The section of one platform: what was measured on, then its groups in order."""
-    known = _in_order(groups)
-    parts = [f"## {_PLATFORMS[platform]}", *_circumstances(known)]
-    parts += (_group(platform, *named) for named in shown(known).items())
+def _platforms(results: Results) -> list[str]:
+    return [one for one in _PLATFORMS if places(results, one)]
+
+
+def _in_turn(results: Results) -> Iterator[str]:
+    """All places, the newest versions first."""
+    for platform in _platforms(results):
+        yield from places(results, platform)
+
+
+def _newest(results: Results, platform: str) -> Mapping[str, Record]:
+    """The groups of a platform, each with the newest version that has it."""
+    found: dict[str, Record] = {}
+    for place in places(results, platform):
+        found = {**results[place], **found}
+    return _in_order(found)
+
+
+def _title(results: Results, place: str) -> str:
+    platform, *_ = place.split(", ")
+    return f"{_PLATFORMS[platform]}, with JAX {version_of(results[place])}"
+
+
+def _platform(platform: str, results: Results) -> str:
+    """The section of one platform: its groups, and what older versions claim."""
+    newest, *older = places(results, platform)
+    parts = [f"## {_title(results, newest)}"]
+    for name, comparisons in shown(_newest(results, platform)).items():
+        parts.append(_group(platform, name, comparisons))
+        if name not in results[newest]:
+            (place, *_) = [place for place in older if name in results[place]]
+            parts.append(f"*This was measured with JAX {version_of(results[place])}.*")
+    for place in older:
+        known = _in_order(results[place])
+        outcomes = [one for record in known.values() for one in record.outcomes]
+        parts += [f"## {_title(results, place)}", held_claims(outcomes)]
     return "\n\n".join(parts) + "\n"
 
 
-def _other_version(place: str, groups: Mapping[str, Record]) -> str:
-    """The section of another version of JAX: what came of the claims."""
-    platform, version = place.split(", ")
-    known = _in_order(groups)
-    outcomes = [outcome for record in known.values() for outcome in record.outcomes]
-    parts = [f"## {_PLATFORMS[platform]}, with {version}", *_circumstances(known)]
-    return "\n\n".join([*parts, all_claims(outcomes)]) + "\n"
+def _missed_claims(results: Results) -> str:
+    parts: list[str] = []
+    for place in _in_turn(results):
+        known = _in_order(results[place])
+        outcomes = [one for record in known.values() for one in record.outcomes]
+        count = sum(len(outcome.verdicts) for outcome in outcomes)
+        rows = missed(outcomes)
+        held = count - sum(not v.holds for one in outcomes for v in one.verdicts)
+        parts.append(f"{_title(results, place)}, {held} of {count} claims hold.")
+        if rows:
+            parts.append(f"These do not:\n\n{rows}")
+    return "\n\n".join(parts)
 
 
 def _in_order(groups: Mapping[str, Record]) -> Mapping[str, Record]:
     return {name: groups[name] for name in GROUPS if name in groups}
 
 
-def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
+def _circumstances(results: Results, place: str) -> str:
     """Machine, versions, commit and date; once, where all groups share them."""
+    groups = results[place]
     shared: dict[tuple[str, str], list[str]] = {}
-    for name, record in groups.items():
+    for name, record in _in_order(groups).items():
         key = record.date, environment(record.environment)
         shared.setdefault(key, []).append(GROUPS[name].title)
+    parts: list[str] = []
     for (date, where), titles in shared.items():
         which = [] if len(shared) == 1 else [f"- {'; '.join(titles)}"]
-        yield "\n".join((f"Measured on {date}:\n", *which, where))
+        head = f"{_title(results, place)}, on {date}:\n"
+        parts.append("\n".join((head, *which, where)))
     busiest = max((record.busy or 0.0 for record in groups.values()), default=0.0)
     if busiest >= _BUSY:
-        yield (
+        parts.append(
             "**The machine was not quiet**: other programs kept up to "
             f"{busiest:.1f} of its cores busy. So times are longer than on a quiet "
             "machine, and ratios are less certain."
         )
+    return "\n\n".join(parts) + "\n"
 
 
 def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
@@ -153,8 +207,6 @@ def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
     parts = [f"### {group.title}", group.about]
     if drawn := PICTURES.get(name, ()):
         parts += (_image(platform, picture) for picture in drawn)
-        if missing := missed(one.outcome for one in comparisons):
-            parts.append(missing)
         parts.append(folded("The figures", tables))
     else:
         parts.append(tables.rstrip())

@@ -97,6 +97,22 @@ def _beside_diffrax(outcome: Outcome) -> Iterator[Strip]:
     )
 
 
+def _headline(outcome: Outcome) -> Iterator[Strip]:
+    """A loop of the front page, relative to `lax.scan`."""
+    theirs, ours = outcome.rows
+    (time,) = outcome.verdicts
+    memory = ours.temp_bytes / theirs.temp_bytes
+    yield Strip(outcome.title, "", [(_TIME, time.figure), (_MEMORY, memory)])
+
+
+HEADLINES = Ratios(
+    "headlines",
+    "Time and memory of eqloop relative to lax.scan, for each loop of the table",
+    "eqloop over lax.scan",
+    "ratio: on the left of the line, eqloop takes less",
+    _headline,
+)
+
 PICTURES: Mapping[str, Sequence[AbstractPicture]] = {
     "length": (
         Lines(

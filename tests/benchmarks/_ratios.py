@@ -111,7 +111,7 @@ def _draw_heading(ax: Axes, heading: str, down: float) -> None:
         down,
         heading,
         transform=ax.get_yaxis_transform(),
-        fontsize=9,
+        fontsize=10,
         weight="bold",
         va="center",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},

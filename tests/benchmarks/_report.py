@@ -100,13 +100,12 @@ def missed(outcomes: Iterable[Outcome]) -> str:
     return table(("missed", "claim", "measured", "at most"), rows) if rows else ""
 
 
-def all_claims(outcomes: Sequence[Outcome]) -> str:
-    """The claims of comparisons: what they miss, and folded away, what they hold."""
+def held_claims(outcomes: Sequence[Outcome]) -> str:
+    """The claims of comparisons that hold, folded away."""
     rows = _titled_claims(outcomes, hold=True)
     count = sum(len(outcome.verdicts) for outcome in outcomes)
     held = table(("holds", "claim", "measured", "at most"), rows)
-    parts = [missed(outcomes), folded(f"{len(rows)} of {count} claims hold", held)]
-    return "\n\n".join(filter(None, parts))
+    return folded(f"{len(rows)} of {count} claims hold", held)
 
 
 def _titled_claims(outcomes: Iterable[Outcome], hold: bool) -> list[tuple[str, ...]]:

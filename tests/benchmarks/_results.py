@@ -140,6 +140,21 @@ class Record:
 Results = Mapping[str, Mapping[str, Record]]
 
 
+def version_of(groups: Mapping[str, Record]) -> str:
+    """The version of JAX of what was measured in one place, without its last number."""
+    (version, *_) = {
+        record.environment.packages.get("jax", _OLDEST) for record in groups.values()
+    } or {_OLDEST}
+    return ".".join(version.split(".")[:2])
+
+
+def places(results: Results, platform: str) -> list[str]:
+    """The places of a platform, that of the newest version of JAX first."""
+    found = [place for place in results if place.split(", ")[0] == platform]
+    number = lambda place: [int(n) for n in version_of(results[place]).split(".")]
+    return sorted(found, key=number, reverse=True)
+
+
 def data_of(page: Path) -> Path:
     """Where the results are that a page is made from: beside it."""
     return page.with_suffix(".json")

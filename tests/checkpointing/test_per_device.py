@@ -136,7 +136,7 @@ def test_a_split_step_whose_products_may_be_stored():
 def test_a_frontier_of_split_arrays_is_that_of_one_device():
     weight, *args = split(mesh_of(b=DEVICES))
     scan = el.Scan(jax.tree_util.Partial(cell, weight), schedule=el.Recursive(16))
-    frontier = el.frontier(scan, *args)
+    frontier = scan.frontier(*args)
     assert frontier.chosen.slot_bytes == ROWS * WIDTH * 4
     own = el.Scan(jax.tree_util.Partial(cell, weight)).plan(*arrays(ROWS)[1:])
     assert frontier[-1].peak_bytes < 1.15 * own.peak_bytes

@@ -193,7 +193,7 @@ def test_a_plan_is_printed_as_a_table():
 
 def test_a_frontier_goes_from_least_memory_to_least_time():
     f, init, xs = recurrent(64)
-    plans = el.frontier(el.Scan(f, schedule=el.Recursive(4)), init, xs)
+    plans = el.Scan(f, schedule=el.Recursive(4)).frontier(init, xs)
     sizes = [plan.peak_bytes for plan in plans]
     times = [plan.relative_time for plan in plans]
     assert sizes == sorted(set(sizes))
@@ -215,10 +215,10 @@ def test_a_frontier_has_no_plan_that_another_one_beats(monkeypatch):
         return dataclasses.replace(plan_of(*args), relative_time=time)
 
     f, init, xs = recurrent(64)
-    usual = el.frontier(el.Scan(f), init, xs)
+    usual = el.Scan(f).frontier(init, xs)
     plan_of = _frontier.plan_of
     monkeypatch.setattr(_frontier, "plan_of", told)
-    plans = el.frontier(el.Scan(f), init, xs)
+    plans = el.Scan(f).frontier(init, xs)
     sizes = [plan.peak_bytes for plan in plans]
     times = [plan.relative_time for plan in plans]
     assert sizes == sorted(set(sizes))
@@ -237,7 +237,7 @@ def test_pictures():
     assert plan.plot(ax) is ax
     (line,) = ax.lines[:1]
     assert max(line.get_ydata()) == plan.peak_bytes
-    frontier = el.frontier(scan, init, xs)
+    frontier = scan.frontier(init, xs)
     curve, star = frontier.plot().lines
     assert len(curve.get_xdata()) == len(frontier)
     assert star.get_xdata() == [plan.peak_bytes]

@@ -57,9 +57,9 @@ def test_the_page_is_what_its_figures_make():
 @pytest.mark.parametrize("page", _headlines.PAGES, ids=lambda page: page.name)
 def test_the_first_figures_are_those_of_the_benchmarks(page):
     text = page.read_text()
-    assert text == _headlines.with_figures(text, KEPT["cpu"])
+    assert text == _headlines.with_figures(text, KEPT)
     with pytest.raises(ValueError, match="no place for its headline"):
-        _headlines.with_figures("# A page", KEPT["cpu"])
+        _headlines.with_figures("# A page", KEPT)
 
 
 def test_the_table_of_gains_is_that_of_the_benchmarks():
@@ -117,7 +117,7 @@ backend_config={"known_trip_count":{"n":"7"}}
 def test_all_groups_are_on_the_page_with_their_pictures():
     assert set(KEPT["cpu"]) == set(GROUPS)
     shown = re.findall(r"!\[.+\]\((.+)\)", PAGE.read_text())
-    assert len(shown) == sum(map(len, _plots.PICTURES.values()))
+    assert len(shown) == 1 + sum(map(len, _plots.PICTURES.values()))
     folder = PAGE.parent / "images" / "benchmarks"
     assert {PAGE.parent / path for path in shown} == set(folder.iterdir())
 
@@ -145,16 +145,24 @@ def test_measuring_a_group_anew_leaves_the_others():
     assert set(apart["cpu, JAX 0.12"]) == {"maps"}
 
 
-def test_of_another_version_of_jax_the_page_has_the_claims():
+def test_the_newest_version_of_jax_comes_first():
     newer = dataclasses.replace(WHERE, packages={"jax": "0.12.0"})
     verdicts = verdict("a claim", 1.5), verdict("another", 0.5)
-    found = record(outcome(row(), verdicts=verdicts), where=newer)
-    text = _page.text({"cpu": {"cells": record()}, "cpu, JAX 0.12": {"cells": found}})
-    _, section = text.split("## On a CPU, with JAX 0.12")
-    open_, folded = section.split("<details", 1)
-    assert "| A title | a claim | 1.5x | 1x |" in open_
+    found = record(outcome(row(seconds=0.7)), where=newer)
+    old = record(outcome(row(), verdicts=verdicts))
+    both = {"cells": old, "calls": record(outcome())}
+    text = _page.text({"cpu": both, "cpu, JAX 0.12": {"cells": found}})
+    _, first, second = text.split("\n## On a CPU, with JAX 0.1")
+    assert first.startswith("2\n")
+    assert "| `lax.scan` | 700 ms |" in first
+    assert "*This was measured with JAX 0.10.*" in first
+    assert second.startswith("0\n")
+    open_, folded = second.split("<details", 1)
     assert "1 of 2 claims hold" in folded
     assert "| A title | another | 0.5x | 1x |" in folded
+    assert "a claim" not in open_
+    _, missed = text.split("## Missed claims")
+    assert "| A title | a claim | 1.5x | 1x |" in missed
 
 
 def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
@@ -178,11 +186,12 @@ def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
     assert not found.holds
 
 
-def test_a_missed_claim_is_not_folded_away_with_the_figures_of_a_picture():
+def test_missed_claims_are_listed_at_the_end_and_not_folded_away():
     late = outcome(row(), verdicts=(verdict("a claim", 1.5), verdict("another", 0.5)))
-    open_, _ = _page.text({"cpu": {"cells": record(late)}}).split("<details", 1)
-    assert "| A title | a claim | 1.5x | 1x |" in open_
-    assert "another" not in open_
+    _, missed = _page.text({"cpu": {"cells": record(late)}}).split("## Missed claims")
+    assert "| A title | a claim | 1.5x | 1x |" in missed
+    assert "another" not in missed
+    assert "1 of 2 claims hold" in missed
     held = outcome(row(), verdicts=(verdict("another", 0.5),))
     assert "| missed |" not in _page.text({"cpu": {"cells": record(held)}})
 
@@ -190,6 +199,8 @@ def test_a_missed_claim_is_not_folded_away_with_the_figures_of_a_picture():
 def test_the_page_says_where_it_was_measured_and_what_was_not():
     one = _page.text({"cpu": {"modes": record(outcome()), "maps": record(outcome())}})
     assert one.count("- a machine\n") == 1
+    assert one.index("### Maps in chunks") < one.index("## How this is measured")
+    assert one.index("## How this is measured") < one.index("- a machine\n")
     assert "not quiet" not in one
     assert "Not measured yet" in one
     elsewhere = dataclasses.replace(WHERE, platform="gpu", machine="another")
@@ -199,7 +210,7 @@ def test_the_page_says_where_it_was_measured_and_what_was_not():
     }
     two = _page.text(results)
     assert "up to 1.5 of its cores" in two
-    assert "## On a GPU\n\nMeasured on 2026-01-02:\n\n- another" in two
+    assert "On a GPU, with JAX 0.10, on 2026-01-02:\n\n- another" in two
     assert "Not measured yet" not in two
 
 
@@ -207,7 +218,7 @@ def test_groups_measured_apart_say_so():
     later = dataclasses.replace(WHERE, commit="def")
     groups = {"modes": record(outcome()), "maps": record(outcome(), where=later)}
     text = _page.text({"cpu": groups})
-    assert text.count("Measured on 2026-01-02:\n\n- ") == 2
+    assert text.count("with JAX 0.10, on 2026-01-02:\n\n- ") == 2
     assert "- Where nothing is reversed\n" in text
     assert "- Maps in chunks\n" in text
 

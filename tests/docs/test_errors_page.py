@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ..errors._page import PAGE, render, sections
+from ..errors._page import PAGE, render, sections, sentence
 from ..errors._sites import sites, wording
 
 ENTRIES = [entry for section in sections() for entry in section.errors]
@@ -31,6 +31,14 @@ def test_example_fills_the_blanks(site, values):
     if not is_made_elsewhere(site):
         phrases = [each for value in values for each in PHRASE.findall(value)]
         assert [each for each in phrases if each not in wording()] == []
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
+def test_a_title_is_a_sentence(entry):
+    title = sentence(entry)
+    assert title[-1] in ".…"
+    assert not re.search(r"[,:(] ?[.…]$", title)
+    assert len(re.findall(r"\w+", title)) > 1
 
 
 def test_page_is_of_this_source():

@@ -67,6 +67,13 @@ FIRST = {
     "neural ode": "recipes/diffrax/",
     "sde": "recipes/diffrax/",
     "diffrax": "recipes/diffrax/",
+    "freeze": "guides/stacked_layers/",
+    "mamba": "recipes/state_space_models/",
+    "state space": "recipes/state_space_models/",
+    "spiking": "recipes/spiking_networks/",
+    "mpc": "recipes/model_predictive_control/",
+    "carry dtype": "faq/",
+    "filter_jit": "faq/",
 }
 
 

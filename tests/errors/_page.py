@@ -17,12 +17,28 @@ _WIDTH = 88
 _NARROW = 76  # of messages, which are indented on the page
 _CODE = re.compile(r"`[^`]*`|\[[^]]*\]\([^)]*\)")
 _UNBROKEN = "\0"
+# What a list follows.
+_OPEN = re.compile(r"(,? (but it is|which is|which differs in|and they are: …)|, …)$")
+# Sentences begin with these words, and not with a name in the program.
+_WORDS = re.compile(
+    r"(a|all|an|another|cannot|carries|cotangents|every|exactly|expected|forward|give|it|"
+    r"layers|leaves|no|none|only|pass|primals|reverse|rows|the|there|these|this|to|what|"
+    r"with)\b"
+)
+# Of a title; a longer one ends where its first part does.
+_LONG = 120
+_ENDS = re.compile(
+    r"(, (which|as|and|so|but)\b|: |, if )(?!.*(, (which|as|and|so|but)\b|: ))"
+)
 _INTRO = """\
 # Errors
 
 Every error of the library, with an example of its message, what it means, and how to
-fix it. The errors are grouped by what you were doing, and each opens when you click it.
-To find yours, search the site for its words, and leave out names and numbers.
+fix it. To find yours, search the site for its words, without names and numbers, which
+are `…` in the titles here. Or begin with what you were doing; an error opens when you
+click it.
+
+WHAT_YOU_DID
 
 A message begins with the transform that was called. It names leaves by their paths:
 `carry.h` is the attribute `h` of the carry, and `xs['a'][0]` is the first entry of the
@@ -95,7 +111,17 @@ def _section(path: Path) -> Section:
 def render() -> str:
     """The page."""
     blocks = [block for section in sections() for block in _section_blocks(section)]
-    return "\n\n".join(block.strip("\n") for block in [_INTRO, *blocks]) + "\n"
+    intro = _INTRO.replace("WHAT_YOU_DID", _by_what_was_done())
+    return "\n\n".join(block.strip("\n") for block in [intro, *blocks]) + "\n"
+
+
+def _by_what_was_done() -> str:
+    """A list of the sections: what one did, and how many errors that may give."""
+    lines = [
+        f"- [{section.title}](#{_anchor(section.title)}): {len(section.errors)}"
+        for section in sections()
+    ]
+    return "\n".join(lines)
 
 
 def _section_blocks(section: Section) -> Iterator[str]:
@@ -109,7 +135,7 @@ def _section_blocks(section: Section) -> Iterator[str]:
 def _entry_blocks(entry: Entry) -> Iterator[str]:
     """One error, folded; its title is a heading, so that the search leads to it."""
     kinds = ", ".join(f"`{kind}`" for kind in entry.kinds())
-    yield '<details class="error" markdown="1">\n' + _summary(entry.title)
+    yield '<details class="error" markdown="1">\n' + _summary(entry)
     yield f"{kinds}:"
     messages = (_wrap(message, _NARROW) for message in entry.messages())
     yield "```text\n" + "\n\n".join(messages) + "\n```"
@@ -119,10 +145,44 @@ def _entry_blocks(entry: Entry) -> Iterator[str]:
     yield "</details>"
 
 
-def _summary(title: str) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    shown = re.sub(r"`(.*?)`", r"<code>\1</code>", html.escape(title, quote=False))
+def _summary(entry: Entry) -> str:
+    name, title = _anchor(entry.title), html.escape(sentence(entry), quote=False)
+    shown = re.sub(r"`(.*?)`", r"<code>\1</code>", title)
     return f'<summary><h3 id="{name}">{shown}</h3></summary>'
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def sentence(entry: Entry) -> str:
+    """What an error says, as a sentence: the first one of its message, as a rule.
+
+    What stands in blanks is left out. An entry for several messages, or for those of
+    somebody else, says in its own title what they have in common.
+    """
+    found = [text for site in entry.at if _says(text := _spoken(site), entry.title)]
+    text = found[0] if found else entry.title
+    text = re.sub(r"^(…|[A-Z]\w+|[a-z_]+)(\.\w+)*: ", "", text)
+    text = re.split(r"(?<=[^.])\.(?=\s|$)|:?\n", text)[0]
+    if len(text) > _LONG and (ends := _ENDS.search(text, 0, _LONG)):
+        text = text[: ends.start()]
+    text = _OPEN.sub("", text.removesuffix(": …"))
+    if _WORDS.match(text):
+        text = text[0].upper() + text[1:]
+    return text if text.endswith("…") else f"{text}."
+
+
+def _spoken(site: str) -> str:
+    template = sites()[site].template
+    return "".join(part if isinstance(part, str) else "…" for part in template)
+
+
+def _says(text: str, title: str) -> bool:
+    """Whether the words of a title are in a text, in their order."""
+    plain = lambda words: " ".join(words.replace("`", "").split())
+    pattern = ".*".join(re.escape(plain(part)) for part in title.split("…"))
+    return re.search(pattern, plain(text)) is not None
 
 
 def _paragraph(text: str) -> str:

@@ -214,7 +214,7 @@ def test_carries_may_be_stored_elsewhere():
 @pytest.mark.slow
 def test_the_frontier_has_what_is_kept():
     scan = el.Scan(step, schedule=budget("1MiB"), policy="auto")
-    found = el.frontier(scan, H, XS)
+    found = scan.frontier(H, XS)
     assert {plan.kept for plan in found} - {None}
     some = next(plan for plan in found if plan.kept is not None)
     again = el.Scan(step, schedule=some.schedule).plan(H, XS)

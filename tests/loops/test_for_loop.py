@@ -167,7 +167,7 @@ def test_plans_and_the_frontier():
     loop = el.CheckpointedForLoop(f, in_axes=(0, None))
     stored = el.ForLoop(f, in_axes=(0, None)).plan(*xs)
     assert loop.plan(*xs).peak_bytes < stored.peak_bytes / 20
-    plans = el.frontier(loop, *xs)
+    plans = loop.frontier(*xs)
     assert plans.chosen == loop.plan(*xs)
     assert min(plan.peak_bytes for plan in plans) < stored.peak_bytes / 20
     assert el.ForLoop(lambda: 1.0).plan(length=3).length == 3

@@ -242,7 +242,7 @@ def test_the_plan_is_that_of_all_steps():
 @pytest.mark.slow
 def test_a_frontier_has_no_plan_that_stores_residuals():
     loop = el.ScanWhile(lambda h: h.sum() > 1, lambda h, x: (h * x, h), max_steps=100)
-    plans = el.frontier(loop, jnp.zeros(8), jnp.zeros(100))
+    plans = loop.frontier(jnp.zeros(8), jnp.zeros(100))
     assert len(plans) > 0
     assert not any(plan._layout.stores_residuals for plan in plans)
 

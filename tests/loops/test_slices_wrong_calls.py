@@ -123,11 +123,14 @@ WRONG = {
     ),
     "no function": (lambda: el.ForLoop(3), "TypeError: ForLoop: `f` … callable … 3"),
     "frontier without arguments": (
-        lambda: el.frontier(el.Scan(keep)),
-        "TypeError: … missing … argument: 'init'. Pass … Scan … "
+        lambda: el.Scan(keep).frontier(),
+        "TypeError: Scan.frontier: missing … argument: 'init'. Pass … Scan … "
         "(init, xs=None, *, length=None, key=None, device=None)",
     ),
-    "frontier of a function": (lambda: el.frontier(jnp.sin, XS), "TypeError: … 'loop'"),
+    "frontier of a function": (
+        lambda: el.frontier(jnp.sin, XS),  # pyright: ignore
+        "TypeError: frontier: … `el.Scan(f).frontier(init, xs)` … sin … no loop",
+    ),
 }
 
 

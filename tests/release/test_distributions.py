@@ -122,6 +122,12 @@ def test_example_of_the_readme_runs(fresh_python: Path):
     assert Path(file).is_relative_to(program.parent)
 
 
+def test_what_is_tried_on_every_system(fresh_python: Path):
+    script = ROOT / ".github" / "try_wheel.py"
+    said = run(fresh_python, "-P", script, cwd=fresh_python.parent)
+    assert "all is well" in said
+
+
 def test_public_names_are_there(fresh_python: Path):
     code = "import eqloop, eqloop.ir; print(*eqloop.__all__)"
     names = run(fresh_python, "-P", "-c", code, cwd=fresh_python.parent)

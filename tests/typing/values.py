@@ -58,7 +58,7 @@ def plans(x: Array) -> None:
     assert_type(plan.device, str | None)
     with el.planning_for("h100"):
         el.Scan(step).plan(x, x, device="v5e")
-    frontier = el.frontier(el.Scan(step), x, x, length=3)
+    frontier = el.Scan(step).frontier(x, x, length=3)
     assert_type(frontier[0], el.Plan)
     assert_type([plan.length for plan in frontier], list[int])
 
@@ -67,7 +67,7 @@ def devices(x: Array, mesh: jax.sharding.Mesh, device: Any) -> None:
     """A device has a name, or is one of JAX's, or of a mesh."""
     with el.planning_for(mesh):
         el.Scan(step).plan(x, x, device=device)
-    el.frontier(el.Scan(step), x, x, device="h100")
+    el.Scan(step).frontier(x, x, device="h100")
     assert_type(el.plans(f, device="v5e")(x).peak_bytes, int)
 
 
@@ -127,7 +127,7 @@ def wrong(x: Array) -> None:
     el.name(x)  # pyright: ignore[reportCallIssue]
     el.unvmap(x, "some")  # pyright: ignore[reportArgumentType]
     el.error_if(x, x > 0)  # pyright: ignore[reportCallIssue]
-    el.frontier(f, x, x)  # pyright: ignore[reportArgumentType]
+    el.frontier(f, x, x)  # pyright: ignore
     el.ProgressBar("100")  # pyright: ignore[reportArgumentType]
     el.ir.optimize(f)  # pyright: ignore[reportArgumentType]
 

@@ -1,7 +1,7 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..._device import remembered_per_device
 from ..engine._forward import Active
@@ -55,7 +55,13 @@ def best(
     while len(checked) < _MOST_TRIALS:
         layout = _chosen(problem, nbytes, times, checked)
         if layout is None:
-            break
+            least = smallest(problem, active, times)
+            if any(layout == least for layout, _ in checked):
+                break
+            # Nothing promises to fit. What this one takes may say that more will.
+            size = device_bytes(problem, active, least, nbytes)
+            checked = (*checked, (least, size))
+            continue
         if times.unknown(layout):
             times = tried(problem, active, times, [layout])
             continue
@@ -197,9 +203,16 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
 
 
 def pareto(
-    problem: Problem, active: Active, times: Paces
+    problem: Problem, active: Active, times: Paces, hopeful: int = 0
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        times: How long the pieces of the gradient take, as far as that is known.
+        hopeful: How many layouts may be compiled because it is hoped, rather than
+            expected, that no other one beats them.
 
     Returns:
         Each of them, with the bytes that it takes; and how long pieces take. One of
@@ -208,9 +221,11 @@ def pareto(
     times = _begun(problem, active, _ANY, times)
     guess = Guess(times)
     chosen = list[Layout]()
-    for _ in range(_MOST_TRIALS):
+    for turn in range(_MOST_TRIALS + hopeful):
         every = [layout for _, layout in _by_duration(problem, times)]
-        chosen = _beaten_by_none(every, guess)
+        # A kind of which too much is expected would be beaten, and never be seen.
+        taken = guess.at_best if turn < hopeful else guess
+        chosen = _beaten_by_none(every, taken)
         if any(map(times.unknown, chosen)):
             times = tried(problem, active, times, chosen)
             continue
@@ -252,13 +267,15 @@ def _is_simple(layout: Layout, times: Paces) -> bool:
     return SIDE_BY_SIDE not in pieces and not any(piece.is_known for piece in pieces)
 
 
-def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
+def _beaten_by_none(
+    every: Iterable[Layout], taken: Callable[[Layout], int]
+) -> list[Layout]:
     # They come in the order of their time. So one is beaten if a layout before it is no
     # larger.
     chosen: list[Layout] = []
     least = math.inf
     for layout in every:
-        if (size := guess(layout)) < least:
+        if (size := taken(layout)) < least:
             chosen.append(layout)
             least = size
     return chosen

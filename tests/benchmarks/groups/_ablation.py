@@ -123,7 +123,7 @@ def _of_loop(title: str, args: tuple[Any, ...]) -> Iterator[Comparison]:
     length = len(xs)
     root = math.isqrt(length)
     whole = el.Scan(cell).plan(init, xs).peak_bytes
-    every = el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)
+    every = el.Scan(cell, schedule=el.Recursive()).frontier(init, xs)
     least = min(plan.peak_bytes for plan in every)
     sizes = dict.fromkeys(max(round(part * whole), least) for part in _PARTS)
     for schedule in (

@@ -67,7 +67,7 @@ def _sweep(title: str, args: tuple[Any, ...]) -> Comparison:
 def budgets(args: tuple[Any, ...]) -> list[int]:
     """From the least that is feasible, then powers of two up to 64 MiB, in bytes."""
     cell, init, xs = args
-    plans = el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)
+    plans = el.Scan(cell, schedule=el.Recursive()).frontier(init, xs)
     least = min(plan.peak_bytes for plan in plans)
     doublings = (2**power for power in range(int(np.log2(least)) + 1, 27))
     return [least, *doublings]

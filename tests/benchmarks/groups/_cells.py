@@ -37,7 +37,7 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
     cell, init, xs = args
     length, plain = len(xs), loops.lax_scan()
     whole = el.Scan(cell).plan(init, xs).peak_bytes
-    least = el.frontier(el.Scan(cell), init, xs)[0].peak_bytes
+    least = el.Scan(cell).frontier(init, xs)[0].peak_bytes
     # With the least alone, a single carry is stored.
     fourth = max(whole // 4, least + whole // 20)
     half, quarter = (loops.ours(el.Budget(size)) for size in (whole // 2, fourth))

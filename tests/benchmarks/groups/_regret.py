@@ -56,7 +56,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
     whole = el.Scan(cell).plan(init, xs)
     least = min(
         plan.peak_bytes
-        for plan in el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)
+        for plan in el.Scan(cell, schedule=el.Recursive()).frontier(init, xs)
     )
     sizes = [max(round(part * whole.peak_bytes), least) for part in _PARTS]
     budgets = {loops.ours(el.Budget(size)): size for size in dict.fromkeys(sizes)}

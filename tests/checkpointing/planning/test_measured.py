@@ -333,7 +333,7 @@ def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
 
 def test_a_frontier_is_measured(runs: Runs):
     f, init, xs = recurrent(LENGTH)
-    plans = el.frontier(el.Scan(f), init, xs)
+    plans = el.Scan(f).frontier(init, xs)
     assert all(one.is_measured for one in plans)
     times = [one.relative_time for one in plans]
     assert times == sorted(times, reverse=True)

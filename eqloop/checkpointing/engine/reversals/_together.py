@@ -20,6 +20,9 @@ an outer product.
 Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky and
 P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
 [arXiv:1604.01946](https://arxiv.org/abs/1604.01946), section 3.2).
+
+Where somebody watches for the first step that gives a NaN, a batch would not say which
+of its steps it was. So there, steps are taken back one by one.
 """
 
 import dataclasses
@@ -47,6 +50,7 @@ from ...._programs import (
     equations,
     formula_of,
     has_rules,
+    is_watched,
     parted,
     pruned,
     pushed,
@@ -88,6 +92,8 @@ class Together(AbstractReversal):
     ) -> Cotangents:
         if count == 1:
             return sweep.take(carry, start, 1, cts)
+        if is_watched():
+            return ByResiduals()(sweep, carry, start, count, cts)
         segment = Segment(DeviceSlots(), start, carry, count, count)
         return _joined(sweep, _rerun(sweep, segment), cts)
 
@@ -123,8 +129,10 @@ class Together(AbstractReversal):
 
     def _size_of_batches(self, sweep: Sweep, most: int) -> int:
         """The size of a batch, if `most` steps are divided as evenly as possible."""
+        if is_watched() or not sweep.back.joins_steps:
+            return 1
         # `-(-a // b)` rounds up: it is the number of batches that are needed.
-        return most // -(-most // self.size) if sweep.back.joins_steps else 1
+        return most // -(-most // self.size)
 
     @property
     def start(self) -> float:
