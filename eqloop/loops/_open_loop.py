@@ -46,7 +46,16 @@ from ..checkpointing import (
     with_inverse,
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
-from ._backward import Backward, Truncate, cut_before, cuts_of, passed_back, refuse_cuts
+from ._backward import (
+    Backward,
+    Truncate,
+    check_taken,
+    cut_before,
+    cuts_of,
+    empty_log,
+    passed_back,
+    refuse_cuts,
+)
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_stable
 
 _VARYING = (
@@ -68,6 +77,7 @@ class OpenedLoop:
         close: Turns `(carry, ys)`, each a list of arrays, into the user's result.
         carry: The initial carry, as a tree.
         label: Makes the text before a progress bar from the user's function.
+        empty_log: Makes the zeros that the log of the steps is the cotangent of.
         head: How many steps at the start have no derivative at all, because of a cut.
     """
 
@@ -79,6 +89,7 @@ class OpenedLoop:
     close: Callable[[list[Value], list[Value]], tuple[PyTree, PyTree]]
     carry: Carry
     label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
+    empty_log: Callable[[], PyTree]
     head: int = 0
 
     def run(
@@ -203,9 +214,11 @@ class LoopOpener:
         *,
         length: SupportsIndex | None,
         key: PRNGKey | None,
+        log: PyTree = None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""
-        inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
+        length, log = as_length(self.name, length), as_arrays(log)
+        inputs = self._inputs(f, as_arrays(xs), length, key, log)
         if self.unroll is True:
             self._refuse_symbolic(inputs, "`unroll=True`", "Give an int")
         if self.kept is not None:
@@ -244,8 +257,11 @@ class LoopOpener:
             join_y = lambda y: outputs.join(y, missing)
             return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
 
+        def zeros() -> PyTree:
+            return empty_log(self.name, carry.tree, self.backward, inputs.length)
+
         arrays = carry.arrays, inputs.arrays
-        return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
+        return OpenedLoop(step, consts, *arrays, loop, close, carry, label, zeros, head)
 
     def _with_inverse(
         self,
@@ -259,7 +275,7 @@ class LoopOpener:
         after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
 
         def call(carry: PyTree, arrays: list[Value]) -> PyTree:
-            _, x, key, _ = inputs.rest.join(arrays)
+            _, x, key, _, _ = inputs.rest.join(arrays)
             keywords = {} if key is None else {"key": key}
             with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
                 return undo(carry, x, **keywords)
@@ -279,9 +295,17 @@ class LoopOpener:
         return with_inverse(step, consts, inverse.step, inverse.consts)
 
     def _inputs(
-        self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None
+        self,
+        f: PyTree,
+        xs: PyTree,
+        length: int | None,
+        key: PRNGKey | None,
+        log: PyTree,
     ) -> AlongAxes:
-        """Divides `(f, xs, key)` and cuts into arrays to scan, and everything else."""
+        """Divides all that differs from step to step into arrays and all else.
+
+        It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
+        """
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -290,7 +314,10 @@ class LoopOpener:
         x_axes = resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
+        check_taken(self.name, log, self.backward)
+        log_axes = [None if x is None else 0 for x in flatten(log)[0]]
         sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
+        sizes |= axis_sizes(log, "log", log_axes)
         length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
@@ -307,8 +334,9 @@ class LoopOpener:
                 cuts, cut_axis = cuts_of(every, length, reverse=self.reverse), 0
         refuse_split(self.name, f, "f", f_axes)
         refuse_split(self.name, xs, "xs", x_axes)
-        axes = [*f_axes, *x_axes, key_axis, cut_axis]
-        return AlongAxes.of((f, xs, key, cuts), axes, length)
+        refuse_split(self.name, log, "log", log_axes)
+        axes = [*f_axes, *x_axes, key_axis, cut_axis, *log_axes]
+        return AlongAxes.of((f, xs, key, cuts, log), axes, length)
 
     def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
         """How many steps come before the last cut that precedes all derivatives.
@@ -335,12 +363,13 @@ class LoopOpener:
         x: PyTree,
         key: PRNGKey | None,
         is_cut: PyTree,
+        log: PyTree,
     ) -> PyTree:
         """Calls the user's `f` for one step."""
         if is_cut is not None:
             carry = cut_before(carry, is_cut)
         elif callable(self.backward):
-            carry = passed_back(self.name, carry, self.backward)
+            carry = passed_back(self.name, carry, self.backward, log)
         keywords = {} if key is None else {"key": key}
         with explained(self.name, self.words.call(carry, x, keywords)):
             if self.f_transform is not None:
