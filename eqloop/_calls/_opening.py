@@ -44,7 +44,9 @@ from .._arrays import (
     resolve_axes,
     with_weak_types,
 )
+from .._tracebacks import border
 from .._types import PyTree, Value
+from ._names import KnownAs
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
@@ -58,6 +60,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
     Attributes:
         has_returned: Whether the user's function has been called and has returned.
+        known_as: What JAX is to call it in its errors.
         has_kept: Whether `kept` is there: once JAX has traced `on_arrays`, so that
             `call.kept.join(run(arrays))` reads it too early.
         kept: What it returned besides arrays.
@@ -72,6 +75,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         join: Callable[..., Iterable[Value]],
         f: Callable[..., PyTree],
         take: Callable[[PyTree], tuple[_Arrays, _Kept]],
+        known_as: KnownAs | None = None,
     ) -> None:
         """Puts the three steps together.
 
@@ -79,13 +83,19 @@ class OpenedCall(Generic[_Arrays, _Kept]):
             join: Turns lists of arrays into the arguments of `f`; often a `Rest.join`.
             f: The function.
             take: Splits what `f` returns into arrays, and what is to be kept.
+            known_as: What JAX is to call it in its errors.
         """
         self._join = join
         self._f = f
         self._take = take
+        self.known_as = known_as
 
-    def on_arrays(self, *arrays: Value) -> _Arrays:
-        """Calls `f` on the trees that hold these arrays, and gives those it returns."""
+    @property
+    def on_arrays(self) -> Callable[..., _Arrays]:
+        """Calls `f` on the trees that hold some arrays, and gives those it returns."""
+        return self.known_as.name(self._run) if self.known_as else self._run
+
+    def _run(self, *arrays: Value) -> _Arrays:
         out = self._f(*self._join(*arrays))
         self.has_returned = True
         taken, self.kept = self._take(out)
@@ -98,6 +108,8 @@ def open_call(
     args: Sequence[PyTree],
     kwargs: Mapping[str, Any],
     static: Container[int] = (),
+    *,
+    kind: str = "jit",
 ) -> tuple[OpenedCall[list[jax.Array], Rest], list[jax.Array]]:
     """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
 
@@ -106,6 +118,7 @@ def open_call(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         static: The positions of arguments that are passed as they are, arrays and all.
+        kind: What it is traced for, in the word of JAX's errors.
 
     Returns:
         The call, which keeps the result without its arrays; and the arrays of `f` and
@@ -123,7 +136,11 @@ def open_call(
         whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
         return enforce_annotations(f)(*whole, **kwargs)
 
-    return OpenedCall(rest.join, call, lambda out: partition(as_arrays(out))), arrays
+    def take(out: PyTree) -> tuple[list[jax.Array], Rest]:
+        return partition(as_arrays(out))
+
+    names = call_names(f, dynamic, kwargs, rest.taken)
+    return OpenedCall(rest.join, call, take, KnownAs(kind, f, names)), arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +277,25 @@ def argument_names(f: Callable[..., PyTree], args: Sequence[PyTree]) -> list[str
     return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
 
 
+def call_names(
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, Any],
+    taken: Sequence[bool],
+) -> list[str]:
+    """The paths of what was taken out of `(f, args, kwargs)`.
+
+    >>> call_names(lambda a, b: a, [1, [2, 3]], {}, [False, True, False, True])
+    ['a', 'b[1]']
+    """
+    names = paths(f, "f")
+    for name, argument in zip(argument_names(f, args), args, strict=True):
+        names += paths(argument, name)
+    for name, argument in sorted(kwargs.items()):
+        names += paths(argument, name)
+    return pick(names, taken)
+
+
 def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
     """Checks that no traced value of a `hijax` type, which has no rows, is returned."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
@@ -293,6 +329,7 @@ def typed(fn: _Function) -> _Function:
 
         return jaxtyped(typechecker=beartype)(fn)
 
+    @border
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -26,6 +26,7 @@ from typing import (
 import equinox as eqx
 
 from .._arrays import describe
+from .._tracebacks import BorderMeta, border
 from .._types import Value
 
 # What transforms are generic in: the parameters and the results of their functions. A
@@ -121,14 +122,8 @@ class Decorator:
         return f"{self.transform.__name__}({settings})"
 
 
-if TYPE_CHECKING:
-    from abc import ABCMeta as _ModuleMeta
-else:
-    _ModuleMeta = type(eqx.Module)
-
-
 @dataclass_transform(field_specifiers=(dataclasses.field, eqx.field, setting))
-class _TransformMeta(_ModuleMeta):
+class _TransformMeta(BorderMeta):
     # In Equinox `__new__` must return an instance of the class, so it is here that a
     # call which lacks `f` is told from one that has it.
 
@@ -144,8 +139,8 @@ class _TransformMeta(_ModuleMeta):
     def __call__(
         cls: type[_Transform], **settings: Any
     ) -> Callable[[Callable[..., Any]], _Transform]: ...
+    @border
     def __call__(cls, *args: Any, **settings: Any) -> Any:
-        __tracebackhide__ = True
         _reject_unknown(cls, settings)
         if args or "f" in settings:
             if not is_abstract(cls):
@@ -199,6 +194,11 @@ class AbstractTransform(eqx.Module, Generic[Function], metaclass=_TransformMeta)
                 f"{name}: `f` must be callable, but {self.f!r} is not. (Settings are "
                 f"given by keyword; `@{name}(...)` without `f` is a decorator.)"
             )
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        # The line that errors of JAX name, if it is `jax.jit` that is given this.
+        return self.f
 
     @property
     def __signature__(self) -> inspect.Signature:

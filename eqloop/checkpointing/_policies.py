@@ -16,6 +16,7 @@ import jax
 import jax.extend.core as jex
 from jax import ad_checkpoint, checkpoint_policies
 
+from .._tracebacks import border
 from .._types import Aval, PyTree
 
 __all__ = [
@@ -108,6 +109,7 @@ those of, say, attention scores.
 """
 
 
+@border
 def save_names(*names: str) -> Policy:
     """Keeps the values that were tagged with one of these names by [`eqloop.name`][].
 
@@ -131,6 +133,7 @@ def save_names(*names: str) -> Policy:
     return Policy(rule, _written("save_names", names))
 
 
+@border
 def save_any_except(*names: str) -> Policy:
     """Keeps every value that was tagged by [`eqloop.name`][], except by these names.
 
@@ -161,6 +164,7 @@ def save_any_except(*names: str) -> Policy:
     return Policy(rule, _written("save_any_except", names))
 
 
+@border
 def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") -> Policy:
     """Moves the values tagged with one of these names to another memory, and back.
 
@@ -196,6 +200,7 @@ def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") ->
     return Policy(rule, _written("offload_names", names, **unusual))
 
 
+@border
 def either(
     first: "Policy | Callable[..., Any] | str",
     second: "Policy | Callable[..., Any] | str",
@@ -233,6 +238,7 @@ def either(
     return Policy(rule, f"either({a!r}, {b!r})", "either", a, b)
 
 
+@border
 def name(x: _Tree, name: str) -> _Tree:
     """Tags the arrays of a PyTree, for a policy to refer to them.
 
@@ -262,6 +268,7 @@ def name(x: _Tree, name: str) -> _Tree:
     return jax.tree.map(tag, x)
 
 
+@border
 def as_policy(
     policy: "Policy | Callable[..., Any] | str | None",
 ) -> "Policy | Callable[..., Any] | None":

@@ -103,7 +103,9 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
             ValueError: If `static_argnums` names an argument that is not passed.
         """
         static = self._static_positions(len(args))
-        call, arrays = open_call(self.f, args, kwargs, static)
+        call, arrays = open_call(
+            self.f, args, kwargs, static, kind="checkpoint / remat"
+        )
         policy = as_jax_policy(self.policy)  # `eqx.tree_at` may have put in a name
         run = jax.checkpoint(
             call.on_arrays, prevent_cse=self.prevent_cse, policy=policy

@@ -7,8 +7,10 @@ import jax.core
 import jax.extend.core as jex
 
 from .._programs import jaxpr_of
+from .._tracebacks import border
 
 
+@border
 def eqns_to_jaxpr(
     eqns: Sequence[jex.JaxprEqn],
     invars: Sequence[jex.Var] | None = None,
@@ -49,6 +51,7 @@ def eqns_to_jaxpr(
     return jaxpr_of(eqns, invars, outvars, constvars)
 
 
+@border
 def eqns_to_closed_jaxpr(
     eqns: Sequence[jex.JaxprEqn],
     invars: Sequence[jex.Var] | None = None,

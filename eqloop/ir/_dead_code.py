@@ -14,9 +14,11 @@ from .._programs import (
     with_parts,
     without_dead_code,
 )
+from .._tracebacks import border
 from ._atoms import Closed, check_closed
 
 
+@border
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes what no output needs.
 

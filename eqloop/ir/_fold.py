@@ -10,6 +10,7 @@ import jax.extend.core as jex
 
 from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, Rewriter, map_programs, rewrite_everywhere
+from .._tracebacks import border
 from ._atoms import (
     Closed,
     check_closed,
@@ -25,6 +26,7 @@ from ._primitives import FOLDABLE, GENERATORS
 FOLD_LIMIT = 1024
 
 
+@border
 def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Computes what does not depend on the inputs.
 

@@ -7,9 +7,11 @@ import jax.extend.core as jex
 from jax.experimental.layout import Layout
 
 from .._programs import inlined
+from .._tracebacks import border
 from ._atoms import check_closed
 
 
+@border
 def inline_jit(
     jaxpr: jex.ClosedJaxpr,
     condition: Callable[[jex.JaxprEqn], bool] = lambda eqn: True,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from .._tracebacks import border
 from ._algebra import simplify_algebra
 from ._atoms import check_closed, count_equations
 from ._common import eliminate_common_subexpressions
@@ -56,6 +57,7 @@ class Report:
         return "\n".join(lines)
 
 
+@border
 def optimize(
     jaxpr: jex.ClosedJaxpr,
     passes: Sequence[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]] = PASSES,

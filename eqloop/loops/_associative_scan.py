@@ -28,8 +28,10 @@ from .._arrays import (
 )
 from .._calls import (
     AbstractTransform,
+    KnownAs,
     NewX,
     X,
+    array_names,
     as_int_if_index,
     check_bool,
     compiled_once,
@@ -170,7 +172,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
                 part = combine.from_prefix(before, part, self.reverse)
             return [], combine.scan(part, self.reverse)
 
-        return trace_step(body, [], types)
+        names = array_names(elements.join(elements.xs.arrays), "xs")
+        known_as = KnownAs("associative_scan", self.f, names * len(sizes))
+        return trace_step(known_as.name(body), [], types)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 
-from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
+from .._arrays import paths
+from .._calls import (
+    NewY,
+    Y,
+    argument_names,
+    compiled_once,
+    enforce_annotations,
+    typed,
+)
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
@@ -125,7 +133,14 @@ def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> s
     return "\n".join([f"`f({call})`" + " with" * bool(lines), *lines])
 
 
-_WORDS = Words("the carry", "carry", "f", "step", _call_of_f)
+def _names_of_f(
+    f: Callable[..., PyTree], _: PyTree, xs: tuple[PyTree, ...]
+) -> tuple[Any, list[str], list[str]]:
+    pairs = zip(argument_names(f, xs), xs, strict=True)
+    return f, ["carry"], [path for name, x in pairs for path in paths(x, name)]
+
+
+_WORDS = Words("the carry", "carry", "f", "step", _call_of_f, names=_names_of_f)
 
 
 @final

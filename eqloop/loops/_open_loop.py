@@ -26,13 +26,15 @@ from .._arrays import (
     common_length,
     describe,
     flatten,
+    is_dynamic,
     is_symbolic,
     paths,
+    pick,
     refuse_split,
     refuse_symbolic,
     resolve_axes,
 )
-from .._calls import Outputs, enforce_annotations, explained
+from .._calls import KnownAs, Outputs, enforce_annotations, explained
 from .._programs import has_checks, loop_scope, refuse_refs, without_derivatives
 from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
@@ -56,7 +58,15 @@ from ._backward import (
     passed_back,
     refuse_cuts,
 )
-from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_stable
+from ._carry import (
+    OF_A_SCAN,
+    Carry,
+    Names,
+    Words,
+    step_call,
+    step_names,
+    trace_stable,
+)
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -230,6 +240,7 @@ class LoopOpener:
             self._take,
             Carry.of(self.name, init, self.words),
             inputs.element_types,
+            lambda carry: self._known_as(self.words.names, f, carry, inputs),
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
@@ -285,6 +296,7 @@ class LoopOpener:
             lambda out: (out, [], None),
             after,
             inputs.element_types,
+            lambda carry: self._known_as(step_names, undo, carry, inputs),
         )
         if inverse.carry is not after:
             raise TypeError(
@@ -352,6 +364,18 @@ class LoopOpener:
         before, _, _ = loop.gaps
         needed = before if step.y_types else loop.length - 1
         return min(needed, loop.length - 1) // self.backward.every * self.backward.every
+
+    def _known_as(
+        self, names: Names, f: Callable[..., PyTree], carry: PyTree, inputs: AlongAxes
+    ) -> KnownAs:
+        """What JAX is to call the step, and each of its arrays."""
+        of_f, xs, *others = inputs.rest.join(inputs.arrays)
+        function, of_carry, of_xs = names(f, carry, xs)
+        of_x = [*paths(of_f, "f"), *of_xs]
+        for name, tree in zip(("key", "cut", "log"), others, strict=True):
+            of_x += paths(tree, name)
+        known = pick(of_carry, list(map(is_dynamic, flatten(carry)[0])))
+        return KnownAs("scan", function, [*known, *pick(of_x, inputs.rest.taken)])
 
     def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:
         refuse_symbolic(self.name, inputs.length, need, instead)

@@ -9,8 +9,9 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
 import equinox as eqx
 import jax
 
-from .._arrays import as_arrays, describe
+from .._arrays import as_arrays, describe, paths
 from .._calls import (
+    argument_names,
     as_count,
     as_int_if_index,
     compiled_once,
@@ -19,6 +20,7 @@ from .._calls import (
     typed,
 )
 from .._device import DeviceLike, planning_for_call
+from .._tracebacks import AbstractBordered
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
@@ -45,7 +47,7 @@ _NAME = "StackedLayers"
 
 
 @final
-class StackedLayers(eqx.Module, Generic[Layer]):
+class StackedLayers(AbstractBordered, Generic[Layer]):
     """Layers that differ only in their parameters, applied one after the other.
 
     The layers are stored as one layer whose arrays have a leading axis, with an entry
@@ -408,7 +410,18 @@ def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> str
     return f"`layer({call})` with\n  x = {eqx.tree_pformat(x)}"
 
 
-_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
+def _names_of_a_layer(
+    _: PyTree, x: PyTree, inputs: PyTree
+) -> tuple[Any, list[str], list[str]]:
+    layer, args, state = inputs
+    first, *others = argument_names(layer, (x, *args))
+    of_inputs = paths(layer, "self")
+    for name, arg in zip(others, args, strict=True):
+        of_inputs += paths(arg, name)
+    return layer, paths(x, first), [*of_inputs, *paths(state, "state")]
+
+
+_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer, names=_names_of_a_layer)
 
 
 def _make(make: Callable[..., PyTree], key: jax.Array) -> PyTree:

@@ -28,12 +28,15 @@ from .._arrays import (
     resolve_axes,
 )
 from .._calls import (
+    KnownAs,
     OpenedCall,
     Outputs,
     argument_names,
     as_count,
+    call_names,
     enforce_annotations,
     explained,
+    named_as,
 )
 from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs, sees_batch
 from .._types import PyTree, Value
@@ -200,13 +203,18 @@ def open_row(
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
 
-    return OpenedCall(arguments.join, call, take)
+    args, kwargs = arguments.join([None] * sum(arguments.taken))
+    taken = [*[False] * len(flatten(f)[0]), *arguments.taken]
+    known_as = KnownAs("vmap", f, call_names(f, args, kwargs, taken))
+    return OpenedCall(arguments.join, call, take, known_as)
 
 
 def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     """Traces a function of one row for a call with these arguments."""
     x_types = arguments.element_types
-    step, consts = trace_step(lambda _, x: ([], row.on_arrays(x)), [], x_types)
+    on_arrays = row.on_arrays
+    on_row = named_as(lambda _, x: ([], on_arrays(x)), on_arrays)
+    step, consts = trace_step(on_row, [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
             f"{name}: f closes over a reference (`jax.new_ref`), but the rows of a "

@@ -12,10 +12,12 @@ from jax.sharding import PartitionSpec
 from .._arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
 from .._calls import (
     AbstractTransform,
+    KnownAs,
     NewR,
     OpenedCall,
     R,
     argument_names,
+    call_names,
     check_bool,
     compiled_once,
     enforce_annotations,
@@ -141,8 +143,12 @@ class ShardMap(AbstractTransform, Generic[R]):
         in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
         if axes == set(mesh.axis_names):
             leaves = place(leaves, mesh, in_specs)
+        names = call_names(self.f, args, {}, rest.taken)
         on_device = OpenedCall(
-            rest.join, _call_with, functools.partial(self._take, axes)
+            rest.join,
+            _call_with,
+            functools.partial(self._take, axes),
+            KnownAs("shard_map", self.f, names),
         )
         run = jax.shard_map(
             on_device.on_arrays,

@@ -246,11 +246,12 @@ WRONG = {
     # Arguments
     "length by position": (
         lambda: el.Scan(keep)(0.0, XS, 4),
-        "TypeError: Scan(init, xs=None, *, length=None, key=None): … positional",
+        "TypeError: Scan(init, xs=None, *, length=None, key=None, log=None): … "
+        "positional",
     ),
     "no init": (
         lambda: el.Scan(keep)(xs=XS),
-        "TypeError: … length=None, key=None): missing … argument: 'init'",
+        "TypeError: … length=None, key=None, log=None): missing … argument: 'init'",
     ),
     "annotated f takes no key": (
         lambda: scan(annotated, key=KEYS[0]),
