@@ -67,6 +67,26 @@ else:
     class AbstractBordered(eqx.Module, metaclass=BorderMeta):
         """A module that users make and call."""
 
+        def __hash__(self):
+            return hash_of(self, super().__hash__)
+
+
+def hash_of(module: object, of_leaves: Callable[[], int]) -> int:
+    """The hash of a module, whose leaves have to be hashable.
+
+    Raises:
+        TypeError: If they are not, as if the module is given to `jax.jit`.
+    """
+    try:
+        return of_leaves()
+    except TypeError:
+        name = type(module).__name__
+        raise TypeError(
+            f"{name}: it holds arrays, and so has no hash, which `jax.jit` asks for. "
+            f"Compile it by `el.Jit` or `equinox.filter_jit`, or have `jax.jit` "
+            f"compile a function that it is an argument of."
+        ) from None
+
 
 def _leave_out_frames(error: Exception) -> None:
     mode = _mode()

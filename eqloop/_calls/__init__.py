@@ -3,11 +3,13 @@
 In the order in which a call meets them:
 
 - the transform, its settings, and what it is generic in (`_transform.py`),
+- its arguments, whose types are checked (`_arguments.py`),
 - what is remembered of calls outside of `jit` (`_eager.py`),
-- the call taken apart, and its types checked (`_opening.py`),
+- the call taken apart, and the types of the user's function checked (`_opening.py`),
 - what JAX calls the function that it is handed (`_names.py`).
 """
 
+from ._arguments import typed, value_in_words, without_annotations
 from ._eager import NEEDS_VALUES, compiled_once
 from ._names import KnownAs, array_names, named_as
 from ._opening import (
@@ -20,8 +22,6 @@ from ._opening import (
     open_call,
     parameters_of,
     positional_names,
-    typed,
-    without_annotations,
 )
 from ._transform import (
     AbstractTransform,
@@ -84,5 +84,6 @@ __all__ = [
     "positional_names",
     "setting",
     "typed",
+    "value_in_words",
     "without_annotations",
 ]

@@ -9,10 +9,9 @@ result, from which the transform builds what it returns.
 Transforms differ in which leaves they take and in what they remember: a map has axes, a
 loop has a carry that must keep its type, a derivative has the arguments it is taken by.
 
-Types are checked on the way, by jaxtyping and beartype. Public calls are decorated with
-`typed`. The functions that users hand to a transform are called through
-`enforce_annotations`, so that their jaxtyping annotations hold although they were not
-decorated. All of it happens while tracing; compiled code checks nothing.
+The functions that users hand to a transform are called through `enforce_annotations`,
+so that their jaxtyping annotations hold although they were not decorated: jaxtyping and
+beartype check them. It happens while tracing; compiled code checks nothing.
 """
 
 import contextlib
@@ -44,15 +43,12 @@ from .._arrays import (
     resolve_axes,
     with_weak_types,
 )
-from .._tracebacks import border
 from .._types import PyTree, Value
+from ._arguments import check_fits
 from ._names import KnownAs
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class OpenedCall(Generic[_Arrays, _Kept]):
@@ -312,45 +308,7 @@ def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
     )
 
 
-# Types at the border, and what errors say about them.
-
-
-def typed(fn: _Function) -> _Function:
-    """Checks the annotations of a public call.
-
-    The check is made at the first call, since importing beartype takes longer than
-    importing all of this library.
-    """
-    signature = inspect.signature(fn)
-
-    @functools.cache
-    def checked() -> Callable[..., Any]:
-        from beartype import beartype
-
-        return jaxtyped(typechecker=beartype)(fn)
-
-    @border
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            # jaxtyping's own error does not say what was called.
-            raise TypeError(f"{_as_called(fn, args)}: {error}.") from None
-        return checked()(*args, **kwargs)
-
-    return typing.cast(_Function, call)
-
-
-def _as_called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """A function and its parameters, as whoever calls it sees them."""
-    signature = without_annotations(inspect.signature(fn))
-    parameters = list(signature.parameters.values())
-    if not (args and parameters and parameters[0].name == "self"):
-        return f"{fn.__qualname__}{signature}"
-    method = "" if fn.__name__ == "__call__" else f".{fn.__name__}"
-    signature = signature.replace(parameters=parameters[1:])
-    return f"{type(args[0]).__name__}{method}{signature}"
+# Types of the functions of users.
 
 
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -443,14 +401,28 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
         ],
         return_annotation=hints.get("return", inspect.Signature.empty),
     )
-    return typed(call)
+    return _checked(call)
 
 
-def without_annotations(signature: inspect.Signature) -> inspect.Signature:
-    """A signature for error messages, in which only the names are of interest."""
-    empty = inspect.Signature.empty
-    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=empty)
+def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Checks the jaxtyping annotations of a function, from its first call on.
+
+    Importing beartype takes longer than importing all of this library.
+    """
+
+    @functools.cache
+    def checked() -> Callable[..., Any]:
+        from beartype import beartype
+
+        return jaxtyped(typechecker=beartype)(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # jaxtyping's own error does not say what was called.
+        check_fits(fn, args, kwargs)
+        return checked()(*args, **kwargs)
+
+    return call
 
 
 def _evaluate_hint(annotation: Any, fn: types.FunctionType) -> Any:

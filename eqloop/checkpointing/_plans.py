@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .._arrays import Flags, automatic_shardings, flatten, partition, split
-from .._calls import KnownAs, OpenedCall, call_names, format_bytes
-from .._device import DeviceLike, planning_for_call
+from .._calls import KnownAs, OpenedCall, call_names, format_bytes, typed
+from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import (
     Formula,
     Place,
@@ -112,7 +112,7 @@ class Plans(Sequence[LoopPlan]):
         return "\n".join([lines[0], *body, total, *hint])
 
 
-@border
+@typed(instead="Call the result with the arguments of f: `el.plans(f)(*args)`.")
 def plans(
     f: Callable[..., PyTree], *, device: DeviceLike | None = None
 ) -> Callable[..., Plans]:
@@ -179,6 +179,7 @@ def plans(
     """
     if not callable(f):
         raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
+    check_device("plans", device)
 
     return _finding(f, device, True)
 

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import is_complex
+from .._calls import typed
 from .._programs import Rewrite, Rewriter, rewrite_everywhere
-from .._tracebacks import border
 from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
 
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
 _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]
 
 
-@border
+@typed
 def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Applies identities such as `x * 1 = x` and `--x = x`.
 

@@ -4,6 +4,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import pick, split, union
+from .._calls import typed
 from .._programs import (
     Rewrite,
     inputs_read,
@@ -14,11 +15,10 @@ from .._programs import (
     with_parts,
     without_dead_code,
 )
-from .._tracebacks import border
 from ._atoms import Closed, check_closed
 
 
-@border
+@typed
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes what no output needs.
 

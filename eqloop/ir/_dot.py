@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax.extend.core as jex
 
-from .._tracebacks import border
+from .._calls import typed
 from ._atoms import check_closed
 from ._graph import Graph, Node, graph
 
@@ -21,7 +21,7 @@ _STYLES = {
 }
 
 
-@border
+@typed
 def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
     """A jaxpr in the language of Graphviz.
 
@@ -55,7 +55,7 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
     return dot_text(graph(jaxpr, name))
 
 
-@border
+@typed
 def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     """A jaxpr as a graph of pydot, which you can change and draw.
 

@@ -8,9 +8,9 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, Rewriter, map_programs, rewrite_everywhere
-from .._tracebacks import border
 from ._atoms import (
     Closed,
     check_closed,
@@ -26,7 +26,7 @@ from ._primitives import FOLDABLE, GENERATORS
 FOLD_LIMIT = 1024
 
 
-@border
+@typed
 def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Computes what does not depend on the inputs.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
@@ -37,6 +37,7 @@ from .._calls import (
     compiled_once,
     enforce_annotations,
     explained,
+    int_of,
     setting,
     typed,
 )
@@ -330,7 +331,7 @@ def _check_result(a: PyTree, out: PyTree) -> None:
 
 
 def _check_int(setting: str, value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    if int_of(value) is None:
         raise TypeError(
             f"{_NAME}: `{setting}` must be an int, {what}, but it is {value!r}, of "
             f"type {type(value).__name__}."

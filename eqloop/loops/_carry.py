@@ -81,6 +81,7 @@ class Words:
         call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
             that shows them.
         length: The word for the number of steps, in the user's call.
+        several: Whether `xs` is a tuple of arguments.
         names: From `f`, the carry and `xs` to the function that the user wrote, and
             what it calls each leaf of the carry, and of `xs`.
     """
@@ -91,6 +92,7 @@ class Words:
     step: str
     call: Callable[[PyTree, PyTree, dict[str, Any]], str]
     length: str = "length"
+    several: bool = False
     names: Names = step_names
 
 

@@ -19,7 +19,7 @@ from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._carry import Words
-from ._open_loop import OpenedLoop
+from ._open_loop import OpenedLoop, check_wants_key
 from ._scan import AbstractLoop
 
 
@@ -109,8 +109,13 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             # The step of a scan whose carry is nothing.
             f = f if self.f_transform is None else self.f_transform(f)
-            f = enforce_annotations(f)
-            return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
+            checked = enforce_annotations(f)
+
+            def step(carry: PyTree, xs: PyTree, **keywords: PyTree) -> PyTree:
+                check_wants_key(type(self).__name__, f, xs, keywords)
+                return carry, checked(*xs, **keywords)
+
+            return step
 
         opener = self._opener()
         opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
@@ -140,7 +145,9 @@ def _names_of_f(
     return f, ["carry"], [path for name, x in pairs for path in paths(x, name)]
 
 
-_WORDS = Words("the carry", "carry", "f", "step", _call_of_f, names=_names_of_f)
+_WORDS = Words(
+    "the carry", "carry", "f", "step", _call_of_f, several=True, names=_names_of_f
+)
 
 
 @final

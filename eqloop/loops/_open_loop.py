@@ -7,7 +7,8 @@ back into the user's trees.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import SupportsIndex
 
 import equinox as eqx
@@ -22,6 +23,7 @@ from .._arrays import (
     as_length,
     automatic_sharding,
     automatic_shardings,
+    axes_tree,
     axis_sizes,
     common_length,
     describe,
@@ -30,11 +32,19 @@ from .._arrays import (
     is_symbolic,
     paths,
     pick,
+    refuse_foreign_arrays,
+    refuse_python_values,
     refuse_split,
     refuse_symbolic,
     resolve_axes,
 )
-from .._calls import KnownAs, Outputs, enforce_annotations, explained
+from .._calls import (
+    KnownAs,
+    Outputs,
+    enforce_annotations,
+    explained,
+    parameters_of,
+)
 from .._programs import has_checks, loop_scope, refuse_refs, without_derivatives
 from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
@@ -227,6 +237,8 @@ class LoopOpener:
         log: PyTree = None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""
+        refuse_foreign_arrays(self.name, xs, "xs")
+        refuse_foreign_arrays(self.name, init, self.words.path)
         length, log = as_length(self.name, length), as_arrays(log)
         inputs = self._inputs(f, as_arrays(xs), length, key, log)
         if self.unroll is True:
@@ -330,6 +342,10 @@ class LoopOpener:
         log_axes = [None if x is None else 0 for x in flatten(log)[0]]
         sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
         sizes |= axis_sizes(log, "log", log_axes)
+        if not sizes and axes_tree(self.in_axes) == eqx.if_array(0):
+            words = self.words
+            asked = length, words.length, words.several
+            refuse_python_values(self.name, xs, "xs", *asked)
         length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
@@ -398,6 +414,7 @@ class LoopOpener:
         with explained(self.name, self.words.call(carry, x, keywords)):
             if self.f_transform is not None:
                 f = self.f_transform(f)
+            check_wants_key(self.name, f, (carry, x), keywords)
             return enforce_annotations(f)(carry, x, **keywords)
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
@@ -455,6 +472,37 @@ def _refuse_iterators(owner: str, xs: PyTree) -> None:
             f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
             f"`el.Resumable` with a function that reads them."
         )
+
+
+def check_wants_key(
+    owner: str, f: Callable[..., PyTree], args: Sequence[PyTree], keywords: PyTree
+) -> None:
+    """Checks that a step is given a key if it wants one, and only then.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    parameters = parameters_of(f)
+    if "key" in keywords:
+        kinds = [p.kind for p in parameters.values()]
+        if parameters and "key" not in parameters and _ANY_NAME not in kinds:
+            names = ", ".join(parameters)
+            raise TypeError(
+                f"{owner}: the call was given a `key`, which each step gets by that "
+                f"name, but f has no parameter `key`: it takes ({names}). Add one, or "
+                f"leave out `key`."
+            )
+        return
+    wanted = parameters.get("key")
+    is_given = wanted is not None and list(parameters).index("key") < len(args)
+    if wanted is not None and not is_given and wanted.default is wanted.empty:
+        raise TypeError(
+            f"{owner}: f wants a `key`, but the call was given none. Pass one, "
+            f"`key=jax.random.key(0)`, and each step gets a key of its own."
+        )
+
+
+_ANY_NAME = inspect.Parameter.VAR_KEYWORD
 
 
 def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:

@@ -25,9 +25,11 @@ from .._calls import (
     compiled_once,
     setting,
     typed,
+    value_in_words,
     without_annotations,
 )
 from .._device import DeviceLike, planning_for_call
+from .._tracebacks import border
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
@@ -171,7 +173,7 @@ class AbstractLoop(AbstractTransform[Function]):
             )
 
 
-@typed
+@border
 def frontier(
     loop: AbstractLoop,
     *args: PyTree,
@@ -211,6 +213,11 @@ def frontier(
         >>> plans[0].peak_bytes < plans.chosen.peak_bytes
         True
     """
+    if not isinstance(loop, AbstractLoop):
+        raise TypeError(
+            f"frontier: `loop` must be a loop of this library with a `plan`, such as "
+            f"`el.Scan(f)` or `el.StackedLayers`, not {value_in_words(loop)}."
+        )
     signature = inspect.signature(loop.plan)
     try:
         signature.bind(*args, **kwargs)

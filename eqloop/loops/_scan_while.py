@@ -17,7 +17,13 @@ from ..progress import Label
 from ._backward import Backward
 from ._carry import OF_A_SCAN
 from ._open_loop import OpenedLoop
-from ._scan import AbstractLoop, Stepping, check_backward, checks_no_values
+from ._scan import (
+    AbstractLoop,
+    Stepping,
+    check_backward,
+    check_unroll,
+    checks_no_values,
+)
 from ._while_loop import Condition, varied_with, varies_with
 
 
@@ -241,6 +247,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         check_backward("ScanWhile", self.backward)
         what = "the most steps that are run"
         as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
+        check_unroll("ScanWhile", self.unroll)
         if self.unroll != 1 or self.unroll is True:
             raise ValueError(
                 f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: `cond` is "

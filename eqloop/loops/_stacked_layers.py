@@ -24,7 +24,7 @@ from .._tracebacks import AbstractBordered
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
-from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
+from ._open_loop import LoopOpener, OpenedLoop, check_wants_key, open_abstractly
 from ._scan import (
     check_schedule,
     check_unroll,
@@ -124,6 +124,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         self._how()
 
     @classmethod
+    @typed
     def init(
         cls,
         make: Callable[..., _NewLayer],
@@ -385,7 +386,9 @@ class _Apply:
 
     def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
         layer, args, state = inputs
-        x = enforce_annotations(layer)(x, *self._with(state, args), **keywords)
+        args = self._with(state, args)
+        check_wants_key(_NAME, layer, (x, *args), keywords)
+        x = enforce_annotations(layer)(x, *args, **keywords)
         if self.state_at is not None:
             x, state = check_returned(_NAME, x)
         return x, (state, x if self.keep else None)

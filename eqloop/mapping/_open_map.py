@@ -344,7 +344,8 @@ def _nothing_to_map(name: str, arguments: list[tuple[str, PyTree]]) -> str:
     )
     return (
         f"{name}: there is nothing to map over, as in_axes gives no array of these "
-        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, or call f itself."
+        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, as `jnp.asarray` "
+        f"makes one of numbers, or call f itself."
     )
 
 

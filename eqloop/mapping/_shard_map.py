@@ -23,6 +23,7 @@ from .._calls import (
     enforce_annotations,
     explained,
     setting,
+    value_in_words,
 )
 from .._types import PyTree
 from ._mesh import (
@@ -42,6 +43,16 @@ from ._mesh import (
 
 def _can_be_moved(transform: "ShardMap[Any]", *args: PyTree) -> bool:
     return are_movable(transform.mesh or current_mesh(), (transform.f, args))
+
+
+def _as_axis_names(names: Any) -> frozenset[Any] | None:
+    try:
+        return None if names is None else frozenset(names)
+    except TypeError:
+        raise TypeError(
+            f"ShardMap: `axis_names` must be a set of names of axes, not "
+            f"{value_in_words(names)}."
+        ) from None
 
 
 @final
@@ -98,7 +109,7 @@ class ShardMap(AbstractTransform, Generic[R]):
     out_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
     axis_names: frozenset[Any] | None = eqx.field(
         default=None,
-        converter=lambda names: None if names is None else frozenset(names),
+        converter=_as_axis_names,
         static=True,
         kw_only=True,
     )

@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
-from ..._calls import open_call
+from ..._calls import open_call, typed
 from ..._programs import equations, input_names, rewritable_programs
 from ..._tracebacks import border
 from .._atoms import Closed, check_closed, has_known_shape
@@ -33,7 +33,7 @@ _IMPORTS = {
 }
 
 
-@border
+@typed
 def to_python(
     f: Callable[..., Any], *, constant_limit: int = CONSTANT_LIMIT
 ) -> Callable[..., str]:
@@ -107,7 +107,7 @@ def to_python(
     return write
 
 
-@border
+@typed
 def jaxpr_to_python(
     jaxpr: jex.ClosedJaxpr, name: str = "f", *, constant_limit: int = CONSTANT_LIMIT
 ) -> str:
