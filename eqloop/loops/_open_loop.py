@@ -475,9 +475,20 @@ def _refuse_iterators(owner: str, xs: PyTree) -> None:
 
 
 def check_wants_key(
-    owner: str, f: Callable[..., PyTree], args: Sequence[PyTree], keywords: PyTree
+    owner: str,
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
+    keywords: PyTree,
+    word: str = "f",
 ) -> None:
     """Checks that a step is given a key if it wants one, and only then.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        f: What is called for a step.
+        args: What it is given by position.
+        keywords: What it is given by keyword.
+        word: What it is called.
 
     Raises:
         TypeError: If it is not.
@@ -489,15 +500,15 @@ def check_wants_key(
             names = ", ".join(parameters)
             raise TypeError(
                 f"{owner}: the call was given a `key`, which each step gets by that "
-                f"name, but f has no parameter `key`: it takes ({names}). Add one, or "
-                f"leave out `key`."
+                f"name, but {word} has no parameter `key`: it takes ({names}). Add "
+                f"one, or leave out `key`."
             )
         return
     wanted = parameters.get("key")
     is_given = wanted is not None and list(parameters).index("key") < len(args)
     if wanted is not None and not is_given and wanted.default is wanted.empty:
         raise TypeError(
-            f"{owner}: f wants a `key`, but the call was given none. Pass one, "
+            f"{owner}: {word} wants a `key`, but the call was given none. Pass one, "
             f"`key=jax.random.key(0)`, and each step gets a key of its own."
         )
 

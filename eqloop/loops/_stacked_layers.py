@@ -387,7 +387,7 @@ class _Apply:
     def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
         layer, args, state = inputs
         args = self._with(state, args)
-        check_wants_key(_NAME, layer, (x, *args), keywords)
+        check_wants_key(_NAME, layer, (x, *args), keywords, "a layer")
         x = enforce_annotations(layer)(x, *args, **keywords)
         if self.state_at is not None:
             x, state = check_returned(_NAME, x)

@@ -107,7 +107,7 @@ WRONG = {
     ),
     "number of calls": (
         lambda: el.ForLoop(jnp.sin)(XS, length=4.0),
-        "TypeError: … 'length' … 4.0",
+        "TypeError: ForLoop: `length` … int or None … 4.0, of type float",
     ),
     "key for each step": (
         lambda: el.ForLoop(fails)(XS, key=jax.random.split(jax.random.key(0), 4)),
@@ -125,9 +125,12 @@ WRONG = {
     "frontier without arguments": (
         lambda: el.frontier(el.Scan(keep)),
         "TypeError: … missing … argument: 'init'. Pass … Scan … "
-        "(init, xs=None, *, length=None, key=None, device=None)",
+        "(init, xs=None, *, length=None, key=None, log=None, device=None)",
     ),
-    "frontier of a function": (lambda: el.frontier(jnp.sin, XS), "TypeError: … 'loop'"),
+    "frontier of a function": (
+        lambda: el.frontier(jnp.sin, XS),
+        "TypeError: frontier: `loop` … `el.Scan(f)` … sin",
+    ),
 }
 
 
