@@ -23,6 +23,7 @@ from .._arrays import (
     is_scalar,
     numbers_with_axes,
     paths,
+    refuse_foreign_arrays,
     pick,
     refuse_symbolic,
     resolve_axes,
@@ -258,10 +259,11 @@ def open_arguments(
         in_axes: As in `eqx.filter_vmap`, see `_argument_axes`.
         size: The number of rows, if the user gave it.
     """
-    args, kwargs = as_arrays((args, kwargs))
     names = argument_names(f, args)
     for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
         refuse_refs(name, value, argument)
+        refuse_foreign_arrays(name, value, argument)
+    args, kwargs = as_arrays((args, kwargs))
     specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
     arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
     axes: dict[str, list[Axis]] = {}

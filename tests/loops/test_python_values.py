@@ -87,6 +87,10 @@ WRONG = {
         lambda: el.Map(jnp.sin)([1.0, 2.0]),
         "ValueError: Map: … nothing to map over … [1.0, 2.0] … `jnp.asarray`",
     ),
+    "an array of text for a map": (
+        lambda: el.Vmap(lambda x: x["a"])({"a": np.array(["a"])}),
+        "TypeError: Vmap: arrays must hold numbers … x['a']: <U1[1]",
+    ),
     "nothing": (scanned(None), "ValueError: Scan: … unknown: pass `length=`"),
     "an array of text": (
         scanned({"name": np.array(["a", "b"]), "x": XS}),
