@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jax.stages
 import jaxlib.version
 import numpy as np
-from jax import lax
+from jax import api_util, lax
 from jax.experimental import hijax
 
 from ._device import planning_device
@@ -222,6 +222,34 @@ _MARKED = {kind: lax.stop_gradient(kind()) for kind in (int, float, complex)}
 MARKED_NUMBERS: dict[type, type] = {
     type(number): kind for kind, number in _MARKED.items() if isinstance(number, kind)
 }
+
+
+# What JAX has named a function, it keeps here (JAX 0.10 to 0.12), and looks here before
+# it makes up a name. Should it cease to, errors name functions that are made here.
+_NAME = "__fun_debug_info__"
+
+
+def name_as(
+    run: Callable[..., Any], kind: str, f: Callable[..., Any], names: Sequence[str]
+) -> None:
+    """Has a function that was made here called by the name of another.
+
+    JAX 0.10 to 0.12 names functions in errors.
+
+    Args:
+        run: The function.
+        kind: What it is traced for, in JAX's word.
+        f: The other function.
+        names: What that calls each of the arrays.
+    """
+    info = api_util.debug_info(kind, f, (), {})
+    setattr(run, _NAME, info._replace(arg_names=tuple(names)))
+
+
+def share_name(run: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Has a function called as another is that `name_as` named (JAX 0.10 to 0.12)."""
+    if (info := getattr(other, _NAME, None)) is not None:
+        setattr(run, _NAME, info)
 
 
 # JAX 0.12 has backward rules that hand out a log beside their cotangents.

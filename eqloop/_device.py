@@ -173,6 +173,9 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         >>> plan.levels
         ((16, 16, 16),)
     """
+    if device is None:
+        raise TypeError("planning_for: `device` must be a device, and not None.")
+    check_device("planning_for", device)
     with _chosen(PlannedDevice(_device_of(device))):
         yield
 
@@ -233,26 +236,33 @@ def remembered_per_device(
     return decorate
 
 
-def _device_of(device: DeviceLike) -> Device:
-    if isinstance(device, Mesh) and device.size:
-        return device.devices.flat[0]
-    if isinstance(device, Device):
-        return device
+def check_device(owner: str, device: object) -> None:
+    """Checks that something, if it is given, is a device that plans can be for."""
+    is_mesh = isinstance(device, Mesh) and device.size
+    if is_mesh or device is None or isinstance(device, Device):
+        return
     if not isinstance(device, str):
         raise TypeError(
-            f"planning_for: `device` must be a jax.Device, a jax.sharding.Mesh that "
+            f"{owner}: `device` must be a jax.Device, a jax.sharding.Mesh that "
             f"has devices, or a name such as 'h100', not {device!r} of type "
             f"{type(device).__name__}."
         )
-    if device == "cpu":
-        return jax.local_devices(backend="cpu")[0]
-    if device not in KNOWN:
+    if device not in ("cpu", *KNOWN):
         names = ", ".join(map(repr, ("cpu", *KNOWN)))
         raise ValueError(
-            f"planning_for: no device is known by the name {device!r}. There are "
-            f"{names}. For others, pass a jax.Device, such as one of "
+            f"{owner}: `device={device!r}` is no name of a device that is known. There "
+            f"are {names}. For others, pass a jax.Device, such as one of "
             f"`jax.experimental.topologies.get_topology_desc`."
         )
+
+
+def _device_of(device: DeviceLike) -> Device:
+    if isinstance(device, Mesh):
+        return device.devices.flat[0]
+    if isinstance(device, Device):
+        return device
+    if device == "cpu":
+        return jax.local_devices(backend="cpu")[0]
     for found in _local_devices(KNOWN[device].compiler.platform):
         if known_name(found.platform, found.device_kind) == device:
             return found

@@ -77,6 +77,7 @@ from ._partition import (
     union,
     unmarked,
 )
+from ._python_values import refuse_foreign_arrays, refuse_python_values
 from ._tangents import (
     cotangent_types,
     inexact_only,
@@ -150,6 +151,8 @@ __all__ = [
     "put",
     "put_on_mesh",
     "reduces_examples",
+    "refuse_foreign_arrays",
+    "refuse_python_values",
     "refuse_split",
     "refuse_symbolic",
     "resolve_axes",

@@ -254,11 +254,11 @@ def as_length(name: str, length: Value) -> int | None:
         raise TypeError(f"{name}: `length` must be an int, not the bool {length}.")
     try:
         length = operator.index(length)
-    except TypeError as error:
+    except TypeError:
         raise TypeError(
             f"{name}: `length` must be an int that is known when tracing, but it is "
             f"{describe(length)}, of type {type(length).__name__}."
-        ) from error
+        ) from None
     if length < 0:
         raise ValueError(f"{name}: `length` must be at least 0, but it is {length}.")
     return length

@@ -3,22 +3,25 @@
 In the order in which a call meets them:
 
 - the transform, its settings, and what it is generic in (`_transform.py`),
+- its arguments, whose types are checked (`_arguments.py`),
 - what is remembered of calls outside of `jit` (`_eager.py`),
-- the call taken apart, and its types checked (`_opening.py`).
+- the call taken apart, and the types of the user's function checked (`_opening.py`),
+- what JAX calls the function that it is handed (`_names.py`).
 """
 
-from ._eager import compiled_once
+from ._arguments import typed, value_in_words, without_annotations
+from ._eager import NEEDS_VALUES, compiled_once
+from ._names import KnownAs, array_names, named_as
 from ._opening import (
     OpenedCall,
     Outputs,
     argument_names,
+    call_names,
     enforce_annotations,
     explained,
     open_call,
     parameters_of,
     positional_names,
-    typed,
-    without_annotations,
 )
 from ._transform import (
     AbstractTransform,
@@ -45,9 +48,11 @@ from ._transform import (
 )
 
 __all__ = [
+    "NEEDS_VALUES",
     "AbstractTransform",
     "Carry",
     "Function",
+    "KnownAs",
     "NewCarry",
     "NewP",
     "NewR",
@@ -60,8 +65,10 @@ __all__ = [
     "X",
     "Y",
     "argument_names",
+    "array_names",
     "as_count",
     "as_int_if_index",
+    "call_names",
     "check_bool",
     "check_least",
     "compiled_once",
@@ -70,11 +77,13 @@ __all__ = [
     "explained",
     "format_bytes",
     "int_of",
+    "named_as",
     "open_call",
     "parameters_of",
     "parse_bytes",
     "positional_names",
     "setting",
     "typed",
+    "value_in_words",
     "without_annotations",
 ]

@@ -260,7 +260,8 @@ def _is_same(before: Callable[[], object], now: object) -> bool:
 
 # The program that a call is remembered with.
 
-_NEEDS_VALUES = (
+# What JAX raises where a function needs the values of what is traced.
+NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -305,7 +306,7 @@ class _Program:
             # It may be that `f` needs the values of its arguments, and is not always
             # traced. All other errors are to come from the call itself, since JAX
             # writes beneath them which frames it hides.
-            self._is_closed = not isinstance(error, _NEEDS_VALUES)
+            self._is_closed = not isinstance(error, NEEDS_VALUES)
             raise _NotClosedError from None
         jaxpr = traced.jaxpr
         if id(jaxpr) not in self._runnable:

@@ -9,10 +9,9 @@ result, from which the transform builds what it returns.
 Transforms differ in which leaves they take and in what they remember: a map has axes, a
 loop has a carry that must keep its type, a derivative has the arguments it is taken by.
 
-Types are checked on the way, by jaxtyping and beartype. Public calls are decorated with
-`typed`. The functions that users hand to a transform are called through
-`enforce_annotations`, so that their jaxtyping annotations hold although they were not
-decorated. All of it happens while tracing; compiled code checks nothing.
+The functions that users hand to a transform are called through `enforce_annotations`,
+so that their jaxtyping annotations hold although they were not decorated: jaxtyping and
+beartype check them. It happens while tracing; compiled code checks nothing.
 """
 
 import contextlib
@@ -45,12 +44,11 @@ from .._arrays import (
     with_weak_types,
 )
 from .._types import PyTree, Value
+from ._arguments import check_fits
+from ._names import KnownAs
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class OpenedCall(Generic[_Arrays, _Kept]):
@@ -58,6 +56,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
     Attributes:
         has_returned: Whether the user's function has been called and has returned.
+        known_as: What JAX is to call it in its errors.
         has_kept: Whether `kept` is there: once JAX has traced `on_arrays`, so that
             `call.kept.join(run(arrays))` reads it too early.
         kept: What it returned besides arrays.
@@ -72,6 +71,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         join: Callable[..., Iterable[Value]],
         f: Callable[..., PyTree],
         take: Callable[[PyTree], tuple[_Arrays, _Kept]],
+        known_as: KnownAs | None = None,
     ) -> None:
         """Puts the three steps together.
 
@@ -79,13 +79,19 @@ class OpenedCall(Generic[_Arrays, _Kept]):
             join: Turns lists of arrays into the arguments of `f`; often a `Rest.join`.
             f: The function.
             take: Splits what `f` returns into arrays, and what is to be kept.
+            known_as: What JAX is to call it in its errors.
         """
         self._join = join
         self._f = f
         self._take = take
+        self.known_as = known_as
 
-    def on_arrays(self, *arrays: Value) -> _Arrays:
-        """Calls `f` on the trees that hold these arrays, and gives those it returns."""
+    @property
+    def on_arrays(self) -> Callable[..., _Arrays]:
+        """Calls `f` on the trees that hold some arrays, and gives those it returns."""
+        return self.known_as.name(self._run) if self.known_as else self._run
+
+    def _run(self, *arrays: Value) -> _Arrays:
         out = self._f(*self._join(*arrays))
         self.has_returned = True
         taken, self.kept = self._take(out)
@@ -98,6 +104,8 @@ def open_call(
     args: Sequence[PyTree],
     kwargs: Mapping[str, Any],
     static: Container[int] = (),
+    *,
+    kind: str = "jit",
 ) -> tuple[OpenedCall[list[jax.Array], Rest], list[jax.Array]]:
     """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
 
@@ -106,6 +114,7 @@ def open_call(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         static: The positions of arguments that are passed as they are, arrays and all.
+        kind: What it is traced for, in the word of JAX's errors.
 
     Returns:
         The call, which keeps the result without its arrays; and the arrays of `f` and
@@ -123,7 +132,11 @@ def open_call(
         whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
         return enforce_annotations(f)(*whole, **kwargs)
 
-    return OpenedCall(rest.join, call, lambda out: partition(as_arrays(out))), arrays
+    def take(out: PyTree) -> tuple[list[jax.Array], Rest]:
+        return partition(as_arrays(out))
+
+    names = call_names(f, dynamic, kwargs, rest.taken)
+    return OpenedCall(rest.join, call, take, KnownAs(kind, f, names)), arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +273,25 @@ def argument_names(f: Callable[..., PyTree], args: Sequence[PyTree]) -> list[str
     return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
 
 
+def call_names(
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, Any],
+    taken: Sequence[bool],
+) -> list[str]:
+    """The paths of what was taken out of `(f, args, kwargs)`.
+
+    >>> call_names(lambda a, b: a, [1, [2, 3]], {}, [False, True, False, True])
+    ['a', 'b[1]']
+    """
+    names = paths(f, "f")
+    for name, argument in zip(argument_names(f, args), args, strict=True):
+        names += paths(argument, name)
+    for name, argument in sorted(kwargs.items()):
+        names += paths(argument, name)
+    return pick(names, taken)
+
+
 def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
     """Checks that no traced value of a `hijax` type, which has no rows, is returned."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
@@ -276,44 +308,7 @@ def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
     )
 
 
-# Types at the border, and what errors say about them.
-
-
-def typed(fn: _Function) -> _Function:
-    """Checks the annotations of a public call.
-
-    The check is made at the first call, since importing beartype takes longer than
-    importing all of this library.
-    """
-    signature = inspect.signature(fn)
-
-    @functools.cache
-    def checked() -> Callable[..., Any]:
-        from beartype import beartype
-
-        return jaxtyped(typechecker=beartype)(fn)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            # jaxtyping's own error does not say what was called.
-            raise TypeError(f"{_as_called(fn, args)}: {error}.") from None
-        return checked()(*args, **kwargs)
-
-    return typing.cast(_Function, call)
-
-
-def _as_called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """A function and its parameters, as whoever calls it sees them."""
-    signature = without_annotations(inspect.signature(fn))
-    parameters = list(signature.parameters.values())
-    if not (args and parameters and parameters[0].name == "self"):
-        return f"{fn.__qualname__}{signature}"
-    method = "" if fn.__name__ == "__call__" else f".{fn.__name__}"
-    signature = signature.replace(parameters=parameters[1:])
-    return f"{type(args[0]).__name__}{method}{signature}"
+# Types of the functions of users.
 
 
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -406,14 +401,28 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
         ],
         return_annotation=hints.get("return", inspect.Signature.empty),
     )
-    return typed(call)
+    return _checked(call)
 
 
-def without_annotations(signature: inspect.Signature) -> inspect.Signature:
-    """A signature for error messages, in which only the names are of interest."""
-    empty = inspect.Signature.empty
-    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=empty)
+def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Checks the jaxtyping annotations of a function, from its first call on.
+
+    Importing beartype takes longer than importing all of this library.
+    """
+
+    @functools.cache
+    def checked() -> Callable[..., Any]:
+        from beartype import beartype
+
+        return jaxtyped(typechecker=beartype)(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # jaxtyping's own error does not say what was called.
+        check_fits(fn, args, kwargs)
+        return checked()(*args, **kwargs)
+
+    return call
 
 
 def _evaluate_hint(annotation: Any, fn: types.FunctionType) -> Any:

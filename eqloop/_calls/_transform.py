@@ -26,6 +26,7 @@ from typing import (
 import equinox as eqx
 
 from .._arrays import describe
+from .._tracebacks import BorderMeta, border, hash_of
 from .._types import Value
 
 # What transforms are generic in: the parameters and the results of their functions. A
@@ -111,8 +112,17 @@ class Decorator:
     transform: type["AbstractTransform"]
     settings: dict[str, Any]
 
-    def __call__(self, f: Callable[..., Any], /) -> Any:
-        return self.transform(**{"f": f}, **self.settings)
+    @border
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            name = self.transform.__name__
+            settings = ", ".join(f"{k}=..." for k in self.settings)
+            raise TypeError(
+                f"{name}: without a function, `el.{name}({settings})` is a decorator, "
+                f"which is called with a function alone. Give it the function first, "
+                f"and call the result: `el.{name}(f, {settings})(...)`."
+            )
+        return self.transform(**{"f": args[0]}, **self.settings)
 
     def __repr__(self) -> str:
         settings = ", ".join(
@@ -121,14 +131,8 @@ class Decorator:
         return f"{self.transform.__name__}({settings})"
 
 
-if TYPE_CHECKING:
-    from abc import ABCMeta as _ModuleMeta
-else:
-    _ModuleMeta = type(eqx.Module)
-
-
 @dataclass_transform(field_specifiers=(dataclasses.field, eqx.field, setting))
-class _TransformMeta(_ModuleMeta):
+class _TransformMeta(BorderMeta):
     # In Equinox `__new__` must return an instance of the class, so it is here that a
     # call which lacks `f` is told from one that has it.
 
@@ -144,8 +148,8 @@ class _TransformMeta(_ModuleMeta):
     def __call__(
         cls: type[_Transform], **settings: Any
     ) -> Callable[[Callable[..., Any]], _Transform]: ...
+    @border
     def __call__(cls, *args: Any, **settings: Any) -> Any:
-        __tracebackhide__ = True
         _reject_unknown(cls, settings)
         if args or "f" in settings:
             if not is_abstract(cls):
@@ -201,11 +205,19 @@ class AbstractTransform(eqx.Module, Generic[Function], metaclass=_TransformMeta)
             )
 
     @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        # The line that errors of JAX name, if it is `jax.jit` that is given this.
+        return self.f
+
+    @property
     def __signature__(self) -> inspect.Signature:
         # Without it `inspect.signature` takes whatever has a `__get__` for a builtin.
         signature = inspect.signature(type(self).__call__)
         _, *parameters = signature.parameters.values()
         return signature.replace(parameters=parameters)
+
+    def __hash__(self) -> int:
+        return hash_of(self, super().__hash__)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -329,32 +341,39 @@ def as_count(owner: str, setting: str, what: str, value: object, least: int = 1)
     return number
 
 
-def parse_bytes(owner: str, value: object) -> int:
+def parse_bytes(owner: str, setting: str, value: object) -> int:
     """The number of bytes that an int or a string such as `"512MiB"` stands for.
+
+    Args:
+        owner: The name of the transform.
+        setting: The name of the setting.
+        value: What was given.
 
     Raises:
         TypeError: If it is neither.
         ValueError: If the string cannot be read, or the number is not positive.
     """
-    count = _count_of(owner, value)
+    count = _count_of(owner, setting, value)
     if count < 1:
-        raise ValueError(f"{owner}: there must be at least 1 byte, not {value!r}.")
+        raise ValueError(
+            f"{owner}: `{setting}` must be at least 1 byte, but it is {value!r}."
+        )
     return count
 
 
-def _count_of(owner: str, value: object) -> int:
+def _count_of(owner: str, setting: str, value: object) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
         if match is None or match[2].lower() not in _UNIT_OF:
             raise ValueError(
-                f"{owner}: {value!r} is not an amount of memory. Write a number and "
-                f"its unit, such as '64kB', '512 MiB' or '1.5GiB', or give an int, "
-                f"which is taken as bytes. Units are {', '.join(_UNITS)}."
+                f"{owner}: `{setting}={value!r}` is not an amount of memory. Write a "
+                f"number and its unit, such as '64kB', '512 MiB' or '1.5GiB', or give "
+                f"an int, which is taken as bytes. Units are {', '.join(_UNITS)}."
             )
         return int(float(match[1]) * _UNIT_OF[match[2].lower()])
     if (count := int_of(value)) is None:
         raise TypeError(
-            f"{owner}: the memory must be an int, in bytes, or a string such as "
+            f"{owner}: `{setting}` must be an int, in bytes, or a string such as "
             f"'512MiB', not {value!r} of type {type(value).__name__}."
         )
     return count

@@ -1,18 +1,8 @@
 """Settings of derivatives that are counts, mostly of directions."""
 
-import operator
-from typing import Any, SupportsIndex
-
 from .._arrays import describe
 from .._calls import check_least
-from ..checkpointing import Budget, is_budget
-
-
-def as_int(count: SupportsIndex | Budget | None) -> Any:
-    """Makes an `int` of what can be used as one: the converter of such a setting."""
-    if isinstance(count, bool) or not isinstance(count, SupportsIndex):
-        return count
-    return operator.index(count)
+from ..checkpointing import is_budget
 
 
 def check_count(owner: str, name: str, what: str, count: object) -> None:

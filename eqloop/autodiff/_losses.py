@@ -2,26 +2,54 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int, Shaped
 
+from .._arrays import describe, is_dynamic
+from .._calls import value_in_words
+from .._types import Value
 from ._sofo_loss import SofoLoss
 
 __all__ = ["cross_entropy", "mean_squared"]
 
 
-def _mean_squared(
-    prediction: Float[Array, "*shape"], target: Shaped[Array, "*shape"]
-) -> Float[Array, ""]:
+def _mean_squared(prediction: jax.Array, target: jax.Array) -> jax.Array:
+    _check_prediction("mean_squared", "prediction", prediction)
+    if not is_dynamic(target) or target.shape != prediction.shape:
+        raise TypeError(
+            f"mean_squared: `target` must be an array of the shape of the prediction, "
+            f"which is {describe(prediction)}, not {value_in_words(target)}."
+        )
     return jnp.mean((prediction - target) ** 2)
 
 
-def _cross_entropy(
-    logits: Float[Array, "*batch classes"],
-    labels: Int[Array, "*batch"] | Inexact[Array, "*batch classes"],
-) -> Float[Array, ""]:
-    if jnp.issubdtype(labels.dtype, jnp.integer):
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    name = "cross_entropy"
+    _check_prediction(name, "logits", logits)
+    if not logits.ndim:
+        raise TypeError(
+            f"{name}: `logits` must have the classes along their last axis, but they "
+            f"are {describe(logits)}."
+        )
+    are_numbers = is_dynamic(labels) and jnp.issubdtype(labels.dtype, jnp.integer)
+    shape = logits.shape[:-1] if are_numbers else logits.shape
+    is_inexact = is_dynamic(labels) and jnp.issubdtype(labels.dtype, jnp.inexact)
+    if not (are_numbers or is_inexact) or labels.shape != shape:
+        numbers = f"integers of shape {logits.shape[:-1]}"
+        raise TypeError(
+            f"{name}: `labels` must be {numbers}, or probabilities of shape "
+            f"{logits.shape}, since the logits are {describe(logits)}; but they are "
+            f"{value_in_words(labels)}."
+        )
+    if are_numbers:
         labels = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1))
+
+
+def _check_prediction(owner: str, name: str, value: Value) -> None:
+    if not (is_dynamic(value) and jnp.issubdtype(value.dtype, jnp.floating)):
+        raise TypeError(
+            f"{owner}: `{name}` must be an array of floating-point numbers, not "
+            f"{value_in_words(value)}."
+        )
 
 
 mean_squared = SofoLoss(_mean_squared)

@@ -24,6 +24,7 @@ from .._calls import (
     check_bool,
     enforce_annotations,
     setting,
+    typed,
 )
 from .._types import PyTree, Value
 from ._call import is_differentiable
@@ -121,6 +122,7 @@ class Jvp(AbstractTransform, Generic[R]):
         @staticmethod
         def _of(f: Callable[..., NewR], /) -> "Jvp[NewR]": ...
 
+    @typed
     def __call__(
         self, primals: Sequence[PyTree], tangents: Sequence[PyTree], **kwargs: PyTree
     ) -> tuple[R, PyTree]:

@@ -8,10 +8,17 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from .._arrays import as_arrays, describe, types_of
-from .._calls import OpenedCall, compiled_once, enforce_annotations, explained
+from .._arrays import Rest, as_arrays, describe, flatten, partition, types_of
+from .._calls import (
+    KnownAs,
+    OpenedCall,
+    call_names,
+    compiled_once,
+    enforce_annotations,
+    explained,
+)
 from .._programs import run
-from .._types import PyTree
+from .._types import PyTree, Value
 from ._agreement import Outcome, agree, arrays_of
 
 Branches = Sequence[tuple[str, Callable[..., Any]]]
@@ -43,11 +50,12 @@ def run_one(
         ValueError: If they return leaves that are not arrays, and these differ.
     """
     args, kwargs = as_arrays((args, kwargs))
-    traced = [_trace(owner, name, f, args, kwargs) for name, f in branches]
+    operands, rest = partition((args, kwargs))
+    traced = [_trace(owner, name, f, operands, rest) for name, f in branches]
     agreed = agree(owner, [outcome for _, outcome in traced])
 
     def conforming(jaxpr: jex.ClosedJaxpr) -> Callable[[], list[jax.Array]]:
-        return lambda: agreed.conform(run(jaxpr))
+        return lambda: agreed.conform(run(jaxpr, *operands))
 
     out = lax.switch(index, [conforming(jaxpr) for jaxpr, _ in traced])
     return agreed.rest.join(out)
@@ -66,19 +74,20 @@ def _trace(
     owner: str,
     name: str,
     f: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
-    kwargs: dict[str, Any],
+    operands: list[Value],
+    rest: Rest,
 ) -> tuple[jex.ClosedJaxpr, Outcome]:
-    operands = eqx.tree_pformat((*args, *kwargs.values()))
-
-    def call() -> PyTree:
-        with explained(owner, f"`{name}` with\n  operands = {operands}"):
+    def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
+        shown = eqx.tree_pformat((*args, *kwargs.values()))
+        with explained(owner, f"`{name}` with\n  operands = {shown}"):
             return enforce_annotations(f)(*args, **kwargs)
 
     def take(out: PyTree) -> tuple[list[jax.Array], Outcome]:
         out = as_arrays(out)
         return arrays_of(out), Outcome(name, types_of(out))
 
-    # It closes over the operands, and over whatever the branch does.
-    branch = OpenedCall(tuple, call, take)
-    return jax.make_jaxpr(branch.on_arrays)(), branch.kept
+    args, kwargs = rest.join(operands)
+    taken = [*[False] * len(flatten(f)[0]), *rest.taken]
+    known_as = KnownAs("cond", f, call_names(f, args, kwargs, taken))
+    branch = OpenedCall(rest.join, call, take, known_as)
+    return jax.make_jaxpr(branch.on_arrays)(operands), branch.kept

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from typing import Generic, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._arrays import describe
 from .._calls import R
+from .._tracebacks import AbstractBordered
 from .._types import PyTree, Value
 from ._branches import check_branch, run_one
 
 
 @final
-class Cond(eqx.Module, Generic[R]):
+class Cond(AbstractBordered, Generic[R]):
     """Like `jax.lax.cond`: runs one of two functions, depending on a condition.
 
     Both functions are always traced. They must return the same structure, shapes and

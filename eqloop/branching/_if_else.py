@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import describe, is_dynamic
 from .._calls import R, check_bool
+from .._tracebacks import AbstractBordered
 from .._types import PyTree
 from ._branches import run_one
 from ._cond import as_condition
@@ -16,7 +17,7 @@ from ._switch import check_branches, named
 
 
 @final
-class IfElse(eqx.Module, Generic[R]):
+class IfElse(AbstractBordered, Generic[R]):
     """Runs the function whose condition holds: `if`, `elif`, ..., `else`.
 
     All functions are traced, and must return the same types, as for

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Generic, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._arrays import describe
 from .._calls import R
+from .._tracebacks import AbstractBordered
 from .._types import PyTree, Value
 from ._branches import Branches, check_branch, run_one
 
 
 @final
-class Switch(eqx.Module, Generic[R]):
+class Switch(AbstractBordered, Generic[R]):
     """Like `jax.lax.switch`: runs one of several functions, depending on an index.
 
     All functions are traced, and must return the same types, as for

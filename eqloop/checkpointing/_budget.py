@@ -147,9 +147,9 @@ class Budget(AbstractSchedule):
         measure: bool = True,
     ) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("nbytes", parse_bytes("Budget", nbytes))
-        put("host", None if host is None else parse_bytes("Budget: `host`", host))
-        put("disk", None if disk is None else parse_bytes("Budget: `disk`", disk))
+        put("nbytes", parse_bytes("Budget", "nbytes", nbytes))
+        put("host", None if host is None else parse_bytes("Budget", "host", host))
+        put("disk", None if disk is None else parse_bytes("Budget", "disk", disk))
         put("directory", _directory_for(self.disk, directory))
         if not isinstance(measure, bool):
             raise TypeError(

@@ -4,16 +4,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import equinox as eqx
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, automatic_shardings, split
-from .._calls import format_bytes
-from .._device import DeviceLike, planning_for_call
+from .._arrays import Flags, automatic_shardings, flatten, partition, split
+from .._calls import KnownAs, OpenedCall, call_names, format_bytes, typed
+from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import (
     Formula,
     Place,
@@ -26,6 +27,7 @@ from .._programs import (
     place_of,
     programs_in,
 )
+from .._tracebacks import border
 from .._types import AnyJaxpr, PyTree, Value
 from ._jax_loops import JaxLoop, JaxPlan, jax_loops
 from ._plan import Plan, estimated_plan
@@ -111,6 +113,7 @@ class Plans(Sequence[LoopPlan]):
         return "\n".join([lines[0], *body, total, *hint])
 
 
+@typed(instead="Call the result with the arguments of f: `el.plans(f)(*args)`.")
 def plans(
     f: Callable[..., PyTree], *, device: DeviceLike | None = None
 ) -> Callable[..., Plans]:
@@ -177,6 +180,7 @@ def plans(
     """
     if not callable(f):
         raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
+    check_device("plans", device)
 
     return _finding(f, device, True)
 
@@ -189,20 +193,34 @@ def own_plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
 def _finding(
     f: Callable[..., PyTree], device: DeviceLike | None, of_jax: bool
 ) -> Callable[..., Plans]:
+    @border
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         with planning_for_call(device, args, kwargs), listing() as decided:
-            program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
+            program = _program(f, args, kwargs)
             finder = _Finder(decided, of_jax)
             finder.look_into(program)
             if any(map(finder.has_stand_ins, finder.of_jax.values())):
                 with as_run():
-                    finder.see_run(eqx.filter_make_jaxpr(f)(*args, **kwargs)[0])
+                    finder.see_run(_program(f, args, kwargs))
             finder.split_as(program, automatic_shardings((args, kwargs)))
             found = finder.of_program(program, 0, None)
         return Plans(tuple(found.loops), found.peak)
 
     return find
+
+
+def _program(
+    f: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: dict[str, Any]
+) -> jex.ClosedJaxpr:
+    """The program of a call, in which types can stand for arrays."""
+    is_typed = lambda x: isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    arrays, rest = partition((args, kwargs), is_typed)
+    call = lambda args, kwargs: f(*args, **kwargs)
+    take = lambda out: (eqx.filter(out, eqx.is_array), None)
+    names = call_names(f, args, kwargs, [*[False] * len(flatten(f)[0]), *rest.taken])
+    opened = OpenedCall(rest.join, call, take, KnownAs("jit", f, names))
+    return jax.make_jaxpr(opened.on_arrays)(arrays)
 
 
 @dataclasses.dataclass

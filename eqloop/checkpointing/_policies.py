@@ -16,6 +16,7 @@ import jax
 import jax.extend.core as jex
 from jax import ad_checkpoint, checkpoint_policies
 
+from .._calls import typed
 from .._types import Aval, PyTree
 
 __all__ = [
@@ -108,6 +109,7 @@ those of, say, attention scores.
 """
 
 
+@typed
 def save_names(*names: str) -> Policy:
     """Keeps the values that were tagged with one of these names by [`eqloop.name`][].
 
@@ -131,6 +133,7 @@ def save_names(*names: str) -> Policy:
     return Policy(rule, _written("save_names", names))
 
 
+@typed
 def save_any_except(*names: str) -> Policy:
     """Keeps every value that was tagged by [`eqloop.name`][], except by these names.
 
@@ -161,6 +164,7 @@ def save_any_except(*names: str) -> Policy:
     return Policy(rule, _written("save_any_except", names))
 
 
+@typed
 def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") -> Policy:
     """Moves the values tagged with one of these names to another memory, and back.
 
@@ -196,6 +200,7 @@ def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") ->
     return Policy(rule, _written("offload_names", names, **unusual))
 
 
+@typed
 def either(
     first: "Policy | Callable[..., Any] | str",
     second: "Policy | Callable[..., Any] | str",
@@ -221,7 +226,7 @@ def either(
         >>> el.policies.either(el.policies.save_dots, el.policies.save_names("gate"))
         el.policies.either(el.policies.save_dots, el.policies.save_names('gate'))
     """
-    a, b = _required("either", first), _required("either", second)
+    a, b = _required("first", first), _required("second", second)
 
     def rule(prim: Any, *avals: Sequence[Aval], **params: Any) -> Any:
         answers = [_answer(policy(prim, *avals, **params)) for policy in (a, b)]
@@ -233,6 +238,7 @@ def either(
     return Policy(rule, f"either({a!r}, {b!r})", "either", a, b)
 
 
+@typed
 def name(x: _Tree, name: str) -> _Tree:
     """Tags the arrays of a PyTree, for a policy to refer to them.
 
@@ -262,6 +268,7 @@ def name(x: _Tree, name: str) -> _Tree:
     return jax.tree.map(tag, x)
 
 
+@typed
 def as_policy(
     policy: "Policy | Callable[..., Any] | str | None",
 ) -> "Policy | Callable[..., Any] | None":
@@ -398,10 +405,15 @@ def _not_called(maker: str) -> str:
     )
 
 
-def _required(where: str, policy: Any) -> "Policy | Callable[..., Any]":
-    found = as_policy(policy)
+def _required(name: str, policy: Any) -> "Policy | Callable[..., Any]":
+    try:
+        found = as_policy(policy)
+    except ValueError as error:
+        raise ValueError(f"either: `{name}` is no policy. {error}") from None
+    except TypeError as error:
+        raise TypeError(f"either: `{name}` is no policy. {error}") from None
     if found is None:
-        raise TypeError(f"`{where}` takes two policies, but got None.")
+        raise TypeError(f"either: `{name}` must be a policy, but it is None.")
     return found
 
 

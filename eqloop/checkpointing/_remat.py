@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
-from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
+from .._calls import (
+    AbstractTransform,
+    NewP,
+    NewR,
+    P,
+    R,
+    check_bool,
+    compiled_once,
+    open_call,
+)
 from .._types import PyTree
 from ._policies import Policy, as_jax_policy, as_policy
 
@@ -18,11 +27,11 @@ def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
         if isinstance(argnums, SupportsIndex):
             return (operator.index(argnums),)
         return tuple(operator.index(argnum) for argnum in argnums)
-    except TypeError as error:
+    except TypeError:
         raise TypeError(
             f"Remat: `static_argnums` must be an int or a tuple of ints, the positions "
             f"of arguments, but it is {argnums!r}."
-        ) from error
+        ) from None
 
 
 @final
@@ -83,6 +92,9 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Remat[NewP, NewR]": ...
 
+    def __check_init__(self) -> None:
+        check_bool("Remat", "prevent_cse", self.prevent_cse)
+
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
@@ -103,7 +115,9 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
             ValueError: If `static_argnums` names an argument that is not passed.
         """
         static = self._static_positions(len(args))
-        call, arrays = open_call(self.f, args, kwargs, static)
+        call, arrays = open_call(
+            self.f, args, kwargs, static, kind="checkpoint / remat"
+        )
         policy = as_jax_policy(self.policy)  # `eqx.tree_at` may have put in a name
         run = jax.checkpoint(
             call.on_arrays, prevent_cse=self.prevent_cse, policy=policy

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 
 from .._arrays import describe, flatten, is_dynamic
+from .._tracebacks import border
 from .._types import Value
 
 _T = TypeVar("_T")
 
 
+@border
 def error_if(x: _T, pred: Value, msg: str) -> _T:
     """Raises an error if a condition holds, while a compiled program runs.
 
@@ -52,6 +54,7 @@ def error_if(x: _T, pred: Value, msg: str) -> _T:
     return eqx.error_if(x, pred, msg)
 
 
+@border
 def breakpoint_if(pred: Value) -> None:
     """Opens JAX's debugger if a condition holds, while a program runs.
 

@@ -30,7 +30,7 @@ from .._calls import (
     parse_bytes,
     setting,
 )
-from .._device import DeviceLike, planning_for_call
+from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import is_ref, traced
 from .._types import PyTree, Value
 from ..checkpointing import fitting
@@ -210,8 +210,9 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     @property
     def _limit(self) -> Limit:
+        name = "total" if self.budget is None else "budget"
         size = self.total if self.budget is None else self.budget
-        return Limit(parse_bytes("Fit", size), is_total=self.budget is None)
+        return Limit(parse_bytes("Fit", name, size), is_total=name == "total")
 
     def __check_init__(self) -> None:
         if (self.budget is None) == (self.total is None):
@@ -221,6 +222,7 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
             )
         _ = self._limit
         check_bool("Fit", "foreign", self.foreign)
+        check_device("Fit", self.device)
 
 
 def _as_traced(leaf: PyTree) -> PyTree:

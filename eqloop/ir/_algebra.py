@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import is_complex
+from .._calls import typed
 from .._programs import Rewrite, Rewriter, rewrite_everywhere
 from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
 
@@ -21,6 +22,7 @@ from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, liter
 _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]
 
 
+@typed
 def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Applies identities such as `x * 1 = x` and `--x = x`.
 

@@ -6,9 +6,11 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
+from .._calls import typed
 from .._programs import jaxpr_of
 
 
+@typed
 def eqns_to_jaxpr(
     eqns: Sequence[jex.JaxprEqn],
     invars: Sequence[jex.Var] | None = None,
@@ -49,6 +51,7 @@ def eqns_to_jaxpr(
     return jaxpr_of(eqns, invars, outvars, constvars)
 
 
+@typed
 def eqns_to_closed_jaxpr(
     eqns: Sequence[jex.JaxprEqn],
     invars: Sequence[jex.Var] | None = None,

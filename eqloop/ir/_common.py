@@ -7,12 +7,14 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import is_complex
+from .._calls import typed
 from .._compat import form_of
 from .._programs import Rewrite, Rewriter, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
 
 
+@typed
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Keeps one of several equations that compute the same from the same operands.
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
+from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array
@@ -34,6 +35,7 @@ _IDENTITIES: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
+@typed
 def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Reads through operations and calls that return an operand unchanged.
 

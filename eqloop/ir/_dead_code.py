@@ -4,6 +4,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import pick, split, union
+from .._calls import typed
 from .._programs import (
     Rewrite,
     inputs_read,
@@ -17,6 +18,7 @@ from .._programs import (
 from ._atoms import Closed, check_closed
 
 
+@typed
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes what no output needs.
 

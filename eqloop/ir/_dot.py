@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax.extend.core as jex
 
+from .._calls import typed
 from ._atoms import check_closed
 from ._graph import Graph, Node, graph
 
@@ -20,6 +21,7 @@ _STYLES = {
 }
 
 
+@typed
 def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
     """A jaxpr in the language of Graphviz.
 
@@ -53,6 +55,7 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
     return dot_text(graph(jaxpr, name))
 
 
+@typed
 def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     """A jaxpr as a graph of pydot, which you can change and draw.
 

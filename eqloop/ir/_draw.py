@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from .._calls import open_call
+from .._calls import open_call, typed
+from .._tracebacks import border
 from ._dot import dot_text
 from ._graph import graph
 from ._parts import function_name
@@ -82,6 +83,7 @@ class Drawing:
         return self.tree
 
 
+@typed
 def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
     """Draws what a function does.
 
@@ -116,6 +118,7 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
             f"`to_dot` and `to_pydot`.)"
         )
 
+    @border
     def drawing(*args: Any, **kwargs: Any) -> Drawing:
         call, arrays = open_call(f, args, kwargs)
         jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)

@@ -8,6 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, Rewriter, map_programs, rewrite_everywhere
 from ._atoms import (
@@ -25,6 +26,7 @@ from ._primitives import FOLDABLE, GENERATORS
 FOLD_LIMIT = 1024
 
 
+@typed
 def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Computes what does not depend on the inputs.
 

@@ -6,10 +6,12 @@ import jax
 import jax.extend.core as jex
 from jax.experimental.layout import Layout
 
+from .._calls import typed
 from .._programs import inlined
 from ._atoms import check_closed
 
 
+@typed
 def inline_jit(
     jaxpr: jex.ClosedJaxpr,
     condition: Callable[[jex.JaxprEqn], bool] = lambda eqn: True,

@@ -1,11 +1,12 @@
 """The passes together, until there is nothing left for them to do."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
 
+from .._calls import typed
 from ._algebra import simplify_algebra
 from ._atoms import check_closed, count_equations
 from ._common import eliminate_common_subexpressions
@@ -56,6 +57,7 @@ class Report:
         return "\n".join(lines)
 
 
+@typed
 def optimize(
     jaxpr: jex.ClosedJaxpr,
     passes: Sequence[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]] = PASSES,
@@ -111,6 +113,11 @@ def check_passes(passes: Any, name: str) -> None:
         raise TypeError(
             f"{name}: `passes` must be a sequence of passes, but it is a single one: "
             f"write `passes=[{_name(passes)}]`."
+        )
+    if not isinstance(passes, Iterable) or isinstance(passes, str):
+        raise TypeError(
+            f"{name}: `passes` must be a sequence of passes, such as "
+            f"`eqloop.ir.PASSES`, not {passes!r}."
         )
     for i, apply in enumerate(passes):
         if not callable(apply):

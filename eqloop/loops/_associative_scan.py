@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
@@ -28,13 +28,16 @@ from .._arrays import (
 )
 from .._calls import (
     AbstractTransform,
+    KnownAs,
     NewX,
     X,
+    array_names,
     as_int_if_index,
     check_bool,
     compiled_once,
     enforce_annotations,
     explained,
+    int_of,
     setting,
     typed,
 )
@@ -170,7 +173,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
                 part = combine.from_prefix(before, part, self.reverse)
             return [], combine.scan(part, self.reverse)
 
-        return trace_step(body, [], types)
+        names = array_names(elements.join(elements.xs.arrays), "xs")
+        known_as = KnownAs("associative_scan", self.f, names * len(sizes))
+        return trace_step(known_as.name(body), [], types)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +331,7 @@ def _check_result(a: PyTree, out: PyTree) -> None:
 
 
 def _check_int(setting: str, value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    if int_of(value) is None:
         raise TypeError(
             f"{_NAME}: `{setting}` must be an int, {what}, but it is {value!r}, of "
             f"type {type(value).__name__}."

@@ -1,9 +1,15 @@
-"""What happens to the cotangent of a carry on its way back from step to step."""
+"""What happens to the cotangent of a carry on its way back from step to step.
+
+The function that a user gives may also return a log of the step. It comes out as the
+cotangent of an argument, a row for each step, which no step reads: so it is stacked,
+batched, summed over devices and computed once for each step as any other cotangent of
+`xs` is, under every schedule. Where there is no such argument, it is dropped.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias, final
+from typing import Any, NoReturn, TypeAlias, final
 
 import equinox as eqx
 import jax
@@ -12,18 +18,24 @@ import numpy as np
 from jax import lax
 
 from .._arrays import (
+    as_array,
     axes_of,
     describe,
     flatten,
     is_complex,
     is_dynamic,
     is_inexact,
+    is_scalar,
     is_symbolic,
     paths,
+    stack_type,
+    strongly_typed,
     structure_differences,
     vary,
+    varying_type,
+    zero_array,
 )
-from .._calls import as_count
+from .._calls import as_count, check_bool
 from .._types import PyTree, Value
 
 
@@ -83,11 +95,14 @@ class ClipCotangent:
     explodes is limited at each step, and not only at the end.
 
     Args:
-        max_norm: The largest Euclidean norm that a cotangent keeps.
+        max_norm: The largest Euclidean norm that a cotangent keeps. With `math.inf` it
+            keeps any norm, which is of use with `log`.
+        log: Whether to log the norm of each step, as it is before it is limited, for
+            the `log` of the loop's call.
 
     Raises:
-        TypeError: If `max_norm` is not a number.
-        ValueError: If it is not positive.
+        TypeError: If `max_norm` is not a number, or `log` not a bool.
+        ValueError: If `max_norm` is not positive.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -96,12 +111,20 @@ class ClipCotangent:
         >>> jax.grad(lambda c: scan(c, length=100)[0])(1.0)
         Array(10., dtype=float32...)
 
+        The norm at every step, the first step first:
+
+        >>> scan = el.Scan(double, backward=el.ClipCotangent(4.0, log=True))
+        >>> loss = lambda c, log: scan(c, length=5, log=log)[0]
+        >>> jax.grad(loss, argnums=1)(1.0, scan.empty_log(1.0, length=5))
+        Array([8., 8., 8., 4., 2.], dtype=float32)
+
     References:
         R. Pascanu, T. Mikolov and Y. Bengio, *On the difficulty of training recurrent
         neural networks*, [arXiv:1211.5063](https://arxiv.org/abs/1211.5063).
     """
 
     max_norm: float
+    log: bool = False
 
     def __post_init__(self) -> None:
         norm = self.max_norm
@@ -115,6 +138,7 @@ class ClipCotangent:
             raise ValueError(
                 f"ClipCotangent: `max_norm` must be more than 0, but it is {norm}."
             )
+        check_bool("ClipCotangent", "log", self.log)
         object.__setattr__(self, "max_norm", float(norm))
 
     def __call__(self, cotangent: PyTree) -> PyTree:
@@ -124,7 +148,8 @@ class ClipCotangent:
             cotangent: A tree of arrays.
 
         Returns:
-            The same with at most this norm.
+            The same with at most this norm; with `log`, a pair of this, and of the norm
+            that was given.
         """
         sizes = [jnp.abs(x).astype(float) for x in jax.tree.leaves(cotangent)]
         # Squares of large entries overflow, and those of small ones vanish, in half
@@ -146,7 +171,8 @@ class ClipCotangent:
             # Left as it is to the last bit, if it is not too large.
             return jnp.where(is_large, scaled, x)
 
-        return jax.tree.map(clipped, cotangent)
+        result = jax.tree.map(clipped, cotangent)
+        return (result, norm * unit) if self.log else result
 
 
 Backward: TypeAlias = Truncate | Callable[[Any], Any]
@@ -200,32 +226,99 @@ def cut_before(carry: PyTree, is_cut: PyTree) -> PyTree:
 
 
 def passed_back(
-    owner: str, carry: PyTree, backward: Callable[[PyTree], PyTree]
+    owner: str, carry: PyTree, backward: Callable[[PyTree], PyTree], log: PyTree
 ) -> PyTree:
-    """The carry before a step, whose cotangent a function is applied to."""
-    moving, rest = eqx.partition(carry, lambda x: is_dynamic(x) and is_inexact(x))
-    # In `shard_map`, each device has a cotangent of its own, of all leaves.
-    axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves(moving)))
-    moving = jax.tree.map(lambda x: vary(x, axes), moving)
+    """The carry before a step, whose cotangent a function is applied to.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        carry: The carry.
+        backward: The function.
+        log: What the log of this step is the cotangent of; `None` if it is not wanted.
+    """
+    moving, rest = eqx.partition(carry, _has_cotangent)
+    axes = _axes_of_all(moving)
+    moving, log = jax.tree.map(lambda x: vary(x, axes), (moving, log))
 
     @jax.custom_vjp
-    def identity(moving: PyTree) -> PyTree:
+    def identity(moving: PyTree, log: PyTree) -> PyTree:
         return moving
 
-    def pull(_: None, cotangent: PyTree) -> tuple[PyTree]:
-        return (_applied_to(owner, backward, cotangent),)
+    def pull(log: PyTree, cotangent: PyTree) -> tuple[PyTree, PyTree]:
+        result, logged = _applied_to(owner, backward, cotangent)
+        if log is not None:
+            _check_log(owner, log, logged)
+        return result, None if log is None else _varied_as(logged, log)
 
-    identity.defvjp(lambda moving: (moving, None), pull)
+    identity.defvjp(lambda moving, log: (moving, log), pull)
     # Before anything runs, and not first in a gradient.
-    jax.eval_shape(lambda moving: _applied_to(owner, backward, moving), moving)
-    return eqx.combine(identity(moving), rest)
+    jax.eval_shape(pull, log, moving)
+    return eqx.combine(identity(moving, log), rest)
+
+
+def empty_log(owner: str, carry: PyTree, backward: object, length: int) -> PyTree:
+    """Zeros for the log of each step, from a carry of which only the types matter."""
+    if isinstance(backward, Truncate) or not callable(backward):
+        _refuse_missing(owner)
+    moving = eqx.filter(carry, _has_cotangent)
+    axes = _axes_of_all(moving)
+    types = jax.tree.map(lambda x: varying_type(jax.typeof(x), axes), moving)
+    program, shapes = jax.make_jaxpr(
+        lambda moving: _applied_to(owner, backward, moving)[1], return_shape=True
+    )(types)
+    if shapes is None:
+        _refuse_missing(owner)
+    rows = [zero_array(stack_type(aval, length)) for aval in program.out_avals]
+    return jax.tree.unflatten(jax.tree.structure(shapes), rows)
+
+
+def check_taken(owner: str, log: PyTree, backward: object) -> None:
+    """Checks what a call is given for its log."""
+    if log is None:
+        return
+    if isinstance(backward, Truncate) or not callable(backward):
+        _refuse_missing(owner)
+    for path, leaf in zip(paths(log, "log"), flatten(log)[0], strict=True):
+        is_rows = leaf is None or (_has_cotangent(leaf) and leaf.ndim)
+        if not is_rows:
+            raise TypeError(
+                f"{owner}: `log` must be arrays of floating-point numbers with a row "
+                f"for each step, but {path} is {describe(leaf)}. Its cotangent is the "
+                f"log. `empty_log` of the loop, called with the same arguments, makes "
+                f"one that fits."
+            )
+
+
+def _refuse_missing(owner: str) -> NoReturn:
+    raise ValueError(
+        f"{owner}: there is no log, since `backward` does not return one. Give it a "
+        f"function from the cotangent of the carry to a pair, `(cotangent, log)`, or "
+        f"`el.ClipCotangent(max_norm, log=True)`."
+    )
+
+
+def _has_cotangent(leaf: Value) -> bool:
+    return is_dynamic(leaf) and is_inexact(leaf)
+
+
+def _axes_of_all(moving: PyTree) -> frozenset[str]:
+    """The axes that cotangents vary along.
+
+    In `shard_map`, each device has a cotangent of its own, of all leaves.
+    """
+    return frozenset[str]().union(*map(axes_of, jax.tree.leaves(moving)))
 
 
 def _applied_to(
     owner: str, backward: Callable[[PyTree], PyTree], cotangent: PyTree
-) -> PyTree:
-    """The result of the function, which has to be like what it was given."""
-    result = backward(cotangent)
+) -> tuple[PyTree, PyTree]:
+    """What the function makes of a cotangent, and its log, or `None`.
+
+    The cotangent that it returns has to be like the one that it was given.
+    """
+    result, log = backward(cotangent), None
+    if _has_log(result, cotangent):
+        result, log = result
     changes = [
         f"  {d.path}: {d.one} came in, {d.other} came out"
         for d in structure_differences(cotangent, result, "cotangent")
@@ -242,10 +335,79 @@ def _applied_to(
     if changes:
         raise TypeError(
             f"{owner}: `backward` must return a cotangent of the same structure, "
-            f"shapes and dtypes as it was given, but it changed them:\n"
-            + "\n".join(changes)
+            f"shapes and dtypes as it was given, or a pair of one and a log, but it "
+            f"changed them:\n" + "\n".join(changes)
         )
-    return jax.tree.map(lambda x, like: vary(x, axes_of(like)), result, cotangent)
+    axes = _axes_of_all(cotangent)
+    log = jax.tree.map(lambda x: vary(x, axes), _as_log(owner, log))
+    return _varied_as(result, cotangent), log
+
+
+def _has_log(result: PyTree, cotangent: PyTree) -> bool:
+    """Whether something that was returned is a pair of a cotangent and a log.
+
+    A carry may itself be a pair. Then what has the structure of its cotangent is one:
+    that is never the structure of a pair whose first part has it, too.
+    """
+    if type(result) is not tuple or len(result) != 2:
+        return False
+    structure = jax.tree.structure(cotangent)
+    if jax.tree.structure(result[0]) == structure:
+        return True
+    is_pair = type(cotangent) is tuple and len(cotangent) == 2
+    return not is_pair
+
+
+def _as_log(owner: str, log: PyTree) -> PyTree:
+    """A log as a cotangent, which consists of floating-point numbers."""
+    names = iter(paths(log, "log"))
+
+    def converted(leaf: Value) -> Value:
+        path = next(names)
+        if leaf is None:
+            return None
+        x = as_array(leaf) if is_dynamic(leaf) or is_scalar(leaf) else None
+        if x is None or not any(jnp.issubdtype(x.dtype, kind) for kind in _NUMBERS):
+            raise TypeError(
+                f"{owner}: the log that `backward` returns must consist of arrays of "
+                f"numbers, but {path} is {describe(leaf)}."
+            )
+        return strongly_typed(x if is_inexact(x) else x.astype(float))
+
+    return jax.tree.map(converted, log, is_leaf=lambda x: x is None)
+
+
+_NUMBERS = (np.number, np.bool)
+
+
+def _check_log(owner: str, log: PyTree, logged: PyTree) -> None:
+    """Checks that a log fits into what was given to take it."""
+    if logged is None:
+        _refuse_missing(owner)
+    changes = [
+        f"  {d.path}: {d.one} of each step was passed, {d.other} was logged"
+        for d in structure_differences(log, logged, "log")
+    ]
+    if not changes:
+        trees = paths(log, "log"), flatten(log)[0], flatten(logged)[0]
+        changes = [
+            f"  {path}: {describe(one)} of each step was passed, {describe(other)} was "
+            f"logged"
+            for path, one, other in zip(*trees, strict=True)
+            if not _same_type(one, other)
+        ]
+    if changes:
+        raise TypeError(
+            f"{owner}: `log` must have a row for each step that is like the log which "
+            f"`backward` returns:\n"
+            + "\n".join(changes)
+            + "\n`empty_log` of the loop, called with the same arguments, makes one "
+            "that fits."
+        )
+
+
+def _varied_as(tree: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, other: vary(x, axes_of(other)), tree, like)
 
 
 def _same_type(one: Value, other: Value) -> bool:

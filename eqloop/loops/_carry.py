@@ -44,7 +44,7 @@ from .._arrays import (
     vary,
     with_weak_types,
 )
-from .._calls import OpenedCall
+from .._calls import KnownAs, OpenedCall, argument_names
 from .._types import Aval, PyTree, Value
 from ..checkpointing import Step, trace_step
 
@@ -56,6 +56,17 @@ def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> str:
         f"`f({call})` with\n"
         f"  carry = {eqx.tree_pformat(carry)}\n  x = {eqx.tree_pformat(x)}"
     )
+
+
+Names = Callable[[Any, PyTree, PyTree], tuple[Any, list[str], list[str]]]
+
+
+def step_names(
+    f: Callable[..., PyTree], carry: PyTree, xs: PyTree
+) -> tuple[Any, list[str], list[str]]:
+    """A step, and what it calls each leaf of its arguments."""
+    first, second = argument_names(f, (carry, xs))
+    return f, paths(carry, first), paths(xs, second)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +81,9 @@ class Words:
         call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
             that shows them.
         length: The word for the number of steps, in the user's call.
+        several: Whether `xs` is a tuple of arguments.
+        names: From `f`, the carry and `xs` to the function that the user wrote, and
+            what it calls each leaf of the carry, and of `xs`.
     """
 
     carry: str
@@ -78,6 +92,8 @@ class Words:
     step: str
     call: Callable[[PyTree, PyTree, dict[str, Any]], str]
     length: str = "length"
+    several: bool = False
+    names: Names = step_names
 
 
 OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)
@@ -252,6 +268,7 @@ def trace_stable(
     take: Callable[[PyTree], tuple[PyTree, list[Value], _Extra]],
     carry: Carry,
     x_types: Sequence[Aval],
+    known_as: Callable[[PyTree], KnownAs],
 ) -> Settled[_Extra]:
     """Traces a step with a carry whose types it does not change.
 
@@ -261,11 +278,12 @@ def trace_stable(
             else to keep.
         carry: The carry to try first.
         x_types: The types of the arrays of `x`.
+        known_as: What JAX is to call it in its errors, from the carry.
     """
     # This ends: each new try makes a number an array, promotes a leaf, or has it vary
     # along more axes, and none of these is ever undone.
     while True:
-        body = _open_body(call, take, carry)
+        body = _open_body(call, take, carry, known_as(carry.tree))
         carry_types = [jax.typeof(x) for x in carry.arrays]
         try:
             step, consts = trace_step(body.on_arrays, carry_types, x_types)
@@ -284,13 +302,17 @@ def trace_stable(
 
 
 def _open_body(
-    call: Callable[..., PyTree], take: Callable[[PyTree], PyTree], carry: Carry
+    call: Callable[..., PyTree],
+    take: Callable[[PyTree], PyTree],
+    carry: Carry,
+    known_as: KnownAs,
 ) -> OpenedCall[Any, Any]:
     def take_arrays(out: PyTree) -> PyTree:
         new_carry, y, kept = take(out)
         return (carry.take(new_carry), y), (types_of(new_carry), kept)
 
-    return OpenedCall(lambda arrays, x: (carry.join(arrays), x), call, take_arrays)
+    join = lambda arrays, x: (carry.join(arrays), x)
+    return OpenedCall(join, call, take_arrays, known_as)
 
 
 def _promote(before: PyTree, after: PyTree) -> PyTree:

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 
-from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
+from .._arrays import paths
+from .._calls import (
+    NewY,
+    Y,
+    argument_names,
+    compiled_once,
+    enforce_annotations,
+    typed,
+)
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, left_open, plan
 from ._carry import Words
-from ._open_loop import OpenedLoop
+from ._open_loop import OpenedLoop, check_wants_key
 from ._scan import AbstractLoop
 
 
@@ -101,8 +109,13 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             # The step of a scan whose carry is nothing.
             f = f if self.f_transform is None else self.f_transform(f)
-            f = enforce_annotations(f)
-            return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
+            checked = enforce_annotations(f)
+
+            def step(carry: PyTree, xs: PyTree, **keywords: PyTree) -> PyTree:
+                check_wants_key(type(self).__name__, f, xs, keywords)
+                return carry, checked(*xs, **keywords)
+
+            return step
 
         opener = self._opener()
         opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
@@ -125,7 +138,16 @@ def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> s
     return "\n".join([f"`f({call})`" + " with" * bool(lines), *lines])
 
 
-_WORDS = Words("the carry", "carry", "f", "step", _call_of_f)
+def _names_of_f(
+    f: Callable[..., PyTree], _: PyTree, xs: tuple[PyTree, ...]
+) -> tuple[Any, list[str], list[str]]:
+    pairs = zip(argument_names(f, xs), xs, strict=True)
+    return f, ["carry"], [path for name, x in pairs for path in paths(x, name)]
+
+
+_WORDS = Words(
+    "the carry", "carry", "f", "step", _call_of_f, several=True, names=_names_of_f
+)
 
 
 @final

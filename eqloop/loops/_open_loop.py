@@ -7,7 +7,8 @@ back into the user's trees.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import SupportsIndex
 
 import equinox as eqx
@@ -22,17 +23,28 @@ from .._arrays import (
     as_length,
     automatic_sharding,
     automatic_shardings,
+    axes_tree,
     axis_sizes,
     common_length,
     describe,
     flatten,
+    is_dynamic,
     is_symbolic,
     paths,
+    pick,
+    refuse_foreign_arrays,
+    refuse_python_values,
     refuse_split,
     refuse_symbolic,
     resolve_axes,
 )
-from .._calls import Outputs, enforce_annotations, explained
+from .._calls import (
+    KnownAs,
+    Outputs,
+    enforce_annotations,
+    explained,
+    parameters_of,
+)
 from .._programs import has_checks, loop_scope, refuse_refs, without_derivatives
 from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
@@ -46,8 +58,25 @@ from ..checkpointing import (
     with_inverse,
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
-from ._backward import Backward, Truncate, cut_before, cuts_of, passed_back, refuse_cuts
-from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_stable
+from ._backward import (
+    Backward,
+    Truncate,
+    check_taken,
+    cut_before,
+    cuts_of,
+    empty_log,
+    passed_back,
+    refuse_cuts,
+)
+from ._carry import (
+    OF_A_SCAN,
+    Carry,
+    Names,
+    Words,
+    step_call,
+    step_names,
+    trace_stable,
+)
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -68,6 +97,7 @@ class OpenedLoop:
         close: Turns `(carry, ys)`, each a list of arrays, into the user's result.
         carry: The initial carry, as a tree.
         label: Makes the text before a progress bar from the user's function.
+        empty_log: Makes the zeros that the log of the steps is the cotangent of.
         head: How many steps at the start have no derivative at all, because of a cut.
     """
 
@@ -79,6 +109,7 @@ class OpenedLoop:
     close: Callable[[list[Value], list[Value]], tuple[PyTree, PyTree]]
     carry: Carry
     label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
+    empty_log: Callable[[], PyTree]
     head: int = 0
 
     def run(
@@ -203,9 +234,13 @@ class LoopOpener:
         *,
         length: SupportsIndex | None,
         key: PRNGKey | None,
+        log: PyTree = None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""
-        inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
+        refuse_foreign_arrays(self.name, xs, "xs")
+        refuse_foreign_arrays(self.name, init, self.words.path)
+        length, log = as_length(self.name, length), as_arrays(log)
+        inputs = self._inputs(f, as_arrays(xs), length, key, log)
         if self.unroll is True:
             self._refuse_symbolic(inputs, "`unroll=True`", "Give an int")
         if self.kept is not None:
@@ -217,6 +252,7 @@ class LoopOpener:
             self._take,
             Carry.of(self.name, init, self.words),
             inputs.element_types,
+            lambda carry: self._known_as(self.words.names, f, carry, inputs),
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
@@ -244,8 +280,11 @@ class LoopOpener:
             join_y = lambda y: outputs.join(y, missing)
             return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
 
+        def zeros() -> PyTree:
+            return empty_log(self.name, carry.tree, self.backward, inputs.length)
+
         arrays = carry.arrays, inputs.arrays
-        return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
+        return OpenedLoop(step, consts, *arrays, loop, close, carry, label, zeros, head)
 
     def _with_inverse(
         self,
@@ -259,7 +298,7 @@ class LoopOpener:
         after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
 
         def call(carry: PyTree, arrays: list[Value]) -> PyTree:
-            _, x, key, _ = inputs.rest.join(arrays)
+            _, x, key, _, _ = inputs.rest.join(arrays)
             keywords = {} if key is None else {"key": key}
             with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
                 return undo(carry, x, **keywords)
@@ -269,6 +308,7 @@ class LoopOpener:
             lambda out: (out, [], None),
             after,
             inputs.element_types,
+            lambda carry: self._known_as(step_names, undo, carry, inputs),
         )
         if inverse.carry is not after:
             raise TypeError(
@@ -279,9 +319,17 @@ class LoopOpener:
         return with_inverse(step, consts, inverse.step, inverse.consts)
 
     def _inputs(
-        self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None
+        self,
+        f: PyTree,
+        xs: PyTree,
+        length: int | None,
+        key: PRNGKey | None,
+        log: PyTree,
     ) -> AlongAxes:
-        """Divides `(f, xs, key)` and cuts into arrays to scan, and everything else."""
+        """Divides all that differs from step to step into arrays and all else.
+
+        It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
+        """
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -290,7 +338,14 @@ class LoopOpener:
         x_axes = resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
+        check_taken(self.name, log, self.backward)
+        log_axes = [None if x is None else 0 for x in flatten(log)[0]]
         sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
+        sizes |= axis_sizes(log, "log", log_axes)
+        if not sizes and axes_tree(self.in_axes) == eqx.if_array(0):
+            words = self.words
+            asked = length, words.length, words.several
+            refuse_python_values(self.name, xs, "xs", *asked)
         length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
@@ -307,8 +362,9 @@ class LoopOpener:
                 cuts, cut_axis = cuts_of(every, length, reverse=self.reverse), 0
         refuse_split(self.name, f, "f", f_axes)
         refuse_split(self.name, xs, "xs", x_axes)
-        axes = [*f_axes, *x_axes, key_axis, cut_axis]
-        return AlongAxes.of((f, xs, key, cuts), axes, length)
+        refuse_split(self.name, log, "log", log_axes)
+        axes = [*f_axes, *x_axes, key_axis, cut_axis, *log_axes]
+        return AlongAxes.of((f, xs, key, cuts, log), axes, length)
 
     def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
         """How many steps come before the last cut that precedes all derivatives.
@@ -325,6 +381,18 @@ class LoopOpener:
         needed = before if step.y_types else loop.length - 1
         return min(needed, loop.length - 1) // self.backward.every * self.backward.every
 
+    def _known_as(
+        self, names: Names, f: Callable[..., PyTree], carry: PyTree, inputs: AlongAxes
+    ) -> KnownAs:
+        """What JAX is to call the step, and each of its arrays."""
+        of_f, xs, *others = inputs.rest.join(inputs.arrays)
+        function, of_carry, of_xs = names(f, carry, xs)
+        of_x = [*paths(of_f, "f"), *of_xs]
+        for name, tree in zip(("key", "cut", "log"), others, strict=True):
+            of_x += paths(tree, name)
+        known = pick(of_carry, list(map(is_dynamic, flatten(carry)[0])))
+        return KnownAs("scan", function, [*known, *pick(of_x, inputs.rest.taken)])
+
     def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:
         refuse_symbolic(self.name, inputs.length, need, instead)
 
@@ -335,16 +403,18 @@ class LoopOpener:
         x: PyTree,
         key: PRNGKey | None,
         is_cut: PyTree,
+        log: PyTree,
     ) -> PyTree:
         """Calls the user's `f` for one step."""
         if is_cut is not None:
             carry = cut_before(carry, is_cut)
         elif callable(self.backward):
-            carry = passed_back(self.name, carry, self.backward)
+            carry = passed_back(self.name, carry, self.backward, log)
         keywords = {} if key is None else {"key": key}
         with explained(self.name, self.words.call(carry, x, keywords)):
             if self.f_transform is not None:
                 f = self.f_transform(f)
+            check_wants_key(self.name, f, (carry, x), keywords)
             return enforce_annotations(f)(carry, x, **keywords)
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
@@ -402,6 +472,48 @@ def _refuse_iterators(owner: str, xs: PyTree) -> None:
             f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
             f"`el.Resumable` with a function that reads them."
         )
+
+
+def check_wants_key(
+    owner: str,
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
+    keywords: PyTree,
+    word: str = "f",
+) -> None:
+    """Checks that a step is given a key if it wants one, and only then.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        f: What is called for a step.
+        args: What it is given by position.
+        keywords: What it is given by keyword.
+        word: What it is called.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    parameters = parameters_of(f)
+    if "key" in keywords:
+        kinds = [p.kind for p in parameters.values()]
+        if parameters and "key" not in parameters and _ANY_NAME not in kinds:
+            names = ", ".join(parameters)
+            raise TypeError(
+                f"{owner}: the call was given a `key`, which each step gets by that "
+                f"name, but {word} has no parameter `key`: it takes ({names}). Add "
+                f"one, or leave out `key`."
+            )
+        return
+    wanted = parameters.get("key")
+    is_given = wanted is not None and list(parameters).index("key") < len(args)
+    if wanted is not None and not is_given and wanted.default is wanted.empty:
+        raise TypeError(
+            f"{owner}: {word} wants a `key`, but the call was given none. Pass one, "
+            f"`key=jax.random.key(0)`, and each step gets a key of its own."
+        )
+
+
+_ANY_NAME = inspect.Parameter.VAR_KEYWORD
 
 
 def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex
 
 import equinox as eqx
 
-from .._arrays import describe, hashable_axes
+from .._arrays import hashable_axes
 from .._calls import (
     AbstractTransform,
     Carry,
@@ -26,9 +26,11 @@ from .._calls import (
     compiled_once,
     setting,
     typed,
+    value_in_words,
     without_annotations,
 )
 from .._device import DeviceLike, planning_for_call
+from .._tracebacks import border
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
@@ -165,6 +167,16 @@ class AbstractLoop(AbstractTransform[Function]):
         step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
         return dict(step=step, loop=loop, placed=placed, **self._how())
 
+    def _empty_log(
+        self, *args: PyTree, length: SupportsIndex | None = None, **kwargs: PyTree
+    ) -> PyTree:
+        """Zeros for the log of each step of a call, from the types of its arguments."""
+
+        def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
+            return loop._open(*args, length=length, **kwargs)
+
+        return open_abstractly(open_call, self, args, kwargs)[0].empty_log()
+
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)
 
@@ -202,6 +214,7 @@ class AbstractLoop(AbstractTransform[Function]):
             )
 
 
+@border
 def frontier(
     loop: AbstractLoop[Any],
     *args: PyTree,
@@ -235,7 +248,7 @@ def frontier(
     if not isinstance(loop, AbstractLoop):
         raise TypeError(
             f"frontier: this is a method of loops, `el.Scan(f).frontier(init, xs)`, "
-            f"and {describe(loop)} is no loop with a known number of steps."
+            f"and {value_in_words(loop)} is no loop with a known number of steps."
         )
     warnings.warn(
         "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
@@ -336,7 +349,8 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             [`Truncate(every)`][eqloop.Truncate],
             [`ClipCotangent(max_norm)`][eqloop.ClipCotangent], or a function
             `cotangent -> cotangent`. The function gets a tree like the carry, with
-            `None` for leaves that are not arrays of floating-point numbers. As with
+            `None` for leaves that are not arrays of floating-point numbers. It may
+            return a pair, `(cotangent, log)`; see `log` of the call. As with
             `jax.custom_vjp`, a function (and `ClipCotangent`) rules out forward mode.
 
     Examples:
@@ -370,6 +384,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
+        log: PyTree = None,
     ) -> tuple[Carry, Y]:
         """Runs the loop.
 
@@ -379,6 +394,9 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             xs: What is scanned. Each array leaf loses the axis `in_axes` gives it.
             length: How many steps; needed only if there is nothing to scan.
             key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
+            log: Takes the log of the backward pass, as its cotangent: what `backward`
+                logs at each step, stacked in the order of `xs`. Only its types matter;
+                `empty_log` makes one. Without it a log is dropped.
 
         Returns:
             The last carry, and `ys`: the outputs of the steps, stacked along the axes
@@ -393,7 +411,53 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
                 and a step contains a `checkify.check`, or, when the gradient is taken,
                 an `io_callback`; `StoreAll` allows both.
         """
-        return self._run(self._open(init, xs, length=length, key=key))
+        return self._run(self._open(init, xs, length=length, key=key, log=log))
+
+    @typed
+    def empty_log(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
+    ) -> PyTree:
+        """Zeros in whose place the log of the backward pass comes out of a gradient.
+
+        Differentiate the call with respect to its `log`. The loop is not run here. Pass
+        the arguments of the call; a `jax.ShapeDtypeStruct` can stand for an array.
+
+        Args:
+            init: The carry of the first step.
+            xs: What is scanned.
+            length: How many steps; needed only if there is nothing to scan.
+            key: A PRNG key, if the call is given one.
+
+        Returns:
+            A tree like the log that `backward` returns, with a row for each step. In
+            place of integers and bools there are floating-point numbers, which are all
+            that a cotangent can be.
+
+        Raises:
+            TypeError: As the call does, and if the log does not consist of arrays of
+                numbers.
+            ValueError: As the call does, and if `backward` returns no log.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> import eqloop as el
+            >>> def with_norm(ct):
+            ...     return ct, {"norm": jnp.linalg.norm(ct)}
+            >>> step = lambda h, x: (3 * h + x, None)
+            >>> scan = el.Scan(step, backward=with_norm)
+            >>> h0, xs = jnp.ones(4), jnp.ones((5, 4))
+            >>> loss = lambda xs, log: scan(h0, xs, log=log)[0].sum()
+            >>> of_loss = jax.grad(loss, argnums=(0, 1))
+            >>> grads, log = of_loss(xs, scan.empty_log(h0, xs))
+            >>> log["norm"]
+            Array([486., 162.,  54.,  18.,   6.], dtype=float32)
+        """
+        return self._empty_log(init, xs, length=length, key=key)
 
     @typed
     def plan(
@@ -403,6 +467,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        log: PyTree = None,
         device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
@@ -415,6 +480,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             xs: What is scanned.
             length: How many steps; needed only if there is nothing to scan.
             key: A PRNG key, if the call is given one.
+            log: What takes the log of the backward pass, if the call is given it.
             device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
                 by default, the device on which the loop would run.
 
@@ -434,7 +500,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             ((16, 16, 16),)
         """
         with planning_for_call(device, self, init, xs):
-            return plan(**self._problem(init, xs, length=length, key=key))
+            return plan(**self._problem(init, xs, length=length, key=key, log=log))
 
     def _open(
         self,
@@ -443,10 +509,11 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
+        log: PyTree = None,
     ) -> OpenedLoop:
         opener = self._opener()
         opener = dataclasses.replace(opener, kept=self._kept(), backward=self.backward)
-        return opener.open(self.f, init, xs, length=length, key=key)
+        return opener.open(self.f, init, xs, length=length, key=key, log=log)
 
     def __check_init__(self) -> None:
         check_backward(type(self).__name__, self.backward)

@@ -24,7 +24,13 @@ from ..progress import Label
 from ._backward import Backward
 from ._carry import OF_A_SCAN
 from ._open_loop import OpenedLoop
-from ._scan import AbstractLoop, Stepping, check_backward, checks_no_values
+from ._scan import (
+    AbstractLoop,
+    Stepping,
+    check_backward,
+    check_unroll,
+    checks_no_values,
+)
 from ._while_loop import Condition, varied_with, varies_with
 
 
@@ -96,7 +102,12 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
     @compiled_once(when=checks_no_values)
     @typed
     def __call__(
-        self, init: PyTree, xs: PyTree = None, *, key: PRNGKey | None = None
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        key: PRNGKey | None = None,
+        log: PyTree = None,
     ) -> tuple[Carry, Y, jax.Array]:
         """Runs the loop.
 
@@ -106,6 +117,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             xs: What is scanned: `max_steps` elements. Each array leaf loses the axis
                 `in_axes` gives it.
             key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
+            log: Takes the log of the backward pass, as in [`Scan`][eqloop.Scan]. The
+                rows of steps that were not run are zeros.
 
         Returns:
             The last carry; `ys`, the outputs of the steps, stacked
@@ -121,8 +134,48 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
                 leaf of the carry changes. If there is a `checkify.check` in a step, or,
                 when a gradient is taken, an `io_callback`.
         """
-        (carry, steps), ys = self._run(self._open(init, xs, key=key))
+        (carry, steps), ys = self._run(self._open(init, xs, key=key, log=log))
         return carry, ys, steps
+
+    @typed
+    def empty_log(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
+    ) -> PyTree:
+        """Zeros in whose place the log of the backward pass comes out of a gradient.
+
+        As for a [`Scan`][eqloop.Scan.empty_log]. The loop is not run.
+
+        Args:
+            init: The carry of the first step.
+            xs: What is scanned.
+            key: A PRNG key, if the call is given one.
+
+        Returns:
+            A tree like the log that `backward` returns, with `max_steps` rows.
+
+        Raises:
+            TypeError: As the call does, and if the log does not consist of arrays of
+                numbers.
+            ValueError: As the call does, and if `backward` returns no log.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> import eqloop as el
+            >>> loop = el.ScanWhile(
+            ...     lambda h: h < 30,
+            ...     lambda h, _: (3 * h, None),
+            ...     max_steps=6,
+            ...     backward=el.ClipCotangent(10.0, log=True),
+            ... )
+            >>> loss = lambda h, log: loop(h, log=log)[0]
+            >>> jax.grad(loss, argnums=1)(1.0, loop.empty_log(1.0))
+            Array([30., 27.,  9.,  3.,  0.,  0.], dtype=float32)
+        """
+        return self._empty_log(init, xs, key=key)
 
     @typed
     def plan(
@@ -131,6 +184,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         xs: PyTree = None,
         *,
         key: PRNGKey | ShapeDtypeStruct | None = None,
+        log: PyTree = None,
         device: DeviceLike | None = None,
     ) -> Plan:
         """The plan of a gradient of the call, without running the loop.
@@ -143,6 +197,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             init: The carry of the first step.
             xs: What is scanned.
             key: A PRNG key, if the call is given one.
+            log: What takes the log of the backward pass, if the call is given it.
             device: What the plan is for, as for [`planning_for`][eqloop.planning_for]:
                 by default, the device on which the loop would run.
 
@@ -162,7 +217,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             ((16, 16, 16),)
         """
         with planning_for_call(device, self, init, xs):
-            return plan(**self._problem(init, xs, key=key))
+            return plan(**self._problem(init, xs, key=key, log=log))
 
     def _open(
         self,
@@ -171,18 +226,19 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
+        log: PyTree = None,
     ) -> OpenedLoop:
         opener = self._opener()
         opener = dataclasses.replace(opener, words=_WORDS, backward=self.backward)
-        opened = opener.open(self.f, init, xs, length=self.max_steps, key=key)
+        opened = opener.open(self.f, init, xs, length=self.max_steps, key=key, log=log)
         name = type(self).__name__
         condition = Condition.of(name, self.cond, opened.carry, is_bounded=True)
         holds = condition(condition.consts, opened.init)
-        parts = (self, init, xs)
+        parts = (self, init, xs, log)
         if not varies_with(parts, holds):
             # Devices stop at different times, so whatever the steps compute differs.
-            loop, init, xs = varied_with(parts, holds)
-            return loop._open(init, xs, key=key)
+            loop, init, xs, log = varied_with(parts, holds)
+            return loop._open(init, xs, key=key, log=log)
         # Where it ends is not known, and so neither is the last cut.
         opened = dataclasses.replace(opened, head=0)
         return _stopping(opened, condition, holds)
@@ -198,6 +254,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         check_backward("ScanWhile", self.backward)
         what = "the most steps that are run"
         as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
+        check_unroll("ScanWhile", self.unroll)
         if self.unroll != 1 or self.unroll is True:
             raise ValueError(
                 f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: `cond` is "

@@ -9,8 +9,9 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
 import equinox as eqx
 import jax
 
-from .._arrays import as_arrays, describe
+from .._arrays import as_arrays, describe, paths
 from .._calls import (
+    argument_names,
     as_count,
     as_int_if_index,
     compiled_once,
@@ -19,6 +20,7 @@ from .._calls import (
     typed,
 )
 from .._device import DeviceLike, planning_for_call
+from .._tracebacks import AbstractBordered
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import (
     AbstractSchedule,
@@ -32,7 +34,7 @@ from ..checkpointing import (
 )
 from ._carry import Words
 from ._layer_edits import as_it_was, is_edited, layers_at, look_at
-from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
+from ._open_loop import LoopOpener, OpenedLoop, check_wants_key, open_abstractly
 from ._scan import (
     check_schedule,
     check_unroll,
@@ -56,7 +58,7 @@ _NAME = "StackedLayers"
 
 
 @final
-class StackedLayers(eqx.Module, Generic[Layer]):
+class StackedLayers(AbstractBordered, Generic[Layer]):
     """Layers that differ only in their parameters, applied one after the other.
 
     The layers are stored as one layer whose arrays have a leading axis, with an entry
@@ -139,6 +141,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         self._how()
 
     @classmethod
+    @typed
     def init(
         cls,
         make: Callable[..., _NewLayer],
@@ -455,7 +458,9 @@ class _Apply:
 
     def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
         layer, args, state = inputs
-        x = enforce_annotations(layer)(x, *self._with(state, args), **keywords)
+        args = self._with(state, args)
+        check_wants_key(_NAME, layer, (x, *args), keywords, "a layer")
+        x = enforce_annotations(layer)(x, *args, **keywords)
         if self.state_at is not None:
             x, state = check_returned(_NAME, x)
         return x, (state, x if self.keep else None)
@@ -480,7 +485,18 @@ def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> str
     return f"`layer({call})` with\n  x = {eqx.tree_pformat(x)}"
 
 
-_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
+def _names_of_a_layer(
+    _: PyTree, x: PyTree, inputs: PyTree
+) -> tuple[Any, list[str], list[str]]:
+    layer, args, state = inputs
+    first, *others = argument_names(layer, (x, *args))
+    of_inputs = paths(layer, "self")
+    for name, arg in zip(others, args, strict=True):
+        of_inputs += paths(arg, name)
+    return layer, paths(x, first), [*of_inputs, *paths(state, "state")]
+
+
+_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer, names=_names_of_a_layer)
 
 
 def _make(make: Callable[..., PyTree], key: jax.Array) -> PyTree:

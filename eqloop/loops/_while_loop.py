@@ -19,6 +19,9 @@ import numpy as np
 
 from .._arrays import axes_of, describe, is_dynamic, partition, split, vary
 from .._calls import (
+    KnownAs,
+    argument_names,
+    array_names,
     check_least,
     compiled_once,
     enforce_annotations,
@@ -27,6 +30,7 @@ from .._calls import (
     typed,
 )
 from .._programs import loop_scope, refuse_refs, without_derivatives
+from .._tracebacks import AbstractBordered
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
@@ -47,7 +51,7 @@ _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
 
 
-class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
+class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
     """Calls `body` on a carry for as long as `cond` of the carry holds.
 
     What all while loops have in common. A final class adds how it is differentiated.
@@ -327,6 +331,7 @@ def open_while(
         lambda out: (out, [], None),
         Carry.of(owner, init, _WORDS),
         x_types=[],
+        known_as=lambda carry: _known_as("while_body", body, carry),
     )
     step, carry = settled.step, settled.carry
     condition = Condition.of(owner, cond, carry, is_bounded)
@@ -394,7 +399,8 @@ class Condition:
             out = _explained(owner, "cond", cond, carry.join(arrays))
             return [], [_as_condition(owner, out, is_bounded)]
 
-        return cls(*trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays]))
+        known = _known_as("while_cond", cond, carry.tree).name(on_arrays)
+        return cls(*trace_step(known, [], [jax.typeof(x) for x in carry.arrays]))
 
     def __call__(self, consts: list[Value], carry: list[Value]) -> PyTree:
         """Whether it holds."""
@@ -402,6 +408,11 @@ class Condition:
         consts, carry = without_derivatives((consts, carry))
         _, (holds,) = self.step(consts, [], carry)
         return holds
+
+
+def _known_as(kind: str, f: Callable[..., PyTree], carry: PyTree) -> KnownAs:
+    (name,) = argument_names(f, (carry,))
+    return KnownAs(kind, f, array_names(carry, name))
 
 
 def _as_condition(owner: str, out: PyTree, is_bounded: bool) -> PyTree:

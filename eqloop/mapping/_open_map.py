@@ -24,16 +24,20 @@ from .._arrays import (
     numbers_with_axes,
     paths,
     pick,
+    refuse_foreign_arrays,
     refuse_symbolic,
     resolve_axes,
 )
 from .._calls import (
+    KnownAs,
     OpenedCall,
     Outputs,
     argument_names,
     as_count,
+    call_names,
     enforce_annotations,
     explained,
+    named_as,
 )
 from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs, sees_batch
 from .._types import PyTree, Value
@@ -200,13 +204,18 @@ def open_row(
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
 
-    return OpenedCall(arguments.join, call, take)
+    args, kwargs = arguments.join([None] * sum(arguments.taken))
+    taken = [*[False] * len(flatten(f)[0]), *arguments.taken]
+    known_as = KnownAs("vmap", f, call_names(f, args, kwargs, taken))
+    return OpenedCall(arguments.join, call, take, known_as)
 
 
 def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     """Traces a function of one row for a call with these arguments."""
     x_types = arguments.element_types
-    step, consts = trace_step(lambda _, x: ([], row.on_arrays(x)), [], x_types)
+    on_arrays = row.on_arrays
+    on_row = named_as(lambda _, x: ([], on_arrays(x)), on_arrays)
+    step, consts = trace_step(on_row, [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
             f"{name}: f closes over a reference (`jax.new_ref`), but the rows of a "
@@ -250,10 +259,11 @@ def open_arguments(
         in_axes: As in `eqx.filter_vmap`, see `_argument_axes`.
         size: The number of rows, if the user gave it.
     """
-    args, kwargs = as_arrays((args, kwargs))
     names = argument_names(f, args)
     for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
         refuse_refs(name, value, argument)
+        refuse_foreign_arrays(name, value, argument)
+    args, kwargs = as_arrays((args, kwargs))
     specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
     arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
     axes: dict[str, list[Axis]] = {}
@@ -336,7 +346,8 @@ def _nothing_to_map(name: str, arguments: list[tuple[str, PyTree]]) -> str:
     )
     return (
         f"{name}: there is nothing to map over, as in_axes gives no array of these "
-        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, or call f itself."
+        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, as `jnp.asarray` "
+        f"makes one of numbers, or call f itself."
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._arrays import hashable_axes
-from .._calls import NewP, NewR, P, R, compiled_once, setting
+from .._calls import NewP, NewR, P, R, compiled_once, setting, value_in_words
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
@@ -115,7 +115,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
     f: Callable[P, R]
     mesh: SomeMesh | None = setting(default=None)
     devices: Sequence[Value] | None = setting(default=None, converter=_as_devices)
-    axis_name: Hashable = setting(default=None)
+    axis_name: str | None = setting(default=None)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     chunk_size: int | Budget | None = setting(default=None, converter=_as_share_size)
@@ -126,6 +126,11 @@ class ParallelMap(AbstractAxesMap[P, R]):
         def _of(f: Callable[NewP, NewR], /) -> "ParallelMap[NewP, NewR]": ...
 
     def __check_init__(self) -> None:
+        if not isinstance(self.axis_name, str | None):
+            raise TypeError(
+                f"ParallelMap: `axis_name` must be a string, the name of an axis of "
+                f"the mesh, or None, not {value_in_words(self.axis_name)}."
+            )
         check_mesh("ParallelMap", self.mesh)
         if self.devices is not None and self.mesh is not None:
             raise ValueError(

@@ -12,15 +12,18 @@ from jax.sharding import PartitionSpec
 from .._arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
 from .._calls import (
     AbstractTransform,
+    KnownAs,
     NewR,
     OpenedCall,
     R,
     argument_names,
+    call_names,
     check_bool,
     compiled_once,
     enforce_annotations,
     explained,
     setting,
+    value_in_words,
 )
 from .._types import PyTree
 from ._mesh import (
@@ -40,6 +43,16 @@ from ._mesh import (
 
 def _can_be_moved(transform: "ShardMap[Any]", *args: PyTree) -> bool:
     return are_movable(transform.mesh or current_mesh(), (transform.f, args))
+
+
+def _as_axis_names(names: Any) -> frozenset[Any] | None:
+    try:
+        return None if names is None else frozenset(names)
+    except TypeError:
+        raise TypeError(
+            f"ShardMap: `axis_names` must be a set of names of axes, not "
+            f"{value_in_words(names)}."
+        ) from None
 
 
 @final
@@ -96,7 +109,7 @@ class ShardMap(AbstractTransform, Generic[R]):
     out_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
     axis_names: frozenset[Any] | None = eqx.field(
         default=None,
-        converter=lambda names: None if names is None else frozenset(names),
+        converter=_as_axis_names,
         static=True,
         kw_only=True,
     )
@@ -141,8 +154,12 @@ class ShardMap(AbstractTransform, Generic[R]):
         in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
         if axes == set(mesh.axis_names):
             leaves = place(leaves, mesh, in_specs)
+        names = call_names(self.f, args, {}, rest.taken)
         on_device = OpenedCall(
-            rest.join, _call_with, functools.partial(self._take, axes)
+            rest.join,
+            _call_with,
+            functools.partial(self._take, axes),
+            KnownAs("shard_map", self.f, names),
         )
         run = jax.shard_map(
             on_device.on_arrays,

@@ -153,7 +153,8 @@ class SplitRows:
                 raise _HasCollectives
             return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
 
-        return OpenedCall(lambda x: [x], call, lambda ys: (ys, row.kept))
+        take = lambda ys: (ys, row.kept)
+        return OpenedCall(lambda x: [x], call, take, row.known_as)
 
     @property
     def _planner(self) -> ChunkPlanner:

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._arrays import describe, is_dynamic, is_scalar, over_examples
+from .._tracebacks import border
 from .._types import PyTree, Value
 
 
+@border
 def unvmap(
     x: Value, op: Literal["any", "all", "max", "min", "none"] = "any"
 ) -> jax.Array:

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 from .._arrays import AlongAxes, hashable_axes, pick
-from .._calls import NewP, NewR, P, R, as_count, setting
+from .._calls import NewP, NewR, P, R, as_count, setting, value_in_words
 from .._types import PyTree, Value
 from ._abstract_map import AbstractAxesMap
 from ._open_map import VARYING, OpenedRow, open_arguments, open_row
@@ -17,6 +17,17 @@ def _as_axis_size(size: SupportsIndex | None) -> int | None:
     if size is None:
         return None
     return as_count("Vmap", "axis_size", "the number of rows", size, least=0)
+
+
+def _as_axis_name(name: Hashable) -> Hashable:
+    try:
+        hash(name)
+    except TypeError:
+        raise TypeError(
+            f"Vmap: `axis_name` must be hashable, such as a string, not "
+            f"{value_in_words(name)}."
+        ) from None
+    return name
 
 
 @final
@@ -56,7 +67,7 @@ class Vmap(AbstractAxesMap[P, R]):
     f: Callable[P, R]
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    axis_name: Hashable = setting(default=None)
+    axis_name: Hashable = setting(default=None, converter=_as_axis_name)
     axis_size: int | None = setting(default=None, converter=_as_axis_size)
 
     if TYPE_CHECKING:

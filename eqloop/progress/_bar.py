@@ -5,12 +5,11 @@ And a bar that is moved from Python, for a loop of which Python runs the parts.
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex, final
 
 from .._arrays import describe
-from .._calls import check_least
+from .._calls import check_least, int_of
 from .._types import PyTree
 from ._display import require_tqdm
 
@@ -83,13 +82,17 @@ def as_progress(progress: ProgressBar | bool | int | SupportsIndex | None) -> An
         return None
     if progress is True:
         return ProgressBar()
-    if isinstance(progress, type) or not isinstance(progress, SupportsIndex):
-        return progress
-    return ProgressBar(operator.index(progress))
+    every = int_of(progress)
+    return progress if every is None or every < 1 else ProgressBar(every)
 
 
 def check_progress(owner: str, progress: object) -> None:
     """Makes sure that `as_progress` has made a bar, or `None`, of a setting."""
+    if int_of(progress) is not None:
+        raise ValueError(
+            f"{owner}: `progress` must be at least 1, after how many steps the bar "
+            f"moves, but it is {progress!r}."
+        )
     if not (progress is None or isinstance(progress, ProgressBar)):
         raise TypeError(
             f"{owner}: `progress` must be `True`, an int (after how many steps the bar "

@@ -4,9 +4,16 @@ import inspect
 from collections.abc import Callable
 from typing import final
 
-import equinox as eqx
+import jax
 
-from .._calls import AbstractTransform, enforce_annotations
+from .._arrays import partition
+from .._calls import (
+    AbstractTransform,
+    KnownAs,
+    OpenedCall,
+    call_names,
+    enforce_annotations,
+)
 from .._types import PyTree
 
 
@@ -53,6 +60,15 @@ class EvalShape(AbstractTransform):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        # `f` is an argument, so that its arrays may be types as well.
         call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-        return eqx.filter_eval_shape(call, self.f, args, kwargs)
+        # Those of `f` may be types as well.
+        arrays, rest = partition((self.f, args, kwargs), _is_typed)
+        known_as = KnownAs("jit", self.f, call_names(self.f, args, kwargs, rest.taken))
+        take = lambda out: partition(out, _is_typed)
+        opened = OpenedCall(rest.join, call, take, known_as)
+        types = jax.eval_shape(opened.on_arrays, arrays)
+        return opened.kept.join(types)
+
+
+def _is_typed(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)

@@ -7,11 +7,13 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._arrays import describe
+from .._tracebacks import border
 from .._types import PyTree, Value
 
 Where = type | tuple[type, ...] | Callable[[Any], Any]
 
 
+@border
 def find_leaves(tree: PyTree, where: Where) -> list[tuple[str, Value]]:
     """Finds the leaves of one kind in a tree, with their paths.
 

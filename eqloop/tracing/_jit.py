@@ -6,8 +6,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
 
 import equinox as eqx
+import jax
 
-from .._calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
+from .._calls import (
+    NEEDS_VALUES,
+    AbstractTransform,
+    NewP,
+    NewR,
+    P,
+    R,
+    enforce_annotations,
+    open_call,
+)
+from .._tracebacks import AbstractBordered
 from .._types import PyTree
 from ._named import check_name, name_of
 from ._nonfinite import translated
@@ -76,10 +87,16 @@ class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        __tracebackhide__ = True
         program = _program(self._name, self.donate)
-        with translated():
-            return program(args[:1], (self.f, args[1:], kwargs))
+        try:
+            with translated():
+                return program(args[:1], (self.f, args[1:], kwargs))
+        except NEEDS_VALUES as error:
+            failed = error
+        # JAX has one name for all functions there. The error is to have the user's.
+        call, arrays = open_call(self.f, args, kwargs)
+        jax.eval_shape(call.on_arrays, arrays)
+        raise failed
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> "Lowered":
         """The program for such arguments, not compiled yet.
@@ -125,7 +142,7 @@ def _program(name: str, donate: Donate) -> Any:
     return eqx.filter_jit(call, donate=donate)
 
 
-class Lowered(eqx.Module):
+class Lowered(AbstractBordered):
     """A program that has been traced and lowered."""
 
     lowered: Any
@@ -142,7 +159,7 @@ class Lowered(eqx.Module):
         return Compiled(self.lowered.compile(compiler_options), self.f)
 
 
-class Compiled(eqx.Module):
+class Compiled(AbstractBordered):
     """A compiled program."""
 
     compiled: Any

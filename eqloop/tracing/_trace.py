@@ -16,10 +16,14 @@ from .._arrays import (
     is_dynamic,
     is_scalar,
     partition,
-    paths,
-    pick,
 )
-from .._calls import AbstractTransform, OpenedCall, argument_names, enforce_annotations
+from .._calls import (
+    AbstractTransform,
+    KnownAs,
+    OpenedCall,
+    call_names,
+    enforce_annotations,
+)
 from .._programs import with_parts
 from .._types import PyTree, Value
 from ._usage import Usage, leaf_usage
@@ -158,11 +162,13 @@ class RememberedCall:
     """A call `f(*args, **kwargs)` whose trace is cached.
 
     Attributes:
+        f: The function.
         arrays: The arrays.
         names: What each of them is called.
         static: The other leaves.
     """
 
+    f: Callable[..., PyTree]
     arrays: list[Value]
     names: list[str]
     static: _Static
@@ -172,12 +178,7 @@ class RememberedCall:
         cls, owner: str, f: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, Any]
     ) -> "RememberedCall":
         arrays, static = _Static.of((f, args, kwargs))
-        names = paths(f, "f")
-        for name, argument in zip(argument_names(f, args), args, strict=True):
-            names += paths(argument, name)
-        for name, argument in sorted(kwargs.items()):
-            names += paths(argument, name)
-        call = cls(arrays, pick(names, static.rest.taken), static)
+        call = cls(f, arrays, call_names(f, args, kwargs, static.rest.taken), static)
         try:
             hash(call.static)
         except TypeError as error:
@@ -189,14 +190,25 @@ class RememberedCall:
 
     def trace(self) -> Traced:
         """The jaxpr whose inputs are all of the arrays."""
-        traced = _remembered.trace(self.static, self.arrays)
-        jaxpr, (_, static) = traced.jaxpr, traced.out_info
-        if len(jaxpr.in_avals) != len(self.arrays):
-            # `jit` turns a tracer that `f` closes over into an input. Make it a const.
+        remembered = self._remembered()
+        if remembered is None:
             run = functools.partial(_run, self.static)
-            jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+            run = KnownAs("jit", self.f, self.names).name(run)
+            remembered = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+        jaxpr, (_, static) = remembered
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
         return Traced(jaxpr, static.rest.join(types))
+
+    def _remembered(self) -> tuple[Any, Any] | None:
+        """The jaxpr and the result, if JAX can remember them."""
+        try:
+            traced = _remembered.trace(self.static, self.arrays)
+        except Exception:
+            # JAX has one name for all functions there. The error is to have the user's.
+            return None
+        # `jit` turns a tracer that `f` closes over into an input. Make it a const.
+        is_closed = len(traced.jaxpr.in_avals) == len(self.arrays)
+        return (traced.jaxpr, traced.out_info) if is_closed else None
 
 
 def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:

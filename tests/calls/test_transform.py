@@ -168,7 +168,8 @@ def test_repr_of_decorator():
 
 
 def test_signature_is_that_of_the_call(scan):
-    assert list(inspect.signature(scan).parameters) == ["init", "xs", "length", "key"]
+    names = ["init", "xs", "length", "key", "log"]
+    assert list(inspect.signature(scan).parameters) == names
     assert next(iter(inspect.signature(el.Scan).parameters)) == "f"
 
 

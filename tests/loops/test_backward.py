@@ -474,8 +474,8 @@ WRONG = {
         "ValueError: ClipCotangent: `max_norm` … more … 0 … -1.0",
     ),
     "structure": (
-        adding(backward=lambda ct: (ct, ct)),
-        "TypeError: Scan: `backward` … structure … cotangent: float32[] … tuple … 2",
+        adding(backward=lambda ct: (ct, ct, ct)),
+        "TypeError: Scan: `backward` … structure … cotangent: float32[] … tuple … 3",
     ),
     "nothing": (
         adding(backward=lambda ct: None),

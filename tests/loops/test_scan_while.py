@@ -392,7 +392,8 @@ WRONG = {
     "no initial carry": (
         lambda: el.ScanWhile(below(1), add, max_steps=2)(),
         TypeError,
-        "ScanWhile(init, xs=None, *, key=None): missing a required argument: 'init'.",
+        "ScanWhile(init, xs=None, *, key=None, log=None): missing a required argument: "
+        "'init'.",
     ),
     "length at the call": (
         lambda: el.ScanWhile(below(1), add, max_steps=2)(0.0, length=2),

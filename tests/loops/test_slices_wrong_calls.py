@@ -107,7 +107,7 @@ WRONG = {
     ),
     "number of calls": (
         lambda: el.ForLoop(jnp.sin)(XS, length=4.0),
-        "TypeError: … 'length' … 4.0",
+        "TypeError: ForLoop: `length` … int or None … 4.0, of type float",
     ),
     "key for each step": (
         lambda: el.ForLoop(fails)(XS, key=jax.random.split(jax.random.key(0), 4)),
@@ -125,10 +125,10 @@ WRONG = {
     "frontier without arguments": (
         lambda: el.Scan(keep).frontier(),
         "TypeError: Scan.frontier: missing … argument: 'init'. Pass … Scan … "
-        "(init, xs=None, *, length=None, key=None, device=None)",
+        "(init, xs=None, *, length=None, key=None, log=None, device=None)",
     ),
     "frontier of a function": (
-        lambda: el.frontier(jnp.sin, XS),  # pyright: ignore
+        lambda: el.frontier(jnp.sin, XS),
         "TypeError: frontier: … `el.Scan(f).frontier(init, xs)` … sin … no loop",
     ),
 }

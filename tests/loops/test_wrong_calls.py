@@ -136,11 +136,11 @@ WRONG = {
     ),
     "f takes no key": (
         lambda: scan(key=KEYS[0]),
-        "TypeError: … unexpected keyword argument 'key'",
+        "TypeError: CheckpointedScan: … `key` … f has no parameter `key` … (carry, x)",
     ),
     "f wants a key": (
         lambda: scan(lambda carry, x, *, key: (carry, x)),
-        "TypeError: … missing 1 … argument: 'key'",
+        "TypeError: CheckpointedScan: f wants a `key` … `key=jax.random.key(0)`",
     ),
     # Lengths
     "lengths disagree": (
@@ -177,7 +177,7 @@ WRONG = {
     ),
     "length in a string": (
         lambda: scan(xs=None, length="3"),
-        "TypeError: … 'length' … '3'",
+        "TypeError: CheckpointedScan: `length` … int or None … '3', of type str",
     ),
     "traced length": (
         lambda: jax.jit(lambda n: scan(xs=None, length=n))(3),
@@ -235,8 +235,11 @@ WRONG = {
         lambda: scan(key=jax.random.key_data(KEYS)),
         "ValueError: … `key` … key … uint32[3,2]",
     ),
-    "no key": (lambda: scan(key=0), "TypeError: … 'key' … 0"),
-    "a key of floats": (lambda: scan(key=ZEROS), "TypeError: … 'key' … f32[3]"),
+    "no key": (lambda: scan(key=0), "TypeError: … `key` … PRNG key … 0"),
+    "a key of floats": (
+        lambda: scan(key=ZEROS),
+        "TypeError: … `key` … PRNG … float32[3]",
+    ),
     "the type of a key of floats": (
         lambda: el.Scan(keep).plan(
             0.0, XS, key=jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -246,15 +249,16 @@ WRONG = {
     # Arguments
     "length by position": (
         lambda: el.Scan(keep)(0.0, XS, 4),
-        "TypeError: Scan(init, xs=None, *, length=None, key=None): … positional",
+        "TypeError: Scan(init, xs=None, *, length=None, key=None, log=None): … "
+        "positional",
     ),
     "no init": (
         lambda: el.Scan(keep)(xs=XS),
-        "TypeError: … length=None, key=None): missing … argument: 'init'",
+        "TypeError: … length=None, key=None, log=None): missing … argument: 'init'",
     ),
     "annotated f takes no key": (
         lambda: scan(annotated, key=KEYS[0]),
-        "TypeError: … annotated(carry, x): … unexpected keyword argument 'key'",
+        "TypeError: … `key` … f has no parameter `key` … (carry, x)",
     ),
     # Settings
     "f is no function": (lambda: el.Scan(3), "TypeError: Scan: `f` … callable … 3"),

@@ -135,7 +135,7 @@ WRONG = {
     ),
     "depth": (
         lambda: el.StackedLayers.init(Counting, 2.0, key=KEY),
-        "TypeError: StackedLayers.init: `depth` … int … number … layers … 2.0",
+        "TypeError: StackedLayers.init: `depth` … int … 2.0, of type float",
     ),
     "negative depth": (
         lambda: el.StackedLayers.init(Counting, -1, key=KEY),
@@ -207,7 +207,7 @@ WRONG = {
     ),
     "a key that layers do not take": (
         lambda: call(lambda scale, x: x, key=KEY),
-        "TypeError: … unexpected keyword argument 'key'",
+        "TypeError: StackedLayers: … `key` … a layer has no parameter `key` … (x)",
     ),
     "many keys": (
         lambda: call(lambda scale, x, key: x, key=jax.random.split(KEY)),

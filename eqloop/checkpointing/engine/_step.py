@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 
 from ..._arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
-from ..._calls import Outputs
+from ..._calls import Outputs, named_as
 from ..._programs import (
     Rewrite,
     computed_from,
@@ -184,7 +184,7 @@ def trace_step(
         inputs = split(leaves, num_carry)
         return _strongly_typed(f(*inputs), inputs[0])
 
-    closed = jax.make_jaxpr(flat)(*carry_types, *x_types)
+    closed = jax.make_jaxpr(named_as(flat, f))(*carry_types, *x_types)
     jaxpr, consts = closed.jaxpr, list(closed.consts)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     program = pruned(with_parts(closed, constants={}, invars=invars))

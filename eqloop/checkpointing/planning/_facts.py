@@ -19,6 +19,7 @@ import jax
 
 from ..._compat import jax_version
 from ..._device import planning_device
+from ..._tracebacks import border
 
 # Numbers by their names, such as `bytes`.
 Fact: TypeAlias = Mapping[str, float]
@@ -31,6 +32,7 @@ _file_in_use: list[pathlib.Path] = []
 _caches_read: set[pathlib.Path] = set()
 
 
+@border
 def measurements(path: str | os.PathLike[str] | None) -> None:
     """Keeps what is found out for plans in a file, for this process and later ones.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
+from ..._calls import typed
 from ..._compat import form_of
 from ._combine import COMBINING
 from ._control import CONTROL
@@ -20,6 +21,7 @@ _EXPRESSIONS = OPERATIONS | RANDOM
 _registered: dict[str, Callable[[jex.JaxprEqn, Sequence[str]], str]] = {}
 
 
+@typed
 def register_handler(
     primitive: jex.Primitive | str,
     handler: Callable[[jex.JaxprEqn, Sequence[str]], str],

@@ -10,8 +10,9 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
-from ..._calls import open_call
+from ..._calls import open_call, typed
 from ..._programs import equations, input_names, rewritable_programs
+from ..._tracebacks import border
 from .._atoms import Closed, check_closed, has_known_shape
 from .._dead_code import eliminate_dead_code
 from .._parts import function_name
@@ -32,6 +33,7 @@ _IMPORTS = {
 }
 
 
+@typed
 def to_python(
     f: Callable[..., Any], *, constant_limit: int = CONSTANT_LIMIT
 ) -> Callable[..., str]:
@@ -94,6 +96,7 @@ def to_python(
             f"is `jaxpr_to_python`.)"
         )
 
+    @border
     def write(*args: Any, **kwargs: Any) -> str:
         call, arrays = open_call(f, args, kwargs)
         jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
@@ -104,6 +107,7 @@ def to_python(
     return write
 
 
+@typed
 def jaxpr_to_python(
     jaxpr: jex.ClosedJaxpr, name: str = "f", *, constant_limit: int = CONSTANT_LIMIT
 ) -> str:

@@ -1,0 +1,238 @@
+"""The types of arguments: checked where users call, and told in plain words.
+
+`typed` checks the arguments of a public call by their annotations. These are types of
+Python that a person can name: a number, a key, a function. What is any PyTree is not
+checked here.
+"""
+
+import functools
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
+
+import jax
+import jaxtyping
+import numpy as np
+
+from .._arrays import describe
+from .._tracebacks import border
+from ._transform import int_of
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+# Arguments that are given together are each any tree.
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@typing.overload
+def typed(fn: _Function, /) -> _Function: ...
+@typing.overload
+def typed(*, instead: str) -> Callable[[_Function], _Function]: ...
+def typed(fn: Any = None, /, *, instead: str = "") -> Any:
+    """Checks the arguments of a public call: their number, and their types.
+
+    Args:
+        fn: The function.
+        instead: What to do instead, if there are too many.
+
+    Raises:
+        TypeError: If they do not fit.
+    """
+    if fn is None:
+        return lambda fn: _typed(fn, instead)
+    return _typed(fn, instead)
+
+
+def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
+    signature = inspect.signature(fn)
+
+    @functools.cache
+    def kinds() -> dict[str, tuple[Kind, ...]]:
+        each = [p for p in signature.parameters.values() if p.kind not in _SEVERAL]
+        annotations = {p.name: p.annotation for p in each}
+        known = {name: kinds_of(hint) for name, hint in annotations.items()}
+        return {name: found for name, found in known.items() if found}
+
+    @border
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_fits(fn, args, kwargs, instead)
+        given = signature.bind(*args, **kwargs).arguments
+        for name, expected in kinds().items():
+            if name in given and not any(k.has(given[name]) for k in expected):
+                raise TypeError(
+                    f"{_called(fn, args)}: `{name}` must be {in_words(expected)}, not "
+                    f"{value_in_words(given[name])}."
+                )
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def check_fits(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    instead: str = "",
+) -> None:
+    """Checks that a function has parameters for these arguments, and no others.
+
+    Raises:
+        TypeError: If not: the parameters, and which is missing or too many.
+    """
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError as error:
+        shown = _signature_of_call(fn, args)
+        raise TypeError(
+            f"{_called(fn, args)}{shown}: {error}.{instead and ' '}{instead}"
+        ) from None
+
+
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    """A signature for error messages, in which only the names are of interest."""
+    empty = inspect.Signature.empty
+    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=empty)
+
+
+def value_in_words(value: object) -> str:
+    """What was passed, for an error message.
+
+    >>> value_in_words(3.0), value_in_words(jax.numpy.zeros(3)), value_in_words(None)
+    ('3.0, of type float', 'float32[3]', 'None')
+    """
+    text, kind = describe(value), type(value).__name__
+    is_plain = value is None or isinstance(value, bool | jax.Array | np.ndarray | type)
+    return text if is_plain else f"{text}, of type {kind}"
+
+
+def _owner(fn: Callable[..., Any], args: tuple[Any, ...]) -> type | None:
+    """The class that a function is called on, or on an instance of it."""
+    first = next(iter(inspect.signature(fn).parameters), None)
+    if not args or first not in ("self", "cls"):
+        return None
+    return args[0] if first == "cls" else type(args[0])
+
+
+def _called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """A function, as whoever calls it writes it."""
+    if (owner := _owner(fn, args)) is None:
+        return fn.__qualname__
+    method = "" if fn.__name__ == "__call__" else f".{fn.__name__}"
+    return f"{owner.__name__}{method}"
+
+
+def _signature_of_call(
+    fn: Callable[..., Any], args: tuple[Any, ...]
+) -> inspect.Signature:
+    signature = without_annotations(inspect.signature(fn))
+    own = 0 if _owner(fn, args) is None else 1
+    parameters = list(signature.parameters.values())[own:]
+    return signature.replace(parameters=parameters)
+
+
+# Annotations in words.
+
+
+class Kind(NamedTuple):
+    """Some of the values that an argument can be.
+
+    Attributes:
+        words: What they are.
+        has: Whether a value is one of them.
+    """
+
+    words: str
+    has: Callable[[Any], bool]
+
+
+def kinds_of(hint: Any) -> tuple[Kind, ...]:
+    """The values that an annotation allows; empty if it allows any.
+
+    >>> in_words(kinds_of(SupportsIndex | None)), kinds_of(Any)
+    ('an int or None', ())
+    """
+    kinds: dict[str, Kind] = {}
+    for part in _parts(hint):
+        kind = _kind_of(part)
+        if kind is None:
+            return ()
+        others = kinds.get(kind.words)
+        kinds[kind.words] = kind if others is None else _either(others, kind)
+    return tuple(kinds.values())
+
+
+def in_words(kinds: Sequence[Kind]) -> str:
+    """All of them, as in "an int or None"."""
+    *most, last = [kind.words for kind in kinds]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _either(one: Kind, other: Kind) -> Kind:
+    return Kind(one.words, lambda x: one.has(x) or other.has(x))
+
+
+def _parts(hint: Any) -> list[Any]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    if not is_union:
+        return [hint]
+    parts = [part for each in typing.get_args(hint) for part in _parts(each)]
+    # What is nothing comes last.
+    return sorted(parts, key=lambda part: part is type(None))
+
+
+_AN_INT = Kind("an int", lambda x: int_of(x) is not None)
+_KNOWN: dict[Any, Kind] = {
+    None: Kind("None", lambda x: x is None),
+    type(None): Kind("None", lambda x: x is None),
+    # A size that `jax.export` does not know, or a tracer, has an error of its own.
+    SupportsIndex: Kind("an int", lambda x: isinstance(x, SupportsIndex)),
+    int: _AN_INT,
+    bool: Kind("a bool", lambda x: isinstance(x, bool | np.bool_)),
+    str: Kind("a string", lambda x: isinstance(x, str)),
+    jax.ShapeDtypeStruct: Kind(
+        "a `jax.ShapeDtypeStruct`", lambda x: isinstance(x, jax.ShapeDtypeStruct)
+    ),
+    jax.Device: Kind("a `jax.Device`", lambda x: isinstance(x, jax.Device)),
+    jax.sharding.Mesh: Kind("a mesh", lambda x: isinstance(x, jax.sharding.Mesh)),
+}
+_A_KEY = "a PRNG key, as `jax.random.key(0)` makes it,"
+
+
+def _kind_of(hint: Any) -> Kind | None:
+    if hint in _KNOWN:
+        return _KNOWN[hint]
+    origin = typing.get_origin(hint)
+    if origin is Callable:
+        return Kind("a function", callable)
+    if origin is Literal:
+        values = typing.get_args(hint)
+        return Kind(", ".join(map(repr, values)), lambda x: x in values)
+    if origin is Sequence:
+        (of,) = typing.get_args(hint)
+        return _sequence_of([each for each in _parts(of) if inspect.isclass(each)])
+    if origin is os.PathLike:
+        return Kind("a path", lambda x: isinstance(x, os.PathLike))
+    if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
+        return Kind(_A_KEY, lambda x: isinstance(x, hint))
+    return None
+
+
+def _sequence_of(classes: Sequence[type]) -> Kind:
+    names = [f"`{each.__name__}`" for each in classes if not _is_tree(each)]
+    words = "a tuple or a list" + (f" of {' or '.join(names)}" if names else "")
+
+    def has(x: Any) -> bool:
+        is_one = isinstance(x, Sequence) and not isinstance(x, str | bytes)
+        return is_one and (not names or all(isinstance(e, tuple(classes)) for e in x))
+
+    return Kind(words, has)
+
+
+def _is_tree(hint: Any) -> bool:
+    return issubclass(hint, jaxtyping.PyTree) or hint is object
