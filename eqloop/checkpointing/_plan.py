@@ -331,9 +331,7 @@ def _leaves(
         return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    held, final = needs_of_gradient(
-        alike(problem, active), active, wanted, layout.block
-    )
+    held, final = needs_of_gradient(alike(problem, active), active, wanted, layout)
     once = [f and not h for h, f in zip(held, final, strict=True)]
     holds = tuple(zip(paths, held, strict=True))
     return dict(holds=holds, saved_once=tuple(pick(paths, once)))

@@ -49,8 +49,8 @@ from ..._types import AnyJaxpr, Aval
 # passed.
 MOST_ROWS = 2**29
 
-# What stands for a value: a number, a `CounterIndex`, a tuple of such for an array of
-# them, a `Buffer`, `Rows`, or `None` for anything.
+# What stands for a value: a number, a truth value, a `CounterIndex`, a `RingIndex`, a
+# tuple of indices for an array of them, a `Buffer`, `Rows`, or `None` for anything.
 Understood: TypeAlias = Any
 
 
@@ -69,6 +69,19 @@ class CounterIndex:
 
 
 @dataclasses.dataclass(frozen=True)
+class RingIndex:
+    """A leaf of the carry plus a number, modulo another number.
+
+    The sum is not negative, so that it makes no difference how the remainder of
+    negative numbers is defined.
+    """
+
+    leaf: int
+    offset: int
+    modulus: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
     """A block of a buffer that may have been written.
 
@@ -78,12 +91,14 @@ class Block:
         is_clamped: Whether a block out of bounds is moved into the buffer.
         can_be_dropped: Whether it has a place that could be out of bounds, and is not
             moved from there by a scatter.
+        made: The variable of the buffer that was written to; `None` if a loop has.
     """
 
     starts: tuple[Understood, ...]
     sizes: tuple[int, ...]
     is_clamped: bool
     can_be_dropped: bool
+    made: jex.Var | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +237,24 @@ class Following:
             # known: what starts at or above a number, and counts upwards, stays there.
             case "lt", CounterIndex(leaf, offsets), int(number) if leaf in self.starts:
                 return False if self.starts[leaf] + min(offsets) >= number else None
+            # `i % n`, as `jnp` writes it: there is nothing to correct if `i` is not less
+            # than zero.
+            case "rem", CounterIndex(leaf, offsets), int(number) if (
+                number > 0 and leaf in self.starts and len(offsets) == 1
+            ):
+                (offset,) = offsets
+                is_safe = self.starts[leaf] + offset >= 0
+                return RingIndex(leaf, offset, number) if is_safe else None
+            case "lt", RingIndex(), int(number) if number <= 0:
+                return False
+            case "lt", int(one), int(other):
+                return one < other
+            case "eq", int(one), int(other):
+                return one == other
+            case "ne", bool(one), bool(other):
+                return one != other
+            case "and", *cases if any(case is False for case in cases):
+                return False
             # `where(i < 0, i + n, i)`, as `jnp` writes it for an index.
             case "select_n", bool(which), *cases:
                 return cases[which]
@@ -236,9 +269,10 @@ class Following:
             case "add" | "add_any", Buffer(one), Buffer(other) if None in (one, other):
                 return _with_blocks_of(ins)
             # `[i]`, `[i, j]`, and back.
-            case "broadcast_in_dim" | "reshape", CounterIndex() | int() as number if (
-                after.shape == (1,)
-            ):
+            case (
+                "broadcast_in_dim" | "reshape",
+                CounterIndex() | RingIndex() | int() as number,
+            ) if after.shape == (1,):
                 return (number,)
             case "concatenate", *parts if tuple in map(type, parts):
                 sizes = [aval_of(x).shape[0] for x in eqn.invars]
@@ -284,6 +318,7 @@ def _after_write(
         write.sizes,
         write.is_clamped,
         write.can_be_dropped,
+        eqn.outvars[0],
     )
     holds = buffer.holds | leaves_in(update)
     return Buffer(buffer.leaf, buffer.blocks | {block}, holds)

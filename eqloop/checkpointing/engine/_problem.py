@@ -440,7 +440,10 @@ def with_cotangents(
 
 
 def needs_of_gradient(
-    problem: Problem, active: Active, wanted: Flags, block: int = 1
+    problem: Problem,
+    active: Active,
+    wanted: Flags,
+    layout: AbstractLayout | None = None,
 ) -> Needs:
     """The leaves of each carry that a gradient has to store.
 
@@ -448,12 +451,15 @@ def needs_of_gradient(
         problem: The loop that is differentiated.
         active: Which inputs are differentiated.
         wanted: Which leaves of `y` have a cotangent.
-        block: How many steps are reversed at once, at most.
+        layout: How the loop is stored and reversed, if that is decided. If not, its
+            steps are taken to be reversed one by one.
     """
     # The way back runs the settled step, and differentiates the original one.
     step = again(settled_problem(problem, active, reverse=True))
     back = gradient_back(problem, active, wanted)
-    return needs_of(back, step, problem.loop_back, block)
+    if layout is None:
+        return needs_of(back, step, problem.loop_back)
+    return needs_of(back, step, problem.loop_back, layout.block, layout.carries)
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
