@@ -56,10 +56,25 @@ class AbstractBuffer(abc.ABC):
             others: Its other operands.
         """
 
+    @abc.abstractmethod
     def written(
         self, eqn: jex.JaxprEqn, others: Sequence[Value]
     ) -> "AbstractBuffer | None":
         """The buffer after a write of a single row; `None` if it is another write."""
+
+    def result(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Any:
+        """The result of any equation: a value, a buffer, or `None` if it is unknown.
+
+        Args:
+            eqn: The equation.
+            ins: Its operands, one of which is this buffer.
+        """
+        others = [whole(x) for x in ins[1:]]
+        if ins[0] is self and eqn.primitive.name in READS:
+            found = self.read(eqn, others)
+            return None if found is None else found.value
+        if ins[0] is self and row_write(eqn) is not None:
+            return self.written(eqn, others)
         return None
 
 
@@ -91,7 +106,7 @@ class ListedBuffer(AbstractBuffer):
         if self.count.ndim:
             return None
         entries = lambda at: self.own.entries(at, first, tables, self.count)
-        return _read(eqn, others, rows, self.own.axis, self.own.rows, entries)
+        return read_rows(eqn, others, rows, self.own.axis, self.own.rows, entries)
 
     def written(
         self, eqn: jex.JaxprEqn, others: Sequence[Value]
@@ -155,7 +170,7 @@ class WrittenBuffer(AbstractBuffer):
         if (found := self.before.read(eqn, others)) is None:
             return None
         axis, rows = self.own.axis, self.own.rows
-        new = _read(eqn, others, self.row, axis, rows, jnp.zeros_like)
+        new = read_rows(eqn, others, self.row, axis, rows, jnp.zeros_like)
         assert new is not None
         return Found(jnp.where(new.rows == self.at, new.value, found.value), new.rows)
 
@@ -172,35 +187,29 @@ def run_reading(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Value]:
         program: The program.
         inputs: Its inputs: values, and an `AbstractBuffer` for each such buffer.
     """
-    return [_whole(out) for out in _results(program, inputs)]
+    return list(map(whole, results(program, inputs)))
 
 
-def _results(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Any]:
+def results(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """The same, with buffers among the outputs."""
     return interpreted(program, inputs, value_of, _result, lambda value: value)
 
 
-def _result(eqn: jex.JaxprEqn, ins: list[Any]) -> Sequence[Any]:
-    if not any(isinstance(x, AbstractBuffer) for x in ins):
-        return evaluated(eqn, ins)
-    if (inner := called_by(eqn)) is not None:
-        return _results(inner, ins)
-    buffer, *others = ins
-    others = [_whole(x) for x in others]
-    if isinstance(buffer, AbstractBuffer):
-        if eqn.primitive.name in READS:
-            if (found := buffer.read(eqn, others)) is not None:
-                return [found.value]
-        elif row_write(eqn) is not None:
-            if (after := buffer.written(eqn, others)) is not None:
-                return [after]
-    return evaluated(eqn, [_whole(buffer), *others])
-
-
-def _whole(x: Any) -> Value:
+def whole(x: Any) -> Value:
+    """A value, whether or not a buffer is in its place."""
     return x.whole() if isinstance(x, AbstractBuffer) else x
 
 
-def _read(
+def _result(eqn: jex.JaxprEqn, ins: list[Any]) -> Sequence[Any]:
+    buffers = [x for x in ins if isinstance(x, AbstractBuffer)]
+    if buffers and (inner := called_by(eqn)) is not None:
+        return results(inner, ins)
+    if buffers and (found := buffers[0].result(eqn, ins)) is not None:
+        return [found]
+    return evaluated(eqn, list(map(whole, ins)))
+
+
+def read_rows(
     eqn: jex.JaxprEqn,
     others: Sequence[Value],
     source: Value,

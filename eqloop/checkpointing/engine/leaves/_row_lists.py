@@ -35,6 +35,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -45,7 +46,6 @@ from ...._arrays import Arrays, explicit_sharding, is_symbolic, pick, split
 from ...._programs import (
     RowWrite,
     aval_of,
-    inlined,
     inputs_read,
     pruned,
     row_write,
@@ -55,7 +55,15 @@ from ...._programs import (
     without_dead_code,
 )
 from ...._types import Aval, PyTree, Value
-from .._buffers import MOST_ROWS, Block, Buffer, RingIndex
+from .._buffers import (
+    MOST_ROWS,
+    Block,
+    Buffer,
+    CounterIndex,
+    Following,
+    RingIndex,
+    Understood,
+)
 from .._in_place import writes_rows
 from .._loop import Loop, element, put_part, zero
 from .._step import Step, make_step
@@ -64,8 +72,28 @@ from ._rows_once import (
     carry_after,
     counter_strides,
     counters_of,
+    followed,
     program_to_follow,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """How an integer in the carry counts.
+
+    Attributes:
+        stride: The number that each step adds to it.
+        modulus: If it is the remainder of that, what it is divided by. Then it starts
+            at zero or above, and below that number.
+    """
+
+    stride: int
+    modulus: int | None = None
+
+    def at(self, first: Value, position: Value) -> Value:
+        """The integer before the step at a position."""
+        count = first + (position * self.stride).astype(first.dtype)
+        return count if self.modulus is None else count % self.modulus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +109,8 @@ class RowList:
         stride: The number that each step adds to it.
         at: A program from consts, carry and `x` to the rows that a step writes, `rows`
             for none. Of the carry, it reads only integers that count.
-        strides: For each leaf of the carry, what a step adds to it; `None` if it is
-            none of these integers.
+        counts: For each leaf of the carry, how it counts; `None` if it is none of these
+            integers.
         ring: If a step writes a single row, the next one in a ring: the number to add
             to the counter for that row, modulo `rows`. Otherwise `None`.
     """
@@ -94,7 +122,7 @@ class RowList:
     counter: int
     stride: int
     at: jex.ClosedJaxpr
-    strides: tuple[int | None, ...]
+    counts: tuple[Count | None, ...]
     ring: int | None
 
     @property
@@ -164,10 +192,9 @@ class RowList:
 
         def at_step(position: Value) -> Value:
             index, carry = loop.index(position), list[Value](first)
-            for leaf, stride in enumerate(self.strides):
-                if stride is not None:
-                    more = (position * stride).astype(first[leaf].dtype)
-                    carry[leaf] = first[leaf] + more
+            for leaf, count in enumerate(self.counts):
+                if count is not None:
+                    carry[leaf] = count.at(first[leaf], position)
             of_xs = [
                 element(x, index, axis) if is_read else None
                 for x, axis, is_read in zip(
@@ -244,63 +271,142 @@ def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
     is_unknown = step.inverse is not None or is_symbolic(loop.length)
     if is_unknown or not writes_rows(step.jaxpr):
         return (None,) * step.num_carry
-    counters = counters_of(step, loop)
-    # The variables that say where it writes are to be those of this program.
-    program = inlined(program_to_follow(step), lambda eqn: eqn.primitive.name == "jit")
-    after = carry_after(program, step, counters)
+    program, counters = program_to_follow(step), counters_of(step, loop)
+    counts = _counts(step, loop, counters)
+    starts = {i: c.start for i, c in counters.items() if c.start is not None}
+    # A remainder is never less than zero.
+    starts |= {i: 0 for i, c in enumerate(counts) if c is not None and c.modulus}
+    after = followed(program, step, Following(starts))
+    firsts = loop.padded_starts(step.num_carry)
+    found = Counted(program, step, counters, counts, tuple(firsts))
     return tuple(
-        _list_of(program, step, counters, leaf, known)
+        _list_of(found, leaf, known)
         if isinstance(known, Buffer) and known.leaf == leaf and known.blocks
         else None
         for leaf, known in enumerate(after)
     )
 
 
-def _list_of(
-    program: jex.ClosedJaxpr,
-    step: Step,
-    counters: Mapping[int, Counter],
-    leaf: int,
-    known: Buffer,
-) -> RowList | None:
+def _counts(
+    step: Step, loop: Loop, counters: Mapping[int, Counter]
+) -> tuple[Count | None, ...]:
+    """For each leaf of the carry, how it counts, if it does."""
+    strides = counter_strides(step)
+    counts = [None if stride is None else Count(stride) for stride in strides]
+    # `i = (i + 1) % n` counts in a ring, if it is never less than zero. It is not if it
+    # does not start there, and the other ones of which this is assumed are not either.
+    firsts = loop.padded_starts(step.num_carry)
+    known = {i: c.start for i, c in counters.items() if c.start is not None}
+    rings = {
+        i: None
+        for i, first in enumerate(firsts)
+        if first is not None and first >= 0 and counts[i] is None
+    }
+    while rings:
+        following = Following(known | dict.fromkeys(rings, 0))
+        after = followed(program_to_follow(step), step, following)
+        left = {
+            i: Count(out.offset, out.modulus)
+            for i in rings
+            if isinstance(out := after[i], RingIndex)
+            and out.leaf == i
+            and firsts[i] < out.modulus
+        }
+        if len(left) == len(rings):
+            for i, count in left.items():
+                counts[i] = count
+            break
+        rings = left
+    return tuple(counts)
+
+
+def lacks_counter(step: Step) -> bool:
+    """Whether a step writes rows of a buffer, and no leaf of its carry counts."""
+    if step.inverse is not None or not writes_rows(step.jaxpr):
+        return False
+    if any(stride is not None and stride > 0 for stride in counter_strides(step)):
+        return False
+    after = carry_after(program_to_follow(step), step, {})
+    return any(
+        isinstance(known, Buffer) and known.leaf == leaf and bool(known.blocks)
+        for leaf, known in enumerate(after)
+    )
+
+
+class Counted(NamedTuple):
+    """A step, and what in its carry counts.
+
+    Attributes:
+        program: The program of the step.
+        step: The step.
+        counters: The leaves of the carry that count upwards.
+        counts: For each leaf, how it counts, if it does.
+        starts: For each leaf, what it starts from, if that is known.
+    """
+
+    program: jex.ClosedJaxpr
+    step: Step
+    counters: Mapping[int, Counter]
+    counts: tuple[Count | None, ...]
+    starts: tuple[int | None, ...]
+
+    @property
+    def clock(self) -> int | None:
+        """The leaf that tells which step it is, if there is one."""
+        enough = {i: c for i, c in self.counters.items() if c.span < 2**31}
+        return min(enough, key=lambda i: enough[i].stride, default=None)
+
+    def ring_of(self, index: Understood, rows: int) -> tuple[int, int] | None:
+        """A counter, and what to add to it for an index that comes round in a ring.
+
+        Args:
+            index: The index.
+            rows: The size of the ring.
+        """
+        if isinstance(index, RingIndex) and index.modulus == rows:
+            counter = self.counters.get(index.leaf)
+            is_known = counter is not None and counter.is_by_one
+            return (index.leaf, index.offset) if is_known else None
+        clock = self.clock
+        # A leaf that counts in a ring itself, as the position does.
+        if not isinstance(index, CounterIndex) or clock is None:
+            return None
+        count, start = self.counts[index.leaf], self.starts[index.leaf]
+        if count != Count(1, rows) or index.offsets != {0} or start is None:
+            return None
+        by = self.counters[clock]
+        return (clock, start - by.start) if by.is_by_one and by.start is not None else None
+
+
+def _list_of(counted: Counted, leaf: int, known: Buffer) -> RowList | None:
     """The list of the rows of a leaf, along the axis for which it is the smallest.
 
     Args:
-        program: The program of the step.
-        step: The step.
-        counters: The leaves of the carry that count.
+        counted: The step.
         leaf: The leaf.
         known: What is known of it after the step.
     """
-    aval = step.carry_types[leaf]
+    aval = counted.step.carry_types[leaf]
     if explicit_sharding(aval) is not None or any(map(is_symbolic, aval.shape)):
         return None
     made = {block.made: block for block in known.blocks}
     # In the order of the program, so that it is the same whoever asks.
-    writes = [eqn for eqn in program.eqns if eqn.outvars[0] in made]
+    writes = [eqn for eqn in counted.program.eqns if eqn.outvars[0] in made]
     if len(writes) < len(known.blocks):  # some are in a loop, or in a rule
         return None
     pairs = [(eqn, made[eqn.outvars[0]]) for eqn in writes]
-    lists = [
-        _list_along(program, step, counters, axis, pairs) for axis in range(aval.ndim)
-    ]
+    lists = [_list_along(counted, axis, pairs) for axis in range(aval.ndim)]
     size = lambda one: one.length * math.prod(aval.shape) // one.rows
     return min(filter(None, lists), key=size, default=None)
 
 
 def _list_along(
-    program: jex.ClosedJaxpr,
-    step: Step,
-    counters: Mapping[int, Counter],
-    axis: int,
-    writes: Sequence[tuple[jex.JaxprEqn, Block]],
+    counted: Counted, axis: int, writes: Sequence[tuple[jex.JaxprEqn, Block]]
 ) -> RowList | None:
     """The list of rows along an axis, if that is an axis that steps write rows along.
 
     Args:
-        program: The program of the step.
-        step: The step.
-        counters: The leaves of the carry that count.
+        counted: The step.
         axis: The axis.
         writes: The equations that write, and the blocks that they write.
     """
@@ -309,29 +415,19 @@ def _list_along(
     if not 0 < rows < MOST_ROWS or any(w is None or axis not in w.axes for w in found):
         return None
     found = [write for write in found if write is not None]
+    program, step, counters, counts, _ = counted
     at = _rows_written(program, found, axis, rows)
-    strides = counter_strides(step)
     read = inputs_read(at, [True])[step.num_consts :][: step.num_carry]
-    is_known = all(s is not None for s in pick(strides, read))
-    if at.effects or not is_known:
+    if at.effects or None in pick(counts, read):
         return None
     (count,) = at.out_avals[0].shape
-    start = writes[0][1].starts[axis]
-    if (
-        count == 1
-        and isinstance(start, RingIndex)
-        and start.modulus == rows
-        and start.leaf in counters
-        and counters[start.leaf].is_by_one
-    ):
-        counter, ring = start.leaf, start.offset
-    else:
-        ring = None
-        counter = min(counters, key=lambda i: counters[i].stride, default=None)
-        if counter is None or counters[counter].span >= 2**31:
-            return None
-    stride, steps = counters[counter].stride, counters[counter].steps
-    return RowList(axis, rows, steps, count, counter, stride, at, strides, ring)
+    ring = counted.ring_of(writes[0][1].starts[axis], rows) if count == 1 else None
+    counter, offset = ring or (counted.clock, None)
+    if counter is None:
+        return None
+    by = counters[counter]
+    settings = axis, rows, by.steps, count, counter, by.stride
+    return RowList(*settings, at, counts, offset)
 
 
 def _rows_written(

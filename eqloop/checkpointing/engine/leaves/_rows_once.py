@@ -47,6 +47,7 @@ from jax import lax
 
 from ...._arrays import along, explicit_sharding, is_symbolic
 from ...._types import Aval, Value
+from ...._programs import inlined
 from .._buffers import (
     MOST_ROWS,
     Buffer,
@@ -156,9 +157,11 @@ def counters_of(step: Step, loop: Loop) -> dict[int, Counter]:
     return _counters(counter_strides(step), loop, starts)
 
 
+@functools.lru_cache(maxsize=256)
 def program_to_follow(step: Step) -> jex.ClosedJaxpr:
-    """The program of a step, without what no output needs."""
-    return dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+    """The program of a step, without what no output needs, and without calls."""
+    program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+    return inlined(program, lambda eqn: eqn.primitive.name == "jit")
 
 
 @functools.lru_cache(maxsize=256)
@@ -182,10 +185,17 @@ def carry_after(
         step: The step.
         counters: The leaves that count.
     """
+    starts = {i: c.start for i, c in counters.items() if c.start is not None}
+    return followed(program, step, Following(starts))
+
+
+def followed(
+    program: jex.ClosedJaxpr, step: Step, following: Following
+) -> list[Understood]:
+    """What is found of the carry after a step."""
     known = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
     inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
-    starts = {i: c.start for i, c in counters.items() if c.start is not None}
-    return Following(starts).outputs(program, inputs)[: step.num_carry]
+    return following.outputs(program, inputs)[: step.num_carry]
 
 
 def _counters(
