@@ -40,7 +40,7 @@ from ..._types import Aval, Value
 from ._buffers import Following, Moved, number_of, place_of_new_rows, starts_of
 from ._loop import part, put_part, zero
 from ._step import Step, make_step
-from .leaves._list_reads import AbstractBuffer, Found, read_rows, results, whole
+from .leaves._list_reads import AbstractBuffer, Found, Source, results, whole
 from .leaves._rows_once import followed, program_to_follow
 
 # A line of fewer bytes is moved as quickly as a row of a ring is found.
@@ -182,26 +182,27 @@ class MovedBuffer(AbstractBuffer):
         return jnp.flip(rows, axis) if line.is_newest_first else rows
 
     def read(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Found | None:
-        line, first, found = self.line, 0, None
+        line, axis, first, found = self.line, self.line.axis, 0, None
         rows = sum(map(self._size, self.parts))
-        for part in self.parts:
-            if isinstance(part, tuple):
-                source, shift = self.ring, part[0] - first
-                at = lambda row, shift=shift: line.place(row + shift, self.position)
-            else:
-                source, shift = part, -first
-                at = lambda row, shift=shift: row + shift
-            stop = first + self._size(part)
-            of_part = lambda row, at=at, low=first, high=stop: at(
-                jnp.clip(row, low, high - 1)
-            )
-            own = read_rows(eqn, others, source, line.axis, rows, of_part)
+        for piece in self.parts:
+            size, is_old = self._size(piece), isinstance(piece, tuple)
+            shift = piece[0] - first if is_old else -first
+
+            # Rows of other pieces are read, too, but not used.
+            def at(row: Value, position: Value, of: Any = (first, size, shift)) -> Value:
+                row = jnp.clip(row, of[0], of[0] + of[1] - 1) + of[2]
+                return row if position is None else line.place(row, position)
+
+            entries = at if is_old else lambda row, _, at=at: at(row, None)
+            source = Source(self.ring if is_old else piece, axis, rows, entries)
+            own = source.read(eqn, others, self.position)
             if own is None:
                 return None
             if found is not None:
-                is_own = (own.rows >= first) & (own.rows < stop)
-                own = Found(jnp.where(is_own, own.value, found.value), own.rows)
-            found, first = own, stop
+                is_own = (own.rows >= first) & (own.rows < first + size)
+                value = jnp.where(is_own, own.value, found.value)
+                own = own._replace(value=value)
+            found, first = own, first + size
         return found
 
     def written(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Any:

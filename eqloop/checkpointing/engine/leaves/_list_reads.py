@@ -13,7 +13,6 @@ What is read after the step has written a row itself is that row or one of the l
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._compat import called_by
-from ...._programs import READS, evaluated, interpreted, row_write, value_of
+from ...._programs import READS, aval_of, evaluated, interpreted, row_write, value_of
 from ...._types import AnyJaxpr, Value
+from .._loop import part
 from ._row_lists import RowList
 
 
@@ -33,11 +33,13 @@ class Found(NamedTuple):
 
     Attributes:
         value: Its result.
-        rows: The rows that it reads, -1 for none; with as many axes as the result.
+        rows: The rows that it reads, -2 for none; with as many axes as the result.
+        steps: What `Source.read` was given, with as many axes if it has any.
     """
 
     value: Value
     rows: Value
+    steps: Value
 
 
 class AbstractBuffer(abc.ABC):
@@ -103,15 +105,18 @@ class ListedBuffer(AbstractBuffer):
 
     def read(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Found | None:
         rows, first, *tables = self.arrays
-        if self.count.ndim:
-            return None
-        entries = lambda at: self.own.entries(at, first, tables, self.count)
-        return read_rows(eqn, others, rows, self.own.axis, self.own.rows, entries)
+        source = Source(
+            rows,
+            self.own.axis,
+            self.own.rows,
+            lambda at, count: self.own.entries(at, first, tables, count),
+        )
+        return source.read(eqn, others, self.count)
 
     def written(
         self, eqn: jex.JaxprEqn, others: Sequence[Value]
     ) -> AbstractBuffer | None:
-        return None if self.count.ndim else WrittenBuffer.of(self, eqn, others)
+        return WrittenBuffer.of(self, self.own, self.count, eqn, others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +126,7 @@ class WrittenBuffer(AbstractBuffer):
     Attributes:
         before: The buffer before that.
         own: How its rows are written.
+        count: The counter before the step, see `ListedBuffer`.
         eqn: The write.
         others: The other operands of it.
         at: The row, -1 if it is out of bounds.
@@ -129,6 +135,7 @@ class WrittenBuffer(AbstractBuffer):
 
     before: AbstractBuffer
     own: RowList
+    count: Value
     eqn: jex.JaxprEqn
     others: Sequence[Value]
     at: Value
@@ -136,32 +143,43 @@ class WrittenBuffer(AbstractBuffer):
 
     @classmethod
     def of(
-        cls, before: Any, eqn: jex.JaxprEqn, others: Sequence[Value]
+        cls,
+        before: AbstractBuffer,
+        own: RowList,
+        count: Value,
+        eqn: jex.JaxprEqn,
+        others: Sequence[Value],
     ) -> "WrittenBuffer | None":
-        write, own = row_write(eqn), before.own
-        shape = eqn.outvars[0].aval.shape
-        one_row = (*shape[: own.axis], 1, *shape[own.axis + 1 :])
+        """It, if an equation writes a row and nothing else."""
+        write, lead = row_write(eqn), count.ndim
+        axis, shape = own.axis + lead, list(aval_of(eqn.outvars[0]).shape)
+        shape[axis] = 1
+        one_row = [1] * lead + shape[lead:]
         if (
             write is None
             or eqn.primitive.name == "scatter-add"
-            or write.sizes != one_row
-            or own.axis not in write.axes
+            or list(write.sizes) != one_row
+            or axis not in write.axes
             or own.rows == 1
         ):
             return None
-        place = write.axes.index(own.axis)
+        place = write.axes.index(axis)
         if eqn.primitive.name == "scatter":
-            if others[0].ndim > 1:
+            numbers = eqn.params["dimension_numbers"]
+            batched = numbers.operand_batching_dims
+            if others[0].ndim != 1 + lead or len(batched) != lead or 0 in batched[lead:]:
                 return None
-            first = others[0][place]
+            first = others[0][..., place]
+        elif lead:
+            return None
         else:
             first = others[1 + place]
         inside = jnp.clip(first, 0, own.rows - 1)
         at = inside.astype(jnp.int32)
         if not write.is_clamped:
             at = jnp.where(inside == first, at, -1)
-        row = lax.reshape(others[write.place - 1], one_row)
-        return cls(before, own, eqn, others, at, row)
+        row = lax.reshape(others[write.place - 1], shape)
+        return cls(before, own, count, eqn, others, at, row)
 
     def whole(self) -> Value:
         return evaluated(self.eqn, [self.before.whole(), *self.others])[0]
@@ -169,15 +187,154 @@ class WrittenBuffer(AbstractBuffer):
     def read(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Found | None:
         if (found := self.before.read(eqn, others)) is None:
             return None
-        axis, rows = self.own.axis, self.own.rows
-        new = read_rows(eqn, others, self.row, axis, rows, jnp.zeros_like)
+        nothing = lambda at, count: jnp.zeros_like(at)
+        row = Source(self.row, self.own.axis, self.own.rows, nothing, self.at.ndim > 0)
+        new = row.read(eqn, others, self.at)
         assert new is not None
-        return Found(jnp.where(new.rows == self.at, new.value, found.value), new.rows)
+        is_new = new.rows == new.steps
+        return found._replace(value=jnp.where(is_new, new.value, found.value))
 
     def written(
         self, eqn: jex.JaxprEqn, others: Sequence[Value]
     ) -> AbstractBuffer | None:
-        return WrittenBuffer.of(self, eqn, others)
+        return WrittenBuffer.of(self, self.own, self.count, eqn, others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An array that has the rows of a buffer.
+
+    Attributes:
+        array: The array.
+        axis: The axis of the rows in both.
+        rows: How many rows the buffer has.
+        entries: From rows of the buffer, and what differs from step to step of a batch,
+            to where they are in the array.
+        is_stacked: Whether the array has an axis for a batch of steps in front.
+    """
+
+    array: Value
+    axis: int
+    rows: int
+    entries: Callable[[Value, Value], Value]
+    is_stacked: bool = False
+
+    def read(
+        self, eqn: jex.JaxprEqn, others: Sequence[Value], of_step: Value
+    ) -> Found | None:
+        """What an equation reads of the buffer.
+
+        Args:
+            eqn: The equation.
+            others: Its operands but the buffer.
+            of_step: What `entries` is given. If it has an axis, the buffer has one more
+                in front, for a batch of steps.
+        """
+        lead, name, params = of_step.ndim, eqn.primitive.name, eqn.params
+        if self.rows == 1:
+            return None
+        if name == "gather":
+            return self._gathered(eqn, others[0], of_step)
+        if name == "slice":
+            starts, stops = map(list, (params["start_indices"], params["limit_indices"]))
+            strides = list(params["strides"] or [1] * len(starts))
+            sizes = [-(-(b - a) // c) for a, b, c in zip(starts, stops, strides, strict=True)]
+        else:
+            starts, sizes = list(others), list(params["slice_sizes"])
+            strides = [1] * len(starts)
+        if lead and sizes[0] != of_step.shape[0]:
+            return None
+        return self._sliced(starts[lead:], sizes[lead:], strides[lead:], of_step)
+
+    def _sliced(
+        self,
+        starts: list[Any],
+        sizes: list[int],
+        strides: list[int],
+        of_step: Value,
+    ) -> Found | None:
+        axis, size = self.axis, sizes[self.axis]
+        if size == self.rows:
+            return None
+        first = jnp.asarray(starts[axis])
+        if strides[axis] == 1:
+            first = jnp.clip(first, 0, self.rows - size)
+        at = first.astype(jnp.int32) + strides[axis] * jnp.arange(size, dtype=jnp.int32)
+        # These rows, and then the slice of them along all other axes.
+        starts = [0 if i == axis else start for i, start in enumerate(starts)]
+
+        def cut(array: Value, of_step: Value) -> Value:
+            entries = self.entries(at, of_step)
+            if size == 1:
+                rows = part(array, entries[0], 1, axis)
+            else:
+                rows = jnp.take(array, entries, axis, mode="clip")
+            spans = [1 + (n - 1) * s for n, s in zip(sizes, strides, strict=True)]
+            spans[axis] = size
+            rows = lax.dynamic_slice(rows, starts, spans)
+            steps = [1 if i == axis else s for i, s in enumerate(strides)]
+            return rows if set(steps) == {1} else lax.slice(
+                rows, [0] * rows.ndim, rows.shape, steps
+            )
+
+        shape = [size if i == axis else 1 for i in range(len(sizes))]
+        rows = at.reshape(shape)
+        if not of_step.ndim:
+            return Found(cut(self.array, of_step), rows, of_step)
+        axes = (0 if self.is_stacked else None, 0)
+        value = jax.vmap(cut, axes)(self.array, of_step)
+        return Found(value, rows[None], of_step.reshape([-1] + [1] * len(sizes)))
+
+    def _gathered(
+        self, eqn: jex.JaxprEqn, indices: Value, of_step: Value
+    ) -> Found | None:
+        lead, numbers = of_step.ndim, eqn.params["dimension_numbers"]
+        sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
+        axis = self.axis + lead
+        is_by_row = axis in numbers.start_index_map and sizes[axis] == 1
+        if not is_by_row or numbers.operand_batching_dims != (0,) * lead:
+            return None
+        if indices.dtype.itemsize < 4:
+            indices = indices.astype(jnp.int32)
+        place = numbers.start_index_map.index(axis)
+        asked = indices[..., place]
+        steps = of_step
+        if lead:
+            shape = [1] * asked.ndim
+            shape[numbers.start_indices_batching_dims[0]] = -1
+            steps = of_step.reshape(shape)
+        inside = jnp.clip(asked, 0, self.rows - 1)
+        at, is_inside = inside.astype(jnp.int32), inside == asked
+        entry = self.entries(at, steps)
+        if mode != lax.GatherScatterMode.CLIP:
+            # An index out of bounds stays one.
+            entry = jnp.where(is_inside, entry, self.array.shape[axis - lead])
+            at = jnp.where(is_inside, at, -2)
+        # There may be more entries than an index of few bits can number.
+        is_place = jnp.arange(indices.shape[-1]) == place
+        entry = entry.astype(indices.dtype)[..., None]
+        indices = jnp.where(is_place, entry, indices)
+        if lead and not self.is_stacked:
+            # All steps read the same array, so it has no axis for them.
+            less = lambda axes: tuple(each - 1 for each in axes)
+            numbers = lax.GatherDimensionNumbers(
+                offset_dims=numbers.offset_dims,
+                collapsed_slice_dims=less(numbers.collapsed_slice_dims),
+                start_index_map=less(numbers.start_index_map),
+            )
+            sizes = sizes[1:]
+        changed = dict(
+            dimension_numbers=numbers,
+            slice_sizes=sizes,
+            indices_are_sorted=False,
+            unique_indices=False,
+        )
+        value = eqn.primitive.bind(self.array, indices, **(eqn.params | changed))
+        # The axes of the result that are not those of a slice are those of the indices.
+        own = [i for i in range(value.ndim) if i not in numbers.offset_dims]
+        spread = lambda x: lax.expand_dims(x, list(numbers.offset_dims))
+        assert len(own) == at.ndim
+        return Found(value, spread(at), spread(steps) if lead else steps)
 
 
 def run_reading(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Value]:
@@ -207,92 +364,3 @@ def _result(eqn: jex.JaxprEqn, ins: list[Any]) -> Sequence[Any]:
     if buffers and (found := buffers[0].result(eqn, ins)) is not None:
         return [found]
     return evaluated(eqn, list(map(whole, ins)))
-
-
-def read_rows(
-    eqn: jex.JaxprEqn,
-    others: Sequence[Value],
-    source: Value,
-    axis: int,
-    rows: int,
-    entries: Callable[[Value], Value],
-) -> Found | None:
-    """What an equation reads of a buffer, out of another array that has its rows.
-
-    Args:
-        eqn: The equation.
-        others: Its operands but the buffer.
-        source: The array.
-        axis: The axis of the rows.
-        rows: How many rows the buffer has.
-        entries: Where in the array rows of the buffer are.
-    """
-    if eqn.primitive.name == "gather":
-        return _gathered(eqn, others[0], source, axis, rows, entries)
-    # The rows of a slice, and then the slice of these along all other axes.
-    if eqn.primitive.name == "slice":
-        starts, stops = (
-            list(eqn.params[name]) for name in ("start_indices", "limit_indices")
-        )
-        strides = list(eqn.params["strides"] or [1] * len(starts))
-        at = jnp.arange(starts[axis], stops[axis], strides[axis], dtype=jnp.int32)
-        starts[axis], stops[axis], strides[axis] = 0, len(at), 1
-        cut = functools.partial(
-            lax.slice, start_indices=starts, limit_indices=stops, strides=strides
-        )
-    else:
-        sizes, starts = eqn.params["slice_sizes"], list(others)
-        first = jnp.clip(starts[axis], 0, rows - sizes[axis]).astype(jnp.int32)
-        at = first + jnp.arange(sizes[axis], dtype=jnp.int32)
-        starts[axis] = jnp.zeros_like(starts[axis])
-        cut = lambda part: lax.dynamic_slice(part, starts, sizes)
-    if len(at) == rows > 1:
-        return None
-    if len(at) == 1:
-        part = lax.dynamic_slice_in_dim(
-            source, entries(at[0]), 1, axis, allow_negative_indices=False
-        )
-    else:
-        part = jnp.take(source, entries(at), axis, mode="clip")
-    shape = [1] * source.ndim
-    shape[axis] = len(at)
-    return Found(cut(part), at.reshape(shape))
-
-
-def _gathered(
-    eqn: jex.JaxprEqn,
-    indices: Value,
-    source: Value,
-    axis: int,
-    rows: int,
-    entries: Callable[[Value], Value],
-) -> Found | None:
-    numbers = eqn.params["dimension_numbers"]
-    sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
-    is_by_row = axis in numbers.start_index_map and sizes[axis] == 1
-    if not is_by_row or numbers.operand_batching_dims or rows == 1:
-        return None
-    if indices.dtype.itemsize < 4:
-        indices = indices.astype(jnp.int32)
-    place = numbers.start_index_map.index(axis)
-    asked = indices[..., place]
-    inside = jnp.clip(asked, 0, rows - 1)
-    at = inside.astype(jnp.int32)
-    entry, is_inside = entries(at), inside == asked
-    if mode != lax.GatherScatterMode.CLIP:
-        # An index out of bounds stays one.
-        entry = jnp.where(is_inside, entry, source.shape[axis])
-        at = jnp.where(is_inside, at, -1)
-    is_place = jnp.arange(indices.shape[-1]) == place
-    # As wide as the numbers of entries need.
-    indices = indices.astype(jnp.int32) if indices.dtype.itemsize == 4 else indices
-    entry = entry.astype(indices.dtype)
-    indices = jnp.where(is_place, entry[..., None], indices)
-    params = eqn.params | dict(indices_are_sorted=False, unique_indices=False)
-    value = eqn.primitive.bind(source, indices, **params)
-    # The axes of the result that are not those of a slice are those of the indices.
-    shape, sizes_left = [1] * value.ndim, iter(at.shape)
-    for own in range(value.ndim):
-        if own not in numbers.offset_dims:
-            shape[own] = next(sizes_left)
-    return Found(value, at.reshape(shape))

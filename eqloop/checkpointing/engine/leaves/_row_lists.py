@@ -191,16 +191,13 @@ class RowList:
         program, read = without_dead_code(self.at)
 
         def at_step(position: Value) -> Value:
-            index, carry = loop.index(position), list[Value](first)
+            i, carry = loop.index(position), list[Value](first)
             for leaf, count in enumerate(self.counts):
                 if count is not None:
                     carry[leaf] = count.at(first[leaf], position)
-            of_xs = [
-                element(x, index, axis) if is_read else None
-                for x, axis, is_read in zip(
-                    xs, loop.x_axes, read[sum(counts) :], strict=True
-                )
-            ]
+            # A backward step may be given more behind the `x` of the step.
+            own = zip(xs, loop.x_axes, read[sum(counts) :], strict=False)
+            of_xs = [element(x, i, axis) if is_read else None for x, axis, is_read in own]
             return run(program, *pick([*consts, *carry, *of_xs], read))[0]
 
         at = jax.vmap(at_step)(jnp.arange(self.steps, dtype=jnp.int32)).reshape(-1)
@@ -220,11 +217,16 @@ class RowList:
             count: The counter before this step.
         """
         places = jnp.arange(self.rows, dtype=jnp.int32)
-        entries = self.entries(places, first, tables, count)
+        entries = self.entries(places, first, tables, count, for_all=True)
         return jnp.take(rows, entries, self.axis, mode="clip")
 
     def entries(
-        self, row: Value, first: Value, tables: Sequence[Value], count: Value
+        self,
+        row: Value,
+        first: Value,
+        tables: Sequence[Value],
+        count: Value,
+        for_all: bool = False,
     ) -> Value:
         """Where in the list rows of the buffer before a step are.
 
@@ -233,6 +235,8 @@ class RowList:
             first: The counter before the first step.
             tables: The tables.
             count: The counter before this step.
+            for_all: Whether these are all rows. Then it is worth it to find out how
+                many bits the numbers of writes to a single row have.
         """
         step = ((_signed(count) - _signed(first)) // self.stride).astype(jnp.int32)
         if self.ring is not None:
@@ -246,12 +250,22 @@ class RowList:
         # The first writes to the row come before those of this step and later ones. How
         # many they are, bit by bit.
         start, stop = starts[row], starts[row + 1]
-        found, limit = start, step * self.writes
-        for bit in reversed(range((self.steps * self.writes).bit_length())):
-            longer = found + (1 << bit)
-            write = in_order[jnp.minimum(longer, len(in_order)) - 1]
-            is_before = (longer <= stop) & (write < limit)
-            found = jnp.where(is_before, longer, found)
+        limit = step * self.writes
+
+        def longer(found: Value, more: Value) -> Value:
+            more = found + more
+            write = in_order[jnp.minimum(more, len(in_order)) - 1]
+            return jnp.where((more <= stop) & (write < limit), more, found)
+
+        bits = (self.steps * self.writes).bit_length()
+        if for_all:
+            bits = 32 - lax.clz(jnp.max(stop - start))
+            body = lambda i, found: longer(found, 1 << (bits - 1 - i))
+            found = lax.fori_loop(0, bits, body, start)
+        else:
+            found = start
+            for bit in reversed(range(bits)):
+                found = longer(found, 1 << bit)
         last = in_order[jnp.maximum(found, 1) - 1]
         return jnp.where(found > start, self.rows + last, row)
 
