@@ -311,9 +311,9 @@ class Source:
             entry = jnp.where(is_inside, entry, self.array.shape[axis - lead])
             at = jnp.where(is_inside, at, -2)
         # There may be more entries than an index of few bits can number.
-        is_place = jnp.arange(indices.shape[-1]) == place
+        places = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
         entry = entry.astype(indices.dtype)[..., None]
-        indices = jnp.where(is_place, entry, indices)
+        indices = jnp.where(places == place, entry, indices)
         if lead and not self.is_stacked:
             # All steps read the same array, so it has no axis for them.
             less = lambda axes: tuple(each - 1 for each in axes)

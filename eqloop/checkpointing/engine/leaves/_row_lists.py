@@ -478,7 +478,8 @@ def _block_rows(first: Value, size: int, rows: int, is_clamped: bool) -> Value:
         first = first.astype(jnp.int32)
     inside = jnp.clip(first, 0, rows - size)
     is_inside = jnp.ones(first.shape, bool) if is_clamped else inside == first
-    at = inside.astype(jnp.int32).reshape(-1, 1) + jnp.arange(size, dtype=jnp.int32)
+    blocks = inside.astype(jnp.int32).reshape(-1, 1)
+    at = blocks + jnp.arange(size, dtype=jnp.int32)[None]
     return jnp.where(is_inside.reshape(-1, 1), at, rows).reshape(-1)
 
 
