@@ -50,7 +50,7 @@ from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
 from ._sweep import Cotangents
 from ._walk import Walk
-from .leaves._needed_leaves import needs_of
+from .leaves._needed_leaves import USUAL_CARRIES, needs_of
 from .orders._all_at_once import AllAtOnce
 
 # For arrays in groups, how each is split over devices, if that is known.
@@ -98,6 +98,8 @@ class Problem(abc.ABC, Generic[L]):
         placed: For planning only: how the consts, the initial carry and `xs` are split
             over devices, in the order of these, where that is known and is not in their
             types. Empty if it is of none.
+        lists_rows: For planning only: whether a list of rows may be stored in place of
+            buffers in slots, while it is not decided how many slots there are.
     """
 
     step: Step
@@ -107,6 +109,7 @@ class Problem(abc.ABC, Generic[L]):
     undifferentiated: Flags = ()
     chooses_policy: bool = False
     placed: Placements = ()
+    lists_rows: bool = True
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -293,6 +296,7 @@ class Counted(Problem[Layout]):
             undifferentiated=self.undifferentiated,
             chooses_policy=self.chooses_policy,
             placed=self.placed,
+            lists_rows=self.lists_rows,
         )
 
     def forward(
@@ -458,7 +462,8 @@ def needs_of_gradient(
     step = again(settled_problem(problem, active, reverse=True))
     back = gradient_back(problem, active, wanted)
     if layout is None:
-        return needs_of(back, step, problem.loop_back)
+        carries = USUAL_CARRIES if problem.lists_rows else 0
+        return needs_of(back, step, problem.loop_back, carries=carries)
     return needs_of(back, step, problem.loop_back, layout.block, layout.carries)
 
 
