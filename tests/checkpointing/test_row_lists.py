@@ -14,11 +14,28 @@ import eqloop as el
 from eqloop.checkpointing.engine.leaves._row_lists import RowList
 
 from ..asserts import assert_close
-from ..derivatives import LENGTH, MODES, WIDTH, grad, inputs, mapped
-from .test_held_leaves import PLAIN, SCANS, SCHEDULES, WHILES, as_while, floats
+from ..derivatives import MODES, WIDTH, grad, inputs, mapped
 
 ROWS = 512  # of 4 floats: smaller lines are moved as they are
 FEW = 5
+
+SCHEDULES = (
+    el.Binomial(3),
+    el.Binomial(2, block=2),
+    el.Recursive(2),
+    el.Recursive(2, batch=3),
+    el.Chunked(3),
+    el.Chunked(1, batch=4),
+    el.Offload(el.Binomial(2)),
+)
+SCANS = [lambda f, c, x, s=s: el.Scan(f, schedule=s)(c, x) for s in SCHEDULES] + [
+    lambda f, c, x: el.Scan(f, schedule=el.Binomial(2), reverse=True, unroll=2)(c, x),
+    lambda f, c, x: el.SlicedScan(f, step=3, schedule=el.Chunked(2))(c, x),
+]
+PLAIN = [lax.scan] * len(SCHEDULES) + [
+    lambda f, c, x: lax.scan(f, c, x, reverse=True),
+    lambda f, c, x: (lambda c, ys: (c, ys[::3]))(*lax.scan(f, c, x)),
+]
 
 
 def at(buffer, row):

@@ -31,9 +31,8 @@ JAX has no rule.
 """
 
 import dataclasses
-import math
 from collections import Counter as Count
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -139,19 +138,16 @@ class Moved(Rows):
 
     def cut(self, start: int, stop: int) -> "Moved":
         """Some of the rows."""
-        return dataclasses.replace(self, parts=tuple(cut_parts(self.parts, start, stop)))
-
-
-def cut_parts(
-    parts: Iterable[tuple[int, int] | int], start: int, stop: int
-) -> Iterator[tuple[int, int] | int]:
-    """The parts of some of the rows that parts consist of, see `Moved`."""
-    for part in parts:
-        size = part if isinstance(part, int) else part[1] - part[0]
-        low, high = max(start, 0), min(stop, size)
-        if low < high:
-            yield high - low if isinstance(part, int) else (part[0] + low, part[0] + high)
-        start, stop = start - size, stop - size
+        found = list[tuple[int, int] | int]()
+        for part in self.parts:
+            size = part if isinstance(part, int) else part[1] - part[0]
+            low, high = max(start, 0), min(stop, size)
+            if low < high and isinstance(part, int):
+                found.append(high - low)
+            elif low < high and not isinstance(part, int):
+                found.append((part[0] + low, part[0] + high))
+            start, stop = start - size, stop - size
+        return dataclasses.replace(self, parts=tuple(found))
 
 
 def known_of_leaf(i: int, aval: Aval) -> Understood:
@@ -271,8 +267,7 @@ class Following:
             # known: what starts at or above a number, and counts upwards, stays there.
             case "lt", CounterIndex(leaf, offsets), int(number) if leaf in self.starts:
                 return False if self.starts[leaf] + min(offsets) >= number else None
-            # `i % n`, as `jnp` writes it: there is nothing to correct if `i` is not less
-            # than zero.
+            # `i % n`, as `jnp` writes it. Nothing is corrected if `i` is not negative.
             case "rem", CounterIndex(leaf, offsets), int(number) if (
                 number > 0 and leaf in self.starts and len(offsets) == 1
             ):

@@ -40,7 +40,7 @@ from ..._types import Aval, Value
 from ._buffers import Following, Moved, number_of, place_of_new_rows, starts_of
 from ._loop import part, put_part, zero
 from ._step import Step, make_step
-from .leaves._list_reads import AbstractBuffer, Found, Source, results, whole
+from .leaves._list_reads import AbstractBuffer, Found, RowSource, results, whole
 from .leaves._rows_once import followed, program_to_follow
 
 # A line of fewer bytes is moved as quickly as a row of a ring is found.
@@ -177,7 +177,9 @@ class MovedBuffer(AbstractBuffer):
         # and the start of another.
         first = stop - 1 if line.is_newest_first else start
         place = line.place(jnp.asarray(first, jnp.int32), self.position)
-        twice = jnp.concatenate([self.ring] * 2, axis) if stop - start > 1 else self.ring
+        twice = (
+            jnp.concatenate([self.ring] * 2, axis) if stop - start > 1 else self.ring
+        )
         rows = part(twice, place, stop - start, axis)
         return jnp.flip(rows, axis) if line.is_newest_first else rows
 
@@ -189,12 +191,14 @@ class MovedBuffer(AbstractBuffer):
             shift = piece[0] - first if is_old else -first
 
             # Rows of other pieces are read, too, but not used.
-            def at(row: Value, position: Value, of: Any = (first, size, shift)) -> Value:
+            def at(
+                row: Value, position: Value, of: Any = (first, size, shift)
+            ) -> Value:
                 row = jnp.clip(row, of[0], of[0] + of[1] - 1) + of[2]
                 return row if position is None else line.place(row, position)
 
             entries = at if is_old else lambda row, _, at=at: at(row, None)
-            source = Source(self.ring if is_old else piece, axis, rows, entries)
+            source = RowSource(self.ring if is_old else piece, axis, rows, entries)
             own = source.read(eqn, others, self.position)
             if own is None:
                 return None
@@ -252,16 +256,16 @@ class MovedBuffer(AbstractBuffer):
     def _part(self, start: int, stop: int) -> tuple[Any, ...]:
         """The parts that some rows consist of."""
         found = list[Any]()
-        for part in self.parts:
-            size = self._size(part)
+        for piece in self.parts:
+            size = self._size(piece)
             low, high = max(start, 0), min(stop, size)
-            if low < high and isinstance(part, tuple):
-                found.append((part[0] + low, part[0] + high))
+            if low < high and isinstance(piece, tuple):
+                found.append((piece[0] + low, piece[0] + high))
             elif low < high:
-                found.append(lax.slice_in_dim(part, low, high, axis=self.line.axis))
+                found.append(lax.slice_in_dim(piece, low, high, axis=self.line.axis))
             start, stop = start - size, stop - size
         return tuple(found)
 
-    def _size(self, part: Any) -> int:
-        is_old = isinstance(part, tuple)
-        return part[1] - part[0] if is_old else part.shape[self.line.axis]
+    def _size(self, piece: Any) -> int:
+        is_old = isinstance(piece, tuple)
+        return piece[1] - piece[0] if is_old else piece.shape[self.line.axis]

@@ -87,7 +87,7 @@ class AbstractLayout(abc.ABC):
     @property
     @abc.abstractmethod
     def carries(self) -> int:
-        """How many carries are stored at once, at the most."""
+        """How many carries are stored on the device at once, at the most."""
 
     @property
     def steps_with_products(self) -> int:
@@ -157,8 +157,12 @@ class Layout(AbstractLayout):
 
     @property
     def carries(self) -> int:
-        """How many carries are stored at once, at the most."""
-        return self.order.slots
+        """How many carries are stored on the device at once, at the most."""
+        slots, order = self.order.slots, self.order.of_carries
+        if order is None or self.slots.take_device_memory:
+            return slots
+        # Those that the primal stores are elsewhere, and fetched one by one.
+        return slots - order.primal_slots + 1
 
     @property
     def is_elsewhere(self) -> bool:

@@ -92,14 +92,17 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
 
 
 def list_bytes(problem: Problem, active: Active) -> int:
-    """Bytes of the lists of rows that stand for buffers, if slots are not to hold these.
+    """Bytes of the lists of rows that are stored in place of buffers in slots.
 
     They are stored once, whatever else the layout stores.
     """
     problem = alike(problem, active)
     needs = needs_of_gradient(problem, active, outputs_wanted(problem))
     forward = again(settled_problem(problem, active, reverse=True))
-    known, types = StoredLeaves.of(needs, forward, problem.loop_back), forward.carry_types
+    known, types = (
+        StoredLeaves.of(needs, forward, problem.loop_back),
+        forward.carry_types,
+    )
     return sum(nbytes([types[i]]) * rows.length // rows.rows for i, rows in known.lists)
 
 

@@ -34,7 +34,7 @@ class Found(NamedTuple):
     Attributes:
         value: Its result.
         rows: The rows that it reads, -2 for none; with as many axes as the result.
-        steps: What `Source.read` was given, with as many axes if it has any.
+        steps: What `RowSource.read` was given, with as many axes if it has any.
     """
 
     value: Value
@@ -105,7 +105,7 @@ class ListedBuffer(AbstractBuffer):
 
     def read(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Found | None:
         rows, first, *tables = self.arrays
-        source = Source(
+        source = RowSource(
             rows,
             self.own.axis,
             self.own.rows,
@@ -167,7 +167,11 @@ class WrittenBuffer(AbstractBuffer):
         if eqn.primitive.name == "scatter":
             numbers = eqn.params["dimension_numbers"]
             batched = numbers.operand_batching_dims
-            if others[0].ndim != 1 + lead or len(batched) != lead or 0 in batched[lead:]:
+            if (
+                others[0].ndim != 1 + lead
+                or len(batched) != lead
+                or 0 in batched[lead:]
+            ):
                 return None
             first = others[0][..., place]
         elif lead:
@@ -188,7 +192,9 @@ class WrittenBuffer(AbstractBuffer):
         if (found := self.before.read(eqn, others)) is None:
             return None
         nothing = lambda at, count: jnp.zeros_like(at)
-        row = Source(self.row, self.own.axis, self.own.rows, nothing, self.at.ndim > 0)
+        row = RowSource(
+            self.row, self.own.axis, self.own.rows, nothing, self.at.ndim > 0
+        )
         new = row.read(eqn, others, self.at)
         assert new is not None
         is_new = new.rows == new.steps
@@ -201,7 +207,7 @@ class WrittenBuffer(AbstractBuffer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class RowSource:
     """An array that has the rows of a buffer.
 
     Attributes:
@@ -236,9 +242,13 @@ class Source:
         if name == "gather":
             return self._gathered(eqn, others[0], of_step)
         if name == "slice":
-            starts, stops = map(list, (params["start_indices"], params["limit_indices"]))
+            starts, stops = map(
+                list, (params["start_indices"], params["limit_indices"])
+            )
             strides = list(params["strides"] or [1] * len(starts))
-            sizes = [-(-(b - a) // c) for a, b, c in zip(starts, stops, strides, strict=True)]
+            sizes = [
+                -(-(b - a) // c) for a, b, c in zip(starts, stops, strides, strict=True)
+            ]
         else:
             starts, sizes = list(others), list(params["slice_sizes"])
             strides = [1] * len(starts)
@@ -273,8 +283,10 @@ class Source:
             spans[axis] = size
             rows = lax.dynamic_slice(rows, starts, spans)
             steps = [1 if i == axis else s for i, s in enumerate(strides)]
-            return rows if set(steps) == {1} else lax.slice(
-                rows, [0] * rows.ndim, rows.shape, steps
+            return (
+                rows
+                if set(steps) == {1}
+                else lax.slice(rows, [0] * rows.ndim, rows.shape, steps)
             )
 
         shape = [size if i == axis else 1 for i in range(len(sizes))]

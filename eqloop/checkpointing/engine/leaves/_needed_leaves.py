@@ -94,7 +94,7 @@ def needs_of(
         step: The step to advance by, without outputs.
         loop: The loop.
         block: How many steps are reversed at once, at most.
-        carries: How many carries are stored at once, at most.
+        carries: How many carries are stored on the device at once, at most.
     """
     read = leaves_read(back, loop)
     needs = closed_needs(step, loop, read, carries)
@@ -116,7 +116,7 @@ def closed_needs(
         step: The step to advance by, without outputs.
         loop: The loop.
         read: The leaves.
-        carries: How many carries are stored at once, at most.
+        carries: How many carries are stored on the device at once, at most.
     """
     rows = [
         row if isinstance(row, RowsOnce) or (row and row.takes_less(carries)) else None

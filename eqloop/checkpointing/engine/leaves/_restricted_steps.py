@@ -143,11 +143,11 @@ class StoredLeaves:
             count = carry[row.counter]
             if isinstance(row, RowList):
                 leaves.append(ListedBuffer(row, own, count))
-            elif is_batch:
-                before = lambda count, row=row, own=own: row.before(*own, count)
-                leaves.append(jax.vmap(before)(count))
             else:
-                leaves.append(row.before(*own, count))
+                final, initial, first = own
+                before = functools.partial(row.before, final, initial, first)
+                before = jax.vmap(before) if is_batch else before
+                leaves.append(before(count))
         return put(carry, self.made, leaves)
 
 

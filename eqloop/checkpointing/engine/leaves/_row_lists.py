@@ -197,7 +197,9 @@ class RowList:
                     carry[leaf] = count.at(first[leaf], position)
             # A backward step may be given more behind the `x` of the step.
             own = zip(xs, loop.x_axes, read[sum(counts) :], strict=False)
-            of_xs = [element(x, i, axis) if is_read else None for x, axis, is_read in own]
+            of_xs = [
+                element(x, i, axis) if is_read else None for x, axis, is_read in own
+            ]
             return run(program, *pick([*consts, *carry, *of_xs], read))[0]
 
         at = jax.vmap(at_step)(jnp.arange(self.steps, dtype=jnp.int32)).reshape(-1)
@@ -292,7 +294,7 @@ def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
     starts |= {i: 0 for i, c in enumerate(counts) if c is not None and c.modulus}
     after = followed(program, step, Following(starts))
     firsts = loop.padded_starts(step.num_carry)
-    found = Counted(program, step, counters, counts, tuple(firsts))
+    found = CountedStep(program, step, counters, counts, tuple(firsts))
     return tuple(
         _list_of(found, leaf, known)
         if isinstance(known, Buffer) and known.leaf == leaf and known.blocks
@@ -312,7 +314,7 @@ def _counts(
     firsts = loop.padded_starts(step.num_carry)
     known = {i: c.start for i, c in counters.items() if c.start is not None}
     rings = {
-        i: None
+        i: first
         for i, first in enumerate(firsts)
         if first is not None and first >= 0 and counts[i] is None
     }
@@ -324,13 +326,13 @@ def _counts(
             for i in rings
             if isinstance(out := after[i], RingIndex)
             and out.leaf == i
-            and firsts[i] < out.modulus
+            and rings[i] < out.modulus
         }
         if len(left) == len(rings):
             for i, count in left.items():
                 counts[i] = count
             break
-        rings = left
+        rings = {i: rings[i] for i in left}
     return tuple(counts)
 
 
@@ -347,7 +349,7 @@ def lacks_counter(step: Step) -> bool:
     )
 
 
-class Counted(NamedTuple):
+class CountedStep(NamedTuple):
     """A step, and what in its carry counts.
 
     Attributes:
@@ -389,10 +391,12 @@ class Counted(NamedTuple):
         if count != Count(1, rows) or index.offsets != {0} or start is None:
             return None
         by = self.counters[clock]
-        return (clock, start - by.start) if by.is_by_one and by.start is not None else None
+        return (
+            (clock, start - by.start) if by.is_by_one and by.start is not None else None
+        )
 
 
-def _list_of(counted: Counted, leaf: int, known: Buffer) -> RowList | None:
+def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
     """The list of the rows of a leaf, along the axis for which it is the smallest.
 
     Args:
@@ -415,7 +419,7 @@ def _list_of(counted: Counted, leaf: int, known: Buffer) -> RowList | None:
 
 
 def _list_along(
-    counted: Counted, axis: int, writes: Sequence[tuple[jex.JaxprEqn, Block]]
+    counted: CountedStep, axis: int, writes: Sequence[tuple[jex.JaxprEqn, Block]]
 ) -> RowList | None:
     """The list of rows along an axis, if that is an axis that steps write rows along.
 

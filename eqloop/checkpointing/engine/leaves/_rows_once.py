@@ -46,8 +46,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import along, explicit_sharding, is_symbolic
-from ...._types import Aval, Value
 from ...._programs import inlined
+from ...._types import Aval, Value
 from .._buffers import (
     MOST_ROWS,
     Buffer,
