@@ -11,9 +11,12 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine.leaves._row_lists import RowList
+from eqloop.checkpointing.engine._loop import Loop
+from eqloop.checkpointing.engine._step import trace_step
+from eqloop.checkpointing.engine.leaves._row_lists import RowList, row_lists
 
 from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..derivatives import MODES, WIDTH, grad, inputs, mapped
 
 ROWS = 512  # of 4 floats: smaller lines are moved as they are
@@ -117,7 +120,7 @@ WRITES = {
     "index": lambda v, h, i, k: v.at[k].set(h),
     "clipped index": lambda v, h, i, k: v.at[k].set(h, mode="clip"),
     "two": lambda v, h, i, k: v.at[k].set(h).at[i % 3].set(2 * h),
-    "twice": lambda v, h, i, k: v.at[k].set(h).at[k].multiply(2),
+    "twice": lambda v, h, i, k: v.at[k].set(h).at[k].add(h),
     "block": lambda v, h, i, k: lax.dynamic_update_slice(
         v, jnp.stack([h, -h]), (k, jnp.zeros_like(k))
     ),
@@ -173,9 +176,15 @@ cases = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_the_gradient_with_each_way_to_write(name):
     check(name, 0, grad)
+
+
+@pytest.mark.parametrize("write", MOVED)
+def test_the_gradient_with_each_way_to_move(write):
+    check((write, "another row"), 0, grad)
 
 
 @hypothesis.settings(max_examples=4)
@@ -196,3 +205,166 @@ def test_many_buffers(name, place, mode, is_mapped):
 @pytest.mark.parametrize("name", WRITES)
 def test_each_way_to_write_in_each_mode(name, mode):
     check(name, 0, mode)
+
+
+# What is found of a step, and what plans say.
+
+STEPS = 12
+
+
+def list_of(f, *carry, x=(), starts=(0,), steps=STEPS):
+    """What is known of the last leaf of the carry of a step."""
+    types = list(map(jax.typeof, carry)), list(map(jax.typeof, x))
+    step, _ = trace_step(lambda carry, x: (f(*carry, *x), []), *types)
+    loop = Loop(steps, starts=starts, x_axes=(0,) * len(x))
+    return row_lists(step, loop)[-1]
+
+
+ZERO = jnp.zeros((), jnp.int32)
+BUFFER = jnp.zeros((FEW, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("index", "ring"),
+    [
+        (lambda i: i % FEW, 0),
+        (lambda i: (i + 2) % FEW, 2),
+        (lambda i: lax.rem(i, jnp.full_like(i, FEW)), 0),
+        (lambda i: i % 3, None),
+        (lambda i: (i - 1) % FEW, None),
+        (lambda i: (2 * i) % FEW, None),
+    ],
+)
+def test_a_ring_by_a_counter(index, ring):
+    write = lambda i, v: [i + 1, v.at[index(i)].set(1.0)]
+    found = list_of(write, ZERO, BUFFER)
+    assert (found.ring, found.length, found.writes) == (ring, FEW + STEPS, 1)
+    # It is not known to be a ring if the counter may start below zero.
+    assert list_of(write, ZERO, BUFFER, starts=()).ring is None
+
+
+def test_a_ring_by_a_remainder_in_the_carry():
+    write = lambda i, k, v: [i + 1, (k + 1) % FEW, v.at[k].set(1.0)]
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, 3)).ring == 3
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(2, 3)).ring == 1
+    # Nothing is known of the places then.
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, FEW)) is None
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, None)) is None
+
+
+def test_indices_that_are_not_known_beforehand():
+    by_values = lambda i, v: [i + 1, v.at[jnp.argmax(v[0])].set(1.0)]
+    assert list_of(by_values, ZERO, BUFFER) is None
+    uncounted = lambda k, v: [k, v.at[k].set(1.0)]
+    assert list_of(uncounted, ZERO, BUFFER) is None
+
+
+@pytest.mark.parametrize("start", [0, -3])
+@pytest.mark.parametrize("name", WRITES)
+def test_the_buffer_before_each_step(name, start):
+    """Out of the list and the tables, beside the loop itself."""
+    row = lambda i: jnp.sin((jnp.arange(WIDTH) + i).astype(jnp.float32))
+    step = lambda i, v, k: [i + 1, WRITES[name](v, row(i), i, k)]
+    rows = rows_of(jnp.ones(WIDTH))
+    found = list_of(step, ZERO, rows, x=(ZERO,), starts=(start,))
+    loop, some = Loop(STEPS, x_axes=(0,)), jnp.array([[4, 0], [1, 1]], jnp.int32)
+
+    @jax.jit
+    def run(first, indices):
+        def both(state, k):
+            position, carry, listed = state
+            after = step(*carry, k)
+            listed = found.written(listed, after[1], position, [*carry, k])
+            return (position + 1, after, listed), carry
+
+        state = ZERO, [first, rows], found.started(rows)
+        (_, last, listed), befores = lax.scan(both, state, indices)
+        tables = found.tables([first, rows], [], [indices], loop)
+        before = lambda count: found.before(listed, first, *tables, count=count)
+        entries = lambda count: listed[found.entries(some, first, tables, count)]
+        counts = jnp.append(befores[0], last[0])
+        expected = jnp.concatenate([befores[1], last[1][None]])
+        return expected, lax.map(before, counts), lax.map(entries, counts)
+
+    indices = jnp.asarray(np.resize(INDICES, STEPS))
+    expected, made, parts = run(jnp.asarray(start, jnp.int32), indices)
+    assert (made == expected).all()
+    assert (parts == expected[:, some]).all()
+
+
+def test_a_list_is_kept_if_it_is_smaller():
+    found = list_of(lambda i, v: [i + 1, v.at[i % FEW].set(1.0)], ZERO, BUFFER)
+    assert found.length == 17
+    assert [found.takes_less(carries) for carries in (3, 4)] == [False, True]
+    plan = lambda schedule: el.Scan(
+        lambda carry, x: (
+            (carry[0] + 1, carry[1].at[carry[0] % FEW].set(jnp.sin(carry[1][0]) + x)),
+            None,
+        ),
+        schedule=schedule,
+    ).plan((0, BUFFER), jnp.ones((STEPS, WIDTH)))
+    few, many = plan(el.Binomial(3)), plan(el.Binomial(4))
+    assert (few.saved_once, many.saved_once) == ((), ("carry[1]",))
+    assert (few.slot_bytes, many.slot_bytes) == (4 + 4 * FEW * WIDTH, 4)
+    elsewhere = plan(el.Offload(el.Binomial(4)))
+    assert elsewhere.saved_once == ()
+
+
+@pytest.mark.parametrize("write", ["roll", "newest last"])
+def test_the_memory_of_a_delay_line(write):
+    """Slots hold none of it, and XLA has no more than the plan says."""
+    steps, width = 2_000, 16
+    line, xs = jnp.zeros((200, width)), jnp.ones((steps, width))
+
+    def step(line, x):
+        row = jnp.tanh(line[50] + 0.5 * line[150] + x)
+        return MOVED[write](line, row), None
+
+    scan = el.Scan(step, schedule=el.Binomial(30))
+    plan = scan.plan(line, xs)
+    assert plan.holds == (("carry", False), ("the position", True))
+    assert (plan.slot_bytes, plan.saved_once) == (4, ("carry",))
+    pull = lambda line, xs, ct: jax.vjp(lambda *a: scan(*a)[0], line, xs)[1](ct)
+    taken = temp_bytes(pull, line, xs, line)
+    rows = (len(line) + steps) * width * 4
+    assert rows < taken < 1.3 * rows
+    assert abs(plan.peak_bytes - taken) < 0.05 * taken
+    loss = lambda loop: lambda line, xs: jnp.sum(jnp.sin(loop(line, xs)[0]))
+    of = lambda loop: jax.jit(jax.grad(loss(loop), (0, 1)))(line, xs)
+    assert_close(of(scan), of(functools.partial(lax.scan, step)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow
+def test_a_budget_without_room_for_a_list():
+    """It is planned with lines in slots, of which it then knows the bytes."""
+    steps, width = 1_000, 16
+    line, xs = jnp.zeros((100, width)), jnp.ones((steps, width))
+    step = lambda line, x: (MOVED["roll"](line, jnp.tanh(line[50] + x)), None)
+    schedule = el.Budget(60_000, measure=False)
+    plan = el.Scan(step, schedule=schedule).plan(line, xs)
+    assert plan.saved_once == ()
+    assert plan.peak_bytes <= 60_000
+    assert plan.evaluations <= 5 * steps
+
+
+def test_a_tree_whose_nodes_are_in_any_order():
+    rng = np.random.default_rng(0)
+    left = rng.permutation(np.arange(0, 62, 2))
+    left.sort()
+    order = np.arange(32, 63), left, left + 1
+    places = rng.permutation(63)
+    order = [jnp.asarray(places[each]) for each in order]
+    rows = jnp.sin(jnp.arange(63.0 * WIDTH)).reshape(63, WIDTH)
+
+    def loss(loop, w, rows):
+        def step(rows, x):
+            node, left, right = x
+            row = jnp.tanh(w[0] * rows[left] + w[1] * rows[right] * rows[left])
+            return rows.at[node].set(row), None
+
+        return jnp.sum(jnp.cos(loop(step, rows, tuple(order))[0]))
+
+    scan = lambda f, c, x: el.Scan(f, schedule=el.Recursive(4))(c, x)
+    args = jnp.array([0.7, 0.4]), rows
+    of = lambda loop: jax.jit(jax.grad(functools.partial(loss, loop), (0, 1)))(*args)
+    assert_close(of(scan), of(lax.scan), rtol=1e-5, atol=1e-6)

@@ -4,14 +4,16 @@ A solver writes its state to a buffer, at a counter, unless the step was rejecte
 
     rows[i] = where(is_kept, h, rows[i]);  i = i + 1
 
-Two answers save memory and time in proportion to the whole buffer. If each row is
-written at most once, slots need not hold the buffer (`leaves/_rows_once.py`). If rows
-are written but never computed with, an example of a batch that has stopped can drop its
-writes, and nothing is selected (`whiles/_masked_writes.py`).
+Four answers save memory and time in proportion to the whole buffer. If each row is
+written at most once, slots need not hold the buffer (`leaves/_rows_once.py`), and
+neither if it is known beforehand where rows are written (`leaves/_row_lists.py`). If
+rows are written but never computed with, an example of a batch that has stopped can
+drop its writes, and nothing is selected (`whiles/_masked_writes.py`). And if all rows
+are moved by one, they may stay where they are (`_delay_lines.py`).
 
-Both read what is found here, by abstract interpretation. The program is gone through
-with something known in place of each value. For leaf 0 the counter and leaf 1 the
-buffer, of six rows:
+All of these read what is found here, by abstract interpretation. The program is gone
+through with something known in place of each value. For leaf 0 the counter and leaf 1
+the buffer, of six rows:
 
     i                               CounterIndex(0, {0})
     j = select(i < 0, i, i + 6)     CounterIndex(0, {0, 6})    one of the two

@@ -251,12 +251,12 @@ class RowList:
         in_order, starts = tables
         # The first writes to the row come before those of this step and later ones. How
         # many they are, bit by bit.
-        start, stop = starts[row], starts[row + 1]
+        start, stop = _entry(starts, row), _entry(starts, row + 1)
         limit = step * self.writes
 
         def longer(found: Value, more: Value) -> Value:
             more = found + more
-            write = in_order[jnp.minimum(more, len(in_order)) - 1]
+            write = _entry(in_order, jnp.minimum(more, len(in_order)) - 1)
             return jnp.where((more <= stop) & (write < limit), more, found)
 
         bits = (self.steps * self.writes).bit_length()
@@ -268,8 +268,13 @@ class RowList:
             found = start
             for bit in reversed(range(bits)):
                 found = longer(found, 1 << bit)
-        last = in_order[jnp.maximum(found, 1) - 1]
+        last = _entry(in_order, jnp.maximum(found, 1) - 1)
         return jnp.where(found > start, self.rows + last, row)
+
+
+def _entry(table: Value, at: Value) -> Value:
+    """Entries of a table, for places that are known to be in range."""
+    return jnp.take(table, at, mode="clip") if at.ndim else element(table, at)
 
 
 def _signed(counter: Value) -> Value:
