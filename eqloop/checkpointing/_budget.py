@@ -21,7 +21,7 @@ from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
-from .planning._cost import step_cost
+from .planning._cost import list_bytes, step_cost
 from .planning._memory import device_bytes, peak_bytes
 from .planning._memory_guess import counted_bytes, working_set
 from .planning._notice import says_if_long
@@ -192,6 +192,8 @@ class Budget(AbstractSchedule):
             return self._found(problem, active)
 
     def _found(self, problem: Problem, active: Active) -> Layout:
+        if list_bytes(problem, active) > self.nbytes:
+            problem = dataclasses.replace(problem, lists_rows=False)
         times = paces(problem, active, self.measure)
         found, times = best(problem, active, self.nbytes, times)
         if self._second is not None:

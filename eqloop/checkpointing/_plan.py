@@ -67,8 +67,9 @@ class Plan:
             the carries on the host.
         holds: For each leaf of the carry its path, and whether slots hold it. Leaves
             that no reversal of a step reads are not stored or computed again.
-        saved_once: The paths of buffers that are read and that slots do not hold, as
-            each of their rows is written once: the last carry has all of them.
+        saved_once: The paths of buffers that are read and that slots do not hold. If
+            each of their rows is written once, the last carry has all of them, and
+            otherwise a list of all rows that are written is saved.
         scatter: By what part of itself a measured time differed when it was measured
             again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
@@ -331,9 +332,7 @@ def _leaves(
         return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    held, final = needs_of_gradient(
-        alike(problem, active), active, wanted, layout.block
-    )
+    held, final = needs_of_gradient(alike(problem, active), active, wanted, layout)
     once = [f and not h for h, f in zip(held, final, strict=True)]
     holds = tuple(zip(paths, held, strict=True))
     return dict(holds=holds, saved_once=tuple(pick(paths, once)))

@@ -247,7 +247,7 @@ HELD = {
     "own square": True,
     "clipped": True,
     "read back": False,
-    "ring": True,
+    "ring": False,
     "key": True,
     "sum": False,
     "written": False,

@@ -4,14 +4,16 @@ A solver writes its state to a buffer, at a counter, unless the step was rejecte
 
     rows[i] = where(is_kept, h, rows[i]);  i = i + 1
 
-Two answers save memory and time in proportion to the whole buffer. If each row is
-written at most once, slots need not hold the buffer (`leaves/_rows_once.py`). If rows
-are written but never computed with, an example of a batch that has stopped can drop its
-writes, and nothing is selected (`whiles/_masked_writes.py`).
+Four answers save memory and time in proportion to the whole buffer. If each row is
+written at most once, slots need not hold the buffer (`leaves/_rows_once.py`), and
+neither if it is known beforehand where rows are written (`leaves/_row_lists.py`). If
+rows are written but never computed with, an example of a batch that has stopped can
+drop its writes, and nothing is selected (`whiles/_masked_writes.py`). And if all rows
+are moved by one, they may stay where they are (`_delay_lines.py`).
 
-Both read what is found here, by abstract interpretation. The program is gone through
-with something known in place of each value. For leaf 0 the counter and leaf 1 the
-buffer, of six rows:
+All of these read what is found here, by abstract interpretation. The program is gone
+through with something known in place of each value. For leaf 0 the counter and leaf 1
+the buffer, of six rows:
 
     i                               CounterIndex(0, {0})
     j = select(i < 0, i, i + 6)     CounterIndex(0, {0, 6})    one of the two
@@ -49,8 +51,8 @@ from ..._types import AnyJaxpr, Aval
 # passed.
 MOST_ROWS = 2**29
 
-# What stands for a value: a number, a `CounterIndex`, a tuple of such for an array of
-# them, a `Buffer`, `Rows`, or `None` for anything.
+# What stands for a value: a number, a truth value, a `CounterIndex`, a `RingIndex`, a
+# tuple of indices for an array of them, a `Buffer`, `Rows`, or `None` for anything.
 Understood: TypeAlias = Any
 
 
@@ -69,6 +71,19 @@ class CounterIndex:
 
 
 @dataclasses.dataclass(frozen=True)
+class RingIndex:
+    """A leaf of the carry plus a number, modulo another number.
+
+    The sum is not negative, so that it makes no difference how the remainder of
+    negative numbers is defined.
+    """
+
+    leaf: int
+    offset: int
+    modulus: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
     """A block of a buffer that may have been written.
 
@@ -78,12 +93,14 @@ class Block:
         is_clamped: Whether a block out of bounds is moved into the buffer.
         can_be_dropped: Whether it has a place that could be out of bounds, and is not
             moved from there by a scatter.
+        made: The variable of the buffer that was written to; `None` if a loop has.
     """
 
     starts: tuple[Understood, ...]
     sizes: tuple[int, ...]
     is_clamped: bool
     can_be_dropped: bool
+    made: jex.Var | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +123,33 @@ class Rows:
     """Something that was moved out of buffers, and not computed with."""
 
     leaves: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved(Rows):
+    """Rows of a single leaf, moved along an axis, with new rows between them.
+
+    Attributes:
+        axis: The axis.
+        parts: What lies along it: the rows of the leaf from one on to another one, or a
+            number of new rows.
+    """
+
+    axis: int
+    parts: tuple[tuple[int, int] | int, ...]
+
+    def cut(self, start: int, stop: int) -> "Moved":
+        """Some of the rows."""
+        found = list[tuple[int, int] | int]()
+        for part in self.parts:
+            size = part if isinstance(part, int) else part[1] - part[0]
+            low, high = max(start, 0), min(stop, size)
+            if low < high and isinstance(part, int):
+                found.append(high - low)
+            elif low < high and not isinstance(part, int):
+                found.append((part[0] + low, part[0] + high))
+            start, stop = start - size, stop - size
+        return dataclasses.replace(self, parts=tuple(found))
 
 
 def known_of_leaf(i: int, aval: Aval) -> Understood:
@@ -135,12 +179,14 @@ class Following:
         computed_with: The buffers that were computed with so far.
         copied: The buffers of which one version was used twice. To write to it, XLA has
             to copy it.
+        known: What was found of the results of equations so far.
     """
 
     starts: Mapping[int, int] = dataclasses.field(default_factory=dict)
     carried: Callable[[jex.JaxprEqn], Mapping[int, int]] = lambda eqn: {}
     computed_with: set[int] = dataclasses.field(default_factory=set)
     copied: set[int | None] = dataclasses.field(default_factory=set)
+    known: dict[jex.Var, Understood] = dataclasses.field(default_factory=dict)
 
     def outputs(
         self, program: AnyJaxpr, inputs: Sequence[Understood]
@@ -163,10 +209,11 @@ class Following:
         def results(eqn: jex.JaxprEqn, ins: list[Understood]) -> list[Understood]:
             outs = self.results(eqn, ins)
             note_copies(eqn.outvars, outs)
+            self.known.update(zip(eqn.outvars, outs, strict=True))
             return outs
 
         note_copies(jaxpr.invars, inputs)
-        return interpreted(program, inputs, _literal, results, lambda value: None)
+        return interpreted(program, inputs, number_of, results, lambda value: None)
 
     def results(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> list[Understood]:
         """What is known of the results of an equation."""
@@ -222,6 +269,23 @@ class Following:
             # known: what starts at or above a number, and counts upwards, stays there.
             case "lt", CounterIndex(leaf, offsets), int(number) if leaf in self.starts:
                 return False if self.starts[leaf] + min(offsets) >= number else None
+            # `i % n`, as `jnp` writes it. Nothing is corrected if `i` is not negative.
+            case "rem", CounterIndex(leaf, offsets), int(number) if (
+                number > 0 and leaf in self.starts and len(offsets) == 1
+            ):
+                (offset,) = offsets
+                is_safe = self.starts[leaf] + offset >= 0
+                return RingIndex(leaf, offset, number) if is_safe else None
+            case "lt", RingIndex(), int(number) if number <= 0:
+                return False
+            case "lt", int(one), int(other):
+                return one < other
+            case "eq", int(one), int(other):
+                return one == other
+            case "ne", bool(one), bool(other):
+                return one != other
+            case "and", *cases if any(case is False for case in cases):
+                return False
             # `where(i < 0, i + n, i)`, as `jnp` writes it for an index.
             case "select_n", bool(which), *cases:
                 return cases[which]
@@ -230,22 +294,27 @@ class Following:
             # `where(p, rows.at[i].set(h), rows)`: it may have been written.
             case "select_n", _, Buffer(leaf), *_ if _are_of(leaf, ins[1:]):
                 return _with_blocks_of(ins[1:])
+            # `[i]`, `[i, j]`, and back.
+            case (
+                "broadcast_in_dim" | "reshape",
+                CounterIndex() | RingIndex() | int() as number,
+            ) if after.shape == (1,):
+                return (number,)
             case "broadcast_in_dim", None | 0 if makes_zeros(eqn):
                 return Buffer(None)
             # A buffer plus zeros that rows were written to, as transposes have it.
             case "add" | "add_any", Buffer(one), Buffer(other) if None in (one, other):
                 return _with_blocks_of(ins)
-            # `[i]`, `[i, j]`, and back.
-            case "broadcast_in_dim" | "reshape", CounterIndex() | int() as number if (
-                after.shape == (1,)
-            ):
-                return (number,)
             case "concatenate", *parts if tuple in map(type, parts):
                 sizes = [aval_of(x).shape[0] for x in eqn.invars]
                 if any(map(is_symbolic, sizes)):
                     return None
                 whole = lambda part, n: part if isinstance(part, tuple) else (None,) * n
                 return sum(map(whole, parts, sizes), ())
+            case "slice", Buffer() | Moved() as known:
+                return _slice_of(known, eqn)
+            case "concatenate", *parts if any(isinstance(p, Moved) for p in parts):
+                return _row_of_parts(parts, eqn)
             case "reshape" | "squeeze", tuple(numbers) if after.ndim < 2:
                 return numbers if after.ndim else numbers[0]
             # Fewer bits would be the number modulo something else than the rows.
@@ -270,23 +339,94 @@ def _after_write(
 ) -> Understood:
     """A buffer after a write, or rows in an array that is none."""
     buffer, update = ins[0], ins[write.place]
+    start = starts_of(eqn, write, ins)
     if not isinstance(buffer, Buffer):
+        at = place_of_new_rows(eqn, start)
+        if isinstance(buffer, Moved) and at is not None and at[0] == buffer.axis:
+            _, first, last = at
+            rows = aval_of(eqn.invars[0]).shape[buffer.axis]
+            before, after = buffer.cut(0, first), buffer.cut(last, rows)
+            parts = (*before.parts, last - first, *after.parts)
+            return dataclasses.replace(buffer, parts=parts)
         return _something_of([buffer, update])
+    block = Block(
+        tuple(map(start.get, range(len(write.sizes)))),
+        write.sizes,
+        write.is_clamped,
+        write.can_be_dropped,
+        eqn.outvars[0],
+    )
+    holds = buffer.holds | leaves_in(update)
+    return Buffer(buffer.leaf, buffer.blocks | {block}, holds)
+
+
+def _slice_of(known: Buffer | Moved, eqn: jex.JaxprEqn) -> Moved | None:
+    """Consecutive rows of a buffer that was not written to, or of moved rows."""
+    shape = aval_of(eqn.invars[0]).shape
+    starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or (1,) * len(shape)
+    bounds = list(zip(starts, stops, strict=True))
+    cut = [axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)]
+    if len(cut) != 1 or any(stride != 1 for stride in strides):
+        return None
+    (axis,) = cut
+    if isinstance(known, Moved):
+        return known.cut(*bounds[axis]) if known.axis == axis else None
+    if known.leaf is None or known.blocks:
+        return None
+    return Moved(frozenset([known.leaf]), axis, (bounds[axis],))
+
+
+def _row_of_parts(known: Sequence[Understood], eqn: jex.JaxprEqn) -> Moved | None:
+    """Moved rows with others before or behind them."""
+    axis, parts = eqn.params["dimension"], list[tuple[int, int] | int]()
+    leaves = _union(leaves_in(each) for each in known if isinstance(each, Moved))
+    for each, x in zip(known, eqn.invars, strict=True):
+        if isinstance(each, Moved) and each.axis == axis:
+            parts += each.parts
+        elif is_symbolic(size := aval_of(x).shape[axis]):
+            return None
+        else:
+            parts.append(size)
+    return Moved(leaves, axis, tuple(parts)) if len(leaves) == 1 else None
+
+
+def starts_of(
+    eqn: jex.JaxprEqn, write: RowWrite, ins: Sequence[Understood]
+) -> dict[int, Understood]:
+    """For axes of a buffer, where the block starts that an equation writes."""
     numbers = ins[2:]
     if eqn.primitive.name != "dynamic_update_slice":
         # With several indices, blocks are written that have no place in common.
         is_one = aval_of(eqn.invars[1]).shape == (len(write.axes),)
         is_known = is_one and isinstance(ins[1], tuple)
         numbers = ins[1] if is_known else [None] * len(write.axes)
-    start = dict(zip(write.axes, numbers, strict=True))
-    block = Block(
-        tuple(map(start.get, range(len(write.sizes)))),
-        write.sizes,
-        write.is_clamped,
-        write.can_be_dropped,
-    )
-    holds = buffer.holds | leaves_in(update)
-    return Buffer(buffer.leaf, buffer.blocks | {block}, holds)
+    return dict(zip(write.axes, numbers, strict=True))
+
+
+def place_of_new_rows(
+    eqn: jex.JaxprEqn, starts: Mapping[int, Understood]
+) -> tuple[int, int, int] | None:
+    """Where an equation writes, if that is known and it writes whole rows.
+
+    Args:
+        eqn: The equation.
+        starts: For axes of the buffer, where the block starts.
+
+    Returns:
+        The axis of the rows, the first of these, and the one after the last.
+    """
+    shape, write = aval_of(eqn.invars[0]).shape, row_write(eqn)
+    if write is None or eqn.primitive.name == "scatter-add":
+        return None
+    bounds = [
+        (start, start + size) if isinstance(start := starts.get(axis, 0), int) else None
+        for axis, size in enumerate(write.sizes)
+    ]
+    cut = [axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)]
+    if len(cut) != 1 or (found := bounds[cut[0]]) is None:
+        return None
+    return (cut[0], *found) if 0 <= found[0] <= found[1] <= shape[cut[0]] else None
 
 
 def _with_blocks_of(buffers: Sequence[Buffer]) -> Buffer:
@@ -313,7 +453,7 @@ def _returns_operands(eqn: jex.JaxprEqn) -> bool:
     return name in ("copy", "optimization_barrier") or is_through(eqn)
 
 
-def _literal(atom: jex.Literal) -> int | None:
+def number_of(atom: jex.Literal) -> int | None:
     """The number that a literal is, if it is an integer."""
     aval = aval_of(atom)
     is_number = not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)

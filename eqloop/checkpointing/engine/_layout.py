@@ -30,8 +30,9 @@ class Needs(NamedTuple):
 
     Attributes:
         held: Which leaves slots hold.
-        final: Which leaves are stored once, as they are after the last step. For
-            buffers whose rows are written once, that is enough (`_rows_once.py`).
+        final: Which leaves are stored once: for buffers whose rows are written once, as
+            they are after the last step (`_rows_once.py`), and for others a list of
+            what is written to them (`_row_lists.py`).
     """
 
     held: Flags
@@ -82,6 +83,11 @@ class AbstractLayout(abc.ABC):
     @abc.abstractmethod
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
+
+    @property
+    @abc.abstractmethod
+    def carries(self) -> int:
+        """How many carries are stored on the device at once, at the most."""
 
     @property
     def steps_with_products(self) -> int:
@@ -148,6 +154,15 @@ class Layout(AbstractLayout):
     def block(self) -> int:
         """How many consecutive steps have their residuals stored together."""
         return self.order.block
+
+    @property
+    def carries(self) -> int:
+        """How many carries are stored on the device at once, at the most."""
+        slots, order = self.order.slots, self.order.of_carries
+        if order is None or self.slots.take_device_memory:
+            return slots
+        # Those that the primal stores are elsewhere, and fetched one by one.
+        return slots - order.primal_slots + 1
 
     @property
     def is_elsewhere(self) -> bool:

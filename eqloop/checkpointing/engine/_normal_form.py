@@ -7,6 +7,9 @@
   not update the user's reference a second time.
 - No type is weak. Derivatives lose weak types, and a primitive must return the types
   that it has declared.
+- A delay line that each step moves by one row becomes a ring (`_delay_lines.py`).
+- If there is one, or if a step writes rows of a buffer and nothing in the carry counts,
+  the position is the last leaf of the carry (`leaves/_row_lists.py`).
 
 For a step with consts `w` and a reference `r`, and a carry of `h` that changes and `k`
 that does not:
@@ -25,8 +28,10 @@ import jax.extend.core as jex
 from ..._arrays import Arrays, Flags, pick, put, split, strongly_typed
 from ..._programs import is_ref
 from ..._types import Aval, Value
-from ._loop import Loop
+from ._delay_lines import Line, lines_of, with_rings
+from ._loop import Loop, zero
 from ._step import Step, make_step
+from .leaves._row_lists import lacks_counter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +44,33 @@ class NormalForm:
             has the other leaves, followed by the contents of the references.
         refs: Which of the original consts are references.
         stays: Which leaves of the original carry never change.
+        lines: For the leaves of the step's carry, the lines that they are rings of.
+        counts: Whether the carry has the position behind these.
     """
 
     step: Step
     refs: Flags
     stays: Flags
+    lines: tuple[Line | None, ...]
+    counts: bool
 
     def open(self, consts: Arrays, init: Arrays) -> tuple[list[Value], list[Value]]:
         """The step's consts and initial carry, made from those of the original."""
         refs = pick(consts, self.refs)
-        consts, init = self.arranged(consts, init, [ref[...] for ref in refs])
-        return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
+        contents = [ref[...] for ref in refs]
+        consts, init = self.arranged(consts, init, contents, zero())
+        init = [*map(strongly_typed, init)]
+        for leaf, line in enumerate(self.lines):
+            if line is not None:
+                init[leaf] = line.ring(init[leaf])
+        return list(map(strongly_typed, consts)), init
 
     def arranged(
-        self, consts: Sequence[Value], init: Sequence[Value], contents: Sequence[Value]
+        self,
+        consts: Sequence[Value],
+        init: Sequence[Value],
+        contents: Sequence[Value],
+        position: Value = None,
     ) -> tuple[list[Value], list[Value]]:
         """What belongs to the original's consts and carry, in the order of the step's.
 
@@ -60,9 +78,11 @@ class NormalForm:
             consts: What belongs to the consts, references among them.
             init: What belongs to the leaves of the carry.
             contents: What belongs to what is in the references.
+            position: What belongs to the position.
         """
         staying, varying = pick(init, self.stays), pick(init, _not(self.stays))
-        return [*pick(consts, _not(self.refs)), *staying], [*varying, *contents]
+        carry = [*varying, *contents, *[position] * self.counts]
+        return [*pick(consts, _not(self.refs)), *staying], carry
 
     def loop(self, loop: Loop) -> Loop:
         """The loop around the step, made from the loop around the original."""
@@ -71,13 +91,22 @@ class NormalForm:
         # lengths differ, and the paths are left as they are: nobody can use them.
         if len(paths) == len(varies):
             paths = (*pick(paths, varies), *["a reference"] * sum(self.refs))
+            paths += ("the position",) * self.counts
         # There may be fewer starts than leaves. The contents of the references come
-        # last, and it is not known what they start from.
+        # after the leaves, and it is not known what they start from.
         starts = tuple(pick(starts, varies)) if starts else ()
+        if self.counts:
+            before = self.step.num_carry - 1
+            starts = (*starts, *[None] * (before - len(starts)), 0)
         return dataclasses.replace(loop, carry_paths=paths, starts=starts)
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Value]:
         """Writes to the original's references, and returns its final carry."""
+        carry, position = split(carry, len(carry) - self.counts)
+        carry = [
+            leaf if line is None else line.of_ring(leaf, *position)
+            for leaf, line in zip(carry, self.lines, strict=True)
+        ]
         varying, in_refs = split(carry, sum(_not(self.stays)))
         for ref, value in zip(pick(consts, self.refs), in_refs, strict=True):
             ref[...] = value
@@ -135,7 +164,12 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
             inverse = make_step(run_back, *map(strong, types)).jaxpr
         step = make_step(run, *map(strong, types))
         step = dataclasses.replace(step, inverse=inverse)
-    return NormalForm(step, refs, stays)
+    lines = (None,) * step.num_carry
+    if step.inverse is None and not keeps_carry:
+        lines = lines_of(step)
+    counts = any(lines) or lacks_counter(step)
+    step = with_rings(step, lines) if counts else step
+    return NormalForm(step, refs, stays, lines, counts)
 
 
 def _stays(step: Step) -> list[bool]:

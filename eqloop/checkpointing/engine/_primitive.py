@@ -94,6 +94,7 @@ from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
 from ._logs import logging_step
+from ._loop import zero
 from ._packing import Packing, packing_of
 from ._problem import (
     Problem,
@@ -120,6 +121,7 @@ from ._sweep import KnownProducts, KnownResiduals, Sweep
 from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
 from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
+from .leaves._row_lists import listing
 from .orders._all_at_once import pull_residuals, store_residuals
 
 
@@ -525,7 +527,7 @@ class PlannedLoop(Formula):
             return Saves(layout, Needs((), ()))
         problem = problem.under(layout)
         wanted = _with_rows(problem, y_active)
-        needs = needs_of_gradient(problem, active, wanted, layout.block)
+        needs = needs_of_gradient(problem, active, wanted, layout)
         if self.saves is not None:
             needs = needs.with_those_of(self.saves.needs)
         fitted = layout.for_needs(problem.step, needs)
@@ -648,7 +650,8 @@ class Reverse(Formula):
         if known is not None:
             none = list[Value]([None] * len(given.final))
             last = put(none, given.final, stored.last)
-            consts = [*consts, *known.consts(last, init)]
+            made = known.consts(last, init, consts, xs, problem.loop)
+            consts = [*consts, *made]
             step, back = restricted(step, known), Restricted(back, known)
         products, residuals = self._known_rows(stored.rows, consts, known)
         first = pick(init, given.held)
@@ -761,8 +764,7 @@ class Reverse(Formula):
         # backward step reads. The forward loop then stores these for the second one.
         formula = self._derived(problem, Pulled, active, (args, Stored.of(), *ends))
         saves = Saves(formula.layout, formula.needed)
-        forward = PlannedLoop(problem, saves.at_primal, args)
-        carry, ct_zs, stored = forward(*args)
+        carry, ct_zs, stored = _run_storing(problem, saves.at_primal, args)
         given = (args, stored, *ends)
         settings = problem, formula.back, saves.layout, saves.given
         formula = Reverse(*settings, given)
@@ -813,8 +815,8 @@ class Reverse(Formula):
     @property
     def needed(self) -> Needs:
         """Which leaves of the carries the backward step reads, or needs to compute."""
-        loop, block = self.problem.loop_back, self.layout.block
-        return needs_of(self.back, self.again, loop, block)
+        loop, layout = self.problem.loop_back, self.layout
+        return needs_of(self.back, self.again, loop, layout.block, layout.carries)
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
@@ -910,10 +912,10 @@ class Reverse(Formula):
         problem = dataclasses.replace(
             problem, step=step, loop=loop if rest else problem.loop
         )
-        forward = PlannedLoop(problem, Saves(self.layout, needs), inputs)
         # Not called but expanded: this is within the expansion of a primitive already,
         # and nothing differentiates it any more.
-        return forward.expand(*inputs)[2]
+        expand = lambda loop, *inputs: loop.expand(*inputs)
+        return _run_storing(problem, Saves(self.layout, needs), inputs, expand)[2]
 
     def _pull_written_out(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
@@ -963,10 +965,49 @@ def _run_primal(
 ) -> tuple[list[Value], list[Value], Stored]:
     """Runs the loop of a forward sweep: the final carry, `ys`, and what is stored."""
     if more is None:
-        return PlannedLoop(problem, saves.at_primal, inputs)(*inputs)
+        return _run_storing(problem, saves.at_primal, inputs)
     layout = saves.layout
     count = layout.steps_with_residuals or layout.steps_with_products
     storing = more.stored_by(problem, count)
-    carry, ys, stored = PlannedLoop(storing, saves.at_primal, inputs)(*inputs)
+    carry, ys, stored = _run_storing(storing, saves.at_primal, inputs)
     rows, ys = split(ys, more.leaves)
     return carry, ys, stored._replace(rows=rows)
+
+
+def _run_storing(
+    problem: Problem[Any],
+    saves: Saves[AbstractLayout] | None,
+    inputs: PyTree,
+    run: Callable[..., Any] = lambda loop, *inputs: loop(*inputs),
+) -> tuple[list[Value], list[Value], Stored]:
+    """Runs a loop that stores what `saves` says, lists of rows among it.
+
+    Args:
+        problem: The loop.
+        saves: What it stores.
+        inputs: Consts, the initial carry and `xs`.
+        run: How the primitive is called.
+    """
+    known = saves and StoredLeaves.of(saves.needs, again(problem), problem.loop_back)
+    if saves is None or known is None or not known.lists:
+        return run(PlannedLoop(problem, saves, inputs), *inputs)
+    # The lists are leaves of the carry: a loop writes to these in place.
+    (consts, init, xs), lead, lists = inputs, problem.lead, known.lists
+    count, (held, final) = len(init), saves.needs
+    of_list = [leaf in dict(lists) for leaf in range(len(final))]
+    step = listing(problem.step, tuple(lists), lead)
+    starts = (*problem.loop.padded_starts(count), 0)
+    loop = dataclasses.replace(problem.loop, starts=starts, carry_paths=())
+    problem = dataclasses.replace(problem, step=step, loop=loop)
+    others = [f and not in_list for f, in_list in zip(final, of_list, strict=True)]
+    needs = Needs(
+        (*held, *[False] * (1 + len(lists))),
+        (*others, False, *[True] * len(lists)),
+    )
+    init = [*init, zero(), *(own.started(init[lead + leaf]) for leaf, own in lists)]
+    inputs, saves = (consts, init, xs), dataclasses.replace(saves, needs=needs)
+    carry, ys, stored = run(PlannedLoop(problem, saves, inputs), *inputs)
+    last, rows = split(stored.last, sum(others))
+    none = list[Value]([None] * len(final))
+    last = pick(put(put(none, others, last), of_list, rows), final)
+    return carry[:count], ys, stored._replace(last=last)

@@ -50,7 +50,7 @@ from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
 from ._sweep import Cotangents
 from ._walk import Walk
-from .leaves._needed_leaves import needs_of
+from .leaves._needed_leaves import USUAL_CARRIES, needs_of
 from .orders._all_at_once import AllAtOnce
 
 # For arrays in groups, how each is split over devices, if that is known.
@@ -98,6 +98,8 @@ class Problem(abc.ABC, Generic[L]):
         placed: For planning only: how the consts, the initial carry and `xs` are split
             over devices, in the order of these, where that is known and is not in their
             types. Empty if it is of none.
+        lists_rows: For planning only: whether a list of rows may be stored in place of
+            buffers in slots, while it is not decided how many slots there are.
     """
 
     step: Step
@@ -107,6 +109,7 @@ class Problem(abc.ABC, Generic[L]):
     undifferentiated: Flags = ()
     chooses_policy: bool = False
     placed: Placements = ()
+    lists_rows: bool = True
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -293,6 +296,7 @@ class Counted(Problem[Layout]):
             undifferentiated=self.undifferentiated,
             chooses_policy=self.chooses_policy,
             placed=self.placed,
+            lists_rows=self.lists_rows,
         )
 
     def forward(
@@ -440,7 +444,10 @@ def with_cotangents(
 
 
 def needs_of_gradient(
-    problem: Problem, active: Active, wanted: Flags, block: int = 1
+    problem: Problem,
+    active: Active,
+    wanted: Flags,
+    layout: AbstractLayout | None = None,
 ) -> Needs:
     """The leaves of each carry that a gradient has to store.
 
@@ -448,12 +455,16 @@ def needs_of_gradient(
         problem: The loop that is differentiated.
         active: Which inputs are differentiated.
         wanted: Which leaves of `y` have a cotangent.
-        block: How many steps are reversed at once, at most.
+        layout: How the loop is stored and reversed, if that is decided. If not, its
+            steps are taken to be reversed one by one.
     """
     # The way back runs the settled step, and differentiates the original one.
     step = again(settled_problem(problem, active, reverse=True))
     back = gradient_back(problem, active, wanted)
-    return needs_of(back, step, problem.loop_back, block)
+    if layout is None:
+        carries = USUAL_CARRIES if problem.lists_rows else 0
+        return needs_of(back, step, problem.loop_back, carries=carries)
+    return needs_of(back, step, problem.loop_back, layout.block, layout.carries)
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:

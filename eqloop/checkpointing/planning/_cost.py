@@ -91,6 +91,21 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     )
 
 
+def list_bytes(problem: Problem, active: Active) -> int:
+    """Bytes of the lists of rows that are stored in place of buffers in slots.
+
+    They are stored once, whatever else the layout stores.
+    """
+    problem = alike(problem, active)
+    needs = needs_of_gradient(problem, active, outputs_wanted(problem))
+    forward = again(settled_problem(problem, active, reverse=True))
+    known, types = (
+        StoredLeaves.of(needs, forward, problem.loop_back),
+        forward.carry_types,
+    )
+    return sum(nbytes([types[i]]) * rows.length // rows.rows for i, rows in known.lists)
+
+
 def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:
     """What it takes to start the operations that a batch of steps has once.
 

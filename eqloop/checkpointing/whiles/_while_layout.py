@@ -54,6 +54,10 @@ class AbstractWhileLayout(AbstractLayout):
         return 1
 
     @property
+    def carries(self) -> int:
+        return self.rows
+
+    @property
     def stores_residuals(self) -> bool:
         return False
 

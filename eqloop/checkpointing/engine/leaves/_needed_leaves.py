@@ -15,7 +15,8 @@ It follows from two programs which leaves are needed:
 A buffer whose rows are written once, such as the history of a delay equation, is needed
 but not held. It is stored once, as it is at the end: before any step, a row that has
 been written is as it is at the end, and any other as it was at the start
-(`_rows_once.py`).
+(`_rows_once.py`). Nor is one held whose rows are written again and again, such as a
+delay line, if a list of all that is written takes less memory (`_row_lists.py`).
 """
 
 import functools
@@ -31,7 +32,11 @@ from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ._dce import dce
-from ._rows_once import rows_once
+from ._row_lists import RowList, row_lists
+from ._rows_once import RowsOnce, rows_once
+
+# How many carries a layout stores, if it is not known yet which one it is.
+USUAL_CARRIES = 32
 
 
 def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
@@ -68,8 +73,20 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
     return tuple(inputs_read(jaxpr, [True] * len(jaxpr.out_avals))[at])
 
 
+def rows_written(step: Step, loop: Loop) -> list[RowsOnce | RowList | None]:
+    """For each leaf of the carry, how its rows are written, if that is understood."""
+    pairs = zip(rows_once(step, loop), row_lists(step, loop), strict=True)
+    return [once or rows for once, rows in pairs]
+
+
 @functools.lru_cache(maxsize=256)
-def needs_of(back: BackwardStep, step: Step, loop: Loop, block: int = 1) -> Needs:
+def needs_of(
+    back: BackwardStep,
+    step: Step,
+    loop: Loop,
+    block: int = 1,
+    carries: int = USUAL_CARRIES,
+) -> Needs:
     """The leaves of a carry that a slot must hold, and those that are stored once.
 
     Args:
@@ -77,21 +94,34 @@ def needs_of(back: BackwardStep, step: Step, loop: Loop, block: int = 1) -> Need
         step: The step to advance by, without outputs.
         loop: The loop.
         block: How many steps are reversed at once, at most.
+        carries: How many carries are stored on the device at once, at most.
     """
     read = leaves_read(back, loop)
-    needs = closed_needs(step, loop, read)
+    needs = closed_needs(step, loop, read, carries)
     # The derivative of a block may read other leaves than that of a step, since its
     # carries come from a scan; a block of two steps stands for all longer ones. Tracing
     # it takes a while, and is of no use if slots hold all leaves already.
     if block > 1 and back.takes_blocks and not all(needs.held):
         read = tuple(union(read, leaves_read(back, loop, 2)))
-        needs = closed_needs(step, loop, read)
+        needs = closed_needs(step, loop, read, carries)
     return needs
 
 
-def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
-    """The leaves that have to be stored to know some leaves before every step."""
-    rows = rows_once(step, loop)
+def closed_needs(
+    step: Step, loop: Loop, read: Flags, carries: int = USUAL_CARRIES
+) -> Needs:
+    """The leaves that have to be stored to know some leaves before every step.
+
+    Args:
+        step: The step to advance by, without outputs.
+        loop: The loop.
+        read: The leaves.
+        carries: How many carries are stored on the device at once, at most.
+    """
+    rows = [
+        row if isinstance(row, RowsOnce) or (row and row.takes_less(carries)) else None
+        for row in rows_written(step, loop)
+    ]
 
     def apart(needed: Sequence[bool]) -> Needs:
         """Divides the needed leaves into those in slots, and those stored once."""

@@ -9,13 +9,13 @@ buffer at the start and the counter at the start, which are additional consts.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.core
 import jax.extend.core as jex
 
-from ...._arrays import Arrays, Flags, pick, put, split, stack_type
-from ...._programs import run, traced
+from ...._arrays import Arrays, Flags, pick, put, split, stack_type, union
+from ...._programs import traced
 from ...._types import Aval, Value
 from .._backward_step import (
     BackwardStep,
@@ -30,8 +30,10 @@ from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
 from ._dce import dce
-from ._needed_leaves import taking, without_leaves
-from ._rows_once import RowsOnce, rows_once
+from ._list_reads import ListedBuffer, run_reading
+from ._needed_leaves import rows_written, taking, without_leaves
+from ._row_lists import RowList
+from ._rows_once import RowsOnce
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +47,12 @@ class StoredLeaves:
     """
 
     held: Flags
-    rows: tuple[RowsOnce | None, ...]
+    rows: tuple[RowsOnce | RowList | None, ...]
 
     @classmethod
     def of(cls, needs: Needs, step: Step, loop: Loop) -> "StoredLeaves":
         """The leaves that are known to a sweep that is given some leaves."""
-        leaves = zip(rows_once(step, loop), needs.held, needs.final, strict=True)
+        leaves = zip(rows_written(step, loop), needs.held, needs.final, strict=True)
         rows = tuple(row if f and not h else None for row, h, f in leaves)
         return cls(needs.held, rows)
 
@@ -63,40 +65,89 @@ class StoredLeaves:
     def firsts(self) -> list[bool]:
         """The leaves of the initial carry that they are made from."""
         counters = {row.counter for row in self.rows if row is not None}
-        return [made or i in counters for i, made in enumerate(self.made)]
+        once = [isinstance(row, RowsOnce) for row in self.rows]
+        return [made or i in counters for i, made in enumerate(once)]
+
+    @property
+    def lists(self) -> list[tuple[int, RowList]]:
+        """The leaves that are made from a list of their rows, with these lists."""
+        pairs = enumerate(self.rows)
+        return [(leaf, row) for leaf, row in pairs if isinstance(row, RowList)]
 
     @property
     def more(self) -> int:
-        """How many consts that takes: three for each leaf, see `consts`."""
-        return 3 * sum(self.made)
+        """How many consts that takes, see `consts`."""
+        return sum(row.arrays for row in self.rows if row is not None)
 
-    def consts(self, final: Arrays, first: Arrays) -> list[Value]:
+    def consts(
+        self, last: Arrays, first: Arrays, consts: Arrays, xs: Arrays, loop: Loop
+    ) -> list[Value]:
         """The consts that leaves are made from.
 
         Args:
-            final: The last carry.
+            last: What is stored of the last carry, for the leaves that are made.
             first: The initial carry.
+            consts: The consts of the step.
+            xs: The `xs` of the loop.
+            loop: The loop.
         """
-        made = self.made
-        counters = [row.counter for row in self.rows if row is not None]
-        return [*pick(final, made), *pick(first, made), *(first[i] for i in counters)]
+        found = list[Value]()
+        for leaf, row in enumerate(self.rows):
+            if isinstance(row, RowsOnce):
+                found += [last[leaf], first[leaf], first[row.counter]]
+            elif row is not None:
+                tables = row.tables(first, consts, xs, loop)
+                found += [last[leaf], first[row.counter], *tables]
+        return found
 
-    def whole(self, carry: Sequence[Value], consts: Arrays) -> list[Value]:
+    def const_types(
+        self, consts: Sequence[Aval], carry: Sequence[Aval], x: Sequence[Aval]
+    ) -> list[Aval]:
+        """The types of these consts, given those of the inputs of a step."""
+        if not self.more:
+            return []
+        steps = max((row.steps for _, row in self.lists), default=1)
+        loop = Loop(steps, x_axes=(0,) * len(x))
+        lists = dict(self.lists)
+
+        def of_inputs(*flat: Value) -> list[Value]:
+            consts, first, xs = split(flat, *counts)
+            last = [
+                lists[leaf].started(value) if leaf in lists else value
+                for leaf, value in enumerate(first)
+            ]
+            return self.consts(last, first, consts, xs, loop)
+
+        counts = len(consts), len(carry)
+        xs = [stack_type(aval, steps) for aval in x]
+        return traced(of_inputs, [*consts, *carry, *xs]).out_avals
+
+    def whole(
+        self, carry: Sequence[Value], consts: Arrays, is_batch: bool = False
+    ) -> list[Any]:
         """A carry with the leaves that are made.
 
         Args:
             carry: The carry, with the leaves that slots hold.
             consts: The consts that leaves are made from.
+            is_batch: Whether these are the carries of a batch of steps, stacked.
+
+        Returns:
+            The carry, for `run_reading`.
         """
-        count = sum(self.made)
-        final, first, counters = split(consts, count, count)
-        rows = [row for row in self.rows if row is not None]
-        leaves = [
-            row.before(last, initial, start, carry[row.counter])
-            for row, last, initial, start in zip(
-                rows, final, first, counters, strict=True
-            )
-        ]
+        leaves, rest = list[Any](), consts
+        for row in self.rows:
+            if row is None:
+                continue
+            own, rest = split(rest, row.arrays)
+            count = carry[row.counter]
+            if isinstance(row, RowList):
+                leaves.append(ListedBuffer(row, own, count))
+            else:
+                final, initial, first = own
+                before = functools.partial(row.before, final, initial, first)
+                before = jax.vmap(before) if is_batch else before
+                leaves.append(before(count))
         return put(carry, self.made, leaves)
 
 
@@ -128,11 +179,11 @@ def _of_held(
         slots hold, and `x`.
     """
     consts, carry, x = types
-    more = leaves.consts(carry, carry)
+    more = leaves.const_types(*types)
 
     def of_all(*flat: Value) -> list[Value]:
         consts, more, carry, x = split(flat, *counts)
-        return run(program, *consts, *leaves.whole(carry, more), *x)
+        return run_reading(program, [*consts, *leaves.whole(carry, more), *x])
 
     counts = len(consts), len(more), len(carry)
     program_of_all = traced(of_all, [*consts, *more, *carry, *x])
@@ -154,7 +205,7 @@ class Restricted(WrappedStep):
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         consts, carry, x = self.inner.types
-        more = self.leaves.consts(carry, carry)
+        more = self.leaves.const_types(consts, carry, x)
         return [*consts, *more], pick(carry, self.leaves.held), x
 
     @property
@@ -187,23 +238,16 @@ class Restricted(WrappedStep):
         return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        whole, types = self.leaves.whole, self.inner.types[1]
-        return self._without_others(self.inner, whole, types, loop, inputs, ends)
+        return self._without_others(self.inner, False, loop, inputs, ends)
 
     def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        whole = self.leaves.whole
-        # The carries of the steps are stacked, the consts are shared. Without leaves to
-        # make, `whole` only puts leaves in their places.
-        if self.leaves.more:
-            whole = jax.vmap(whole, in_axes=(0, None))
-        types = [stack_type(aval, loop.length) for aval in self.inner.types[1]]
-        return self._without_others(self.inner.joined, whole, types, loop, inputs, ends)
+        # The carries of the steps are stacked, the consts are shared.
+        return self._without_others(self.inner.joined, True, loop, inputs, ends)
 
     def _without_others(
         self,
         take: Callable[..., BlockResult],
-        whole: Callable[..., list[Value]],
-        carry_types: list[Aval],
+        is_batch: bool,
         loop: Loop,
         inputs: Inputs,
         ends: BlockEnds,
@@ -212,28 +256,32 @@ class Restricted(WrappedStep):
 
         Args:
             take: The reversal, for whole carries.
-            whole: Completes a carry, or the carries of a batch.
-            carry_types: The types of these.
+            is_batch: Whether it is given the carries of a batch of steps.
             loop: The loop over the block.
             inputs: The inputs of the reversal, cut down to the leaves in slots.
             ends: The other inputs of the reversal.
         """
-        held, (consts, carry, xs) = self.leaves.held, inputs
-        # A type is enough to trace with in place of a leaf that is not known. No
-        # equation that is left reads it, or `taking` would fail.
-        carry = put(carry_types, held, carry)
-        args = ([*consts], carry, [*xs], list(map(list, ends)))
+        leaves, (consts, carry, xs) = self.leaves, inputs
+        consts, more = split(consts, len(consts) - leaves.more)
+        types = self.inner.types[1]
+        if is_batch:
+            types = [stack_type(aval, loop.length) for aval in types]
+        # A type is enough to trace with in place of a leaf that slots do not hold. No
+        # equation that is left reads it if it is not known, or `taking` would fail.
+        args = ([*consts], put(types, leaves.held, carry), [*xs], list(map(list, ends)))
         flat, tree = jax.tree.flatten(args)
-        given = [[True] * len(consts), held, [True] * len(xs)]
+        known = union(leaves.held, leaves.made)
+        given = [[True] * len(consts), known, [True] * len(xs)]
         marks = [mark for group in given for mark in group]
         marks += [True] * (len(flat) - len(marks))
 
         def run(*flat: Value) -> BlockResult:
             consts, carry, xs, ends = tree.unflatten(flat)
-            consts, more = split(consts, len(consts) - self.leaves.more)
-            return take(loop, (consts, whole(carry, more), xs), ends)
+            return take(loop, (consts, carry, xs), ends)
 
         traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
         program = taking(dce(traced, (True,) * len(traced.out_avals)), marks)
-        outs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *pick(flat, marks))
+        carry = leaves.whole(put(types, leaves.held, carry), more, is_batch)
+        flat = [*consts, *carry, *flat[len(consts) + len(carry) :]]
+        outs = run_reading(program, pick(flat, marks))
         return jax.tree.unflatten(jax.tree.structure(out), outs)

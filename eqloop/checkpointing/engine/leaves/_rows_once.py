@@ -41,10 +41,12 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import along, explicit_sharding, is_symbolic
+from ...._programs import inlined
 from ...._types import Aval, Value
 from .._buffers import (
     MOST_ROWS,
@@ -79,6 +81,12 @@ class Counter:
         """How far it comes until the last step."""
         return self.stride * (self.steps - 1)
 
+    @property
+    def is_by_one(self) -> bool:
+        """Whether it counts every number, and is known to stay within its range."""
+        is_known = self.start is not None and self.start + self.span < 2**31 - MOST_ROWS
+        return self.stride == 1 and is_known
+
 
 @dataclasses.dataclass(frozen=True)
 class RowsOnce:
@@ -93,6 +101,11 @@ class RowsOnce:
     axis: int
     counter: int
     offset: int
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays the buffer is made from, besides the counter."""
+        return 3
 
     def before(self, final: Value, initial: Value, first: Value, count: Value) -> Value:
         """The buffer before a step.
@@ -132,9 +145,23 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
         return (None,) * count
     # Twice through the program: first to find the counters, then the buffers, as it
     # takes the ranges of counters to follow the indices of writes.
-    counters = _counters(counter_strides(step), loop, loop.padded_starts(count))
-    pairs = zip(step.carry_types, _carry_after(step, counters), strict=True)
+    counters = counters_of(step, loop)
+    after = carry_after(program_to_follow(step), step, counters)
+    pairs = zip(step.carry_types, after, strict=True)
     return tuple(_rows_of(i, *pair, counters) for i, pair in enumerate(pairs))
+
+
+def counters_of(step: Step, loop: Loop) -> dict[int, Counter]:
+    """The leaves of the carry that each step adds the same positive number to."""
+    starts = loop.padded_starts(step.num_carry)
+    return _counters(counter_strides(step), loop, starts)
+
+
+@functools.lru_cache(maxsize=256)
+def program_to_follow(step: Step) -> jex.ClosedJaxpr:
+    """The program of a step, without what no output needs, and without calls."""
+    program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+    return inlined(program, lambda eqn: eqn.primitive.name == "jit")
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,17 +171,31 @@ def counter_strides(step: Step) -> tuple[int | None, ...]:
         min(out.offsets)
         if isinstance(out, CounterIndex) and out.leaf == i and len(out.offsets) == 1
         else None
-        for i, out in enumerate(_carry_after(step, {}))
+        for i, out in enumerate(carry_after(program_to_follow(step), step, {}))
     )
 
 
-def _carry_after(step: Step, counters: dict[int, Counter]) -> list[Understood]:
-    """What is known of the carry after a step, given which leaves of it count."""
-    program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+def carry_after(
+    program: jex.ClosedJaxpr, step: Step, counters: dict[int, Counter]
+) -> list[Understood]:
+    """What is known of the carry after a step, given which leaves of it count.
+
+    Args:
+        program: The program of the step, or another one of the same meaning.
+        step: The step.
+        counters: The leaves that count.
+    """
+    starts = {i: c.start for i, c in counters.items() if c.start is not None}
+    return followed(program, step, Following(starts))
+
+
+def followed(
+    program: jex.ClosedJaxpr, step: Step, following: Following
+) -> list[Understood]:
+    """What is found of the carry after a step."""
     known = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
     inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
-    starts = {i: c.start for i, c in counters.items() if c.start is not None}
-    return Following(starts).outputs(program, inputs)[: step.num_carry]
+    return following.outputs(program, inputs)[: step.num_carry]
 
 
 def _counters(

@@ -1,0 +1,529 @@
+"""Buffers of which each step writes a row, at any index: a list has all of the rows.
+
+A delay line is a buffer of few rows in a long loop, and its rows are written again and
+again. A recursion over a tree writes each row once, at indices that come with `xs`:
+
+    line = line.at[i % 500].set(row)
+    rows = rows.at[node].set(f(rows[left], rows[right]))
+
+A slot need not hold such a buffer. The forward sweep keeps a list of the rows: first
+those of the initial buffer, then what each step has written, in the order of the steps.
+Nothing in it is ever written again. So it stands for the buffer before any step, whose
+row `r` is the last one in the list that was written there before this step:
+
+    step             0   1   2   3   4
+    writes to row    1   0   1   2   1
+
+    list             a b c  | d   e   f   g   h       a, b, c are the initial rows
+    before step 3    e f c                            f has replaced d
+
+Which entry of the list that is follows from the indices, and these are known before the
+way back: they are computed from counters, consts and `xs` alone (`RowList.at`). If they
+come round in a ring, it is a sum. If not, it is found by bisection, among the steps
+that write to a row (`_tables`). This is right for any indices, for those that are
+written again, that never are, and that are out of bounds.
+
+It takes the memory of all rows that are ever written, where slots take that of the
+buffer for each carry that is stored. So it depends on the layout which of the two is
+smaller (`RowList.takes_less`).
+
+It gains: without, a delay line of 500 rows in a loop of 2,000 steps takes 4 times the
+memory, and 9 times as long on a CPU.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ...._arrays import Arrays, explicit_sharding, is_symbolic, pick, split
+from ...._programs import (
+    RowWrite,
+    aval_of,
+    inputs_read,
+    pruned,
+    row_write,
+    run,
+    traced,
+    with_parts,
+    without_dead_code,
+)
+from ...._types import Aval, PyTree, Value
+from .._buffers import (
+    MOST_ROWS,
+    Block,
+    Buffer,
+    CounterIndex,
+    Following,
+    RingIndex,
+    Understood,
+)
+from .._in_place import writes_rows
+from .._loop import Loop, element, put_part, zero
+from .._step import Step, make_step
+from ._rows_once import (
+    Counter,
+    carry_after,
+    counter_strides,
+    counters_of,
+    followed,
+    program_to_follow,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """How an integer in the carry counts.
+
+    Attributes:
+        stride: The number that each step adds to it.
+        modulus: If it is the remainder of that, what it is divided by. Then it starts
+            at zero or above, and below that number.
+    """
+
+    stride: int
+    modulus: int | None = None
+
+    def at(self, first: Value, position: Value) -> Value:
+        """The integer before the step at a position."""
+        count = first + (position * self.stride).astype(first.dtype)
+        return count if self.modulus is None else count % self.modulus
+
+
+@dataclasses.dataclass(frozen=True)
+class RowList:
+    """How the rows of a buffer are written, and the list of them.
+
+    Attributes:
+        axis: The axis of the rows.
+        rows: How many rows the buffer has.
+        steps: How many steps there are, at most.
+        writes: How many rows each step writes, at most.
+        counter: A leaf of the carry that tells which step it is.
+        stride: The number that each step adds to it.
+        at: A program from consts, carry and `x` to the rows that a step writes, `rows`
+            for none. Of the carry, it reads only integers that count.
+        counts: For each leaf of the carry, how it counts; `None` if it is none of these
+            integers.
+        ring: If a step writes a single row, the next one in a ring: the number to add
+            to the counter for that row, modulo `rows`. Otherwise `None`.
+    """
+
+    axis: int
+    rows: int
+    steps: int
+    writes: int
+    counter: int
+    stride: int
+    at: jex.ClosedJaxpr
+    counts: tuple[Count | None, ...]
+    ring: int | None
+
+    @property
+    def length(self) -> int:
+        """How many rows the list has."""
+        return self.rows + self.steps * self.writes
+
+    def takes_less(self, carries: int) -> bool:
+        """Whether the list takes less memory than the buffer in so many carries."""
+        return self.length <= carries * self.rows
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays the buffer is made from, besides the counter."""
+        return 2 if self.ring is not None else 4
+
+    # The forward sweep.
+
+    def started(self, initial: Value) -> Value:
+        """The list before the first step."""
+        config = [(0, 0, 0)] * initial.ndim
+        config[self.axis] = (0, self.length - self.rows, 0)
+        return lax.pad(initial, jnp.zeros((), initial.dtype), config)
+
+    def written(
+        self, rows: Value, after: Value, step: Value, inputs: Sequence[Value]
+    ) -> Value:
+        """The list after a step.
+
+        Args:
+            rows: The list before it.
+            after: The buffer after it.
+            step: How many steps there were before.
+            inputs: The consts, the carry and the `x` of the step.
+        """
+        (at,) = run(self.at, *inputs)
+        # What is written for a row out of bounds, nobody reads.
+        at = jnp.minimum(at, self.rows - 1)
+        if self.writes == 1:
+            new = lax.dynamic_index_in_dim(after, at[0], self.axis)
+        else:
+            new = jnp.take(after, at, self.axis, mode="clip")
+        return put_part(rows, new, self.rows + step * self.writes, self.axis)
+
+    # The way back.
+
+    def tables(
+        self, first: Arrays, consts: Arrays, xs: Arrays, loop: Loop
+    ) -> list[Value]:
+        """What `entries` reads, besides the counter: tables of all indices.
+
+        Args:
+            first: The initial carry.
+            consts: The consts of the step.
+            xs: The `xs` of the loop.
+            loop: The loop.
+
+        Returns:
+            The numbers of all writes, in the order of their rows, and for each row the
+            place in there of its first one.
+        """
+        if self.ring is not None:
+            return []
+        # The rows that all steps write, as one batch of steps without their carries.
+        counts = len(consts), len(first)
+        program, read = without_dead_code(self.at)
+
+        def at_step(position: Value) -> Value:
+            i, carry = loop.index(position), list[Value](first)
+            for leaf, count in enumerate(self.counts):
+                if count is not None:
+                    carry[leaf] = count.at(first[leaf], position)
+            # A backward step may be given more behind the `x` of the step.
+            own = zip(xs, loop.x_axes, read[sum(counts) :], strict=False)
+            of_xs = [
+                element(x, i, axis) if is_read else None for x, axis, is_read in own
+            ]
+            return run(program, *pick([*consts, *carry, *of_xs], read))[0]
+
+        at = jax.vmap(at_step)(jnp.arange(self.steps, dtype=jnp.int32)).reshape(-1)
+        # A stable sort: the writes to a row stay in the order of the steps.
+        in_order = jnp.argsort(at, stable=True).astype(jnp.int32)
+        rows = jnp.arange(self.rows + 1, dtype=jnp.int32)
+        starts = jnp.searchsorted(at[in_order], rows, method="sort")
+        return [in_order, starts.astype(jnp.int32)]
+
+    def before(self, rows: Value, first: Value, *tables: Value, count: Value) -> Value:
+        """The buffer before a step.
+
+        Args:
+            rows: The list after the last step.
+            first: The counter before the first step.
+            tables: The tables.
+            count: The counter before this step.
+        """
+        places = jnp.arange(self.rows, dtype=jnp.int32)
+        entries = self.entries(places, first, tables, count, for_all=True)
+        return jnp.take(rows, entries, self.axis, mode="clip")
+
+    def entries(
+        self,
+        row: Value,
+        first: Value,
+        tables: Sequence[Value],
+        count: Value,
+        for_all: bool = False,
+    ) -> Value:
+        """Where in the list rows of the buffer before a step are.
+
+        Args:
+            row: Any rows of the buffer.
+            first: The counter before the first step.
+            tables: The tables.
+            count: The counter before this step.
+            for_all: Whether these are all rows. Then it is worth it to find out how
+                many bits the numbers of writes to a single row have.
+        """
+        step = ((_signed(count) - _signed(first)) // self.stride).astype(jnp.int32)
+        if self.ring is not None:
+            # Step `j` has written to `first + ring + j`, so the last one before this
+            # step that has written to the row was so many steps ago, or one later.
+            start = (_signed(first) + self.ring) % self.rows
+            ago = (start.astype(jnp.int32) + step - 1 - row) % self.rows
+            last = step - 1 - ago
+            return jnp.where(last >= 0, self.rows + last, row)
+        in_order, starts = tables
+        # The first writes to the row come before those of this step and later ones. How
+        # many they are, bit by bit.
+        start, stop = _entry(starts, row), _entry(starts, row + 1)
+        limit = step * self.writes
+
+        def longer(found: Value, more: Value) -> Value:
+            more = found + more
+            write = _entry(in_order, jnp.minimum(more, len(in_order)) - 1)
+            return jnp.where((more <= stop) & (write < limit), more, found)
+
+        bits = (self.steps * self.writes).bit_length()
+        if for_all:
+            bits = 32 - lax.clz(jnp.max(stop - start))
+            body = lambda i, found: longer(found, 1 << (bits - 1 - i))
+            found = lax.fori_loop(0, bits, body, start)
+        else:
+            found = start
+            for bit in reversed(range(bits)):
+                found = longer(found, 1 << bit)
+        last = _entry(in_order, jnp.maximum(found, 1) - 1)
+        return jnp.where(found > start, self.rows + last, row)
+
+
+def _entry(table: Value, at: Value) -> Value:
+    """Entries of a table, for places that are known to be in range."""
+    return jnp.take(table, at, mode="clip") if at.ndim else element(table, at)
+
+
+def _signed(counter: Value) -> Value:
+    return counter.astype(jnp.dtype(f"int{8 * counter.dtype.itemsize}"))
+
+
+@functools.lru_cache(maxsize=256)
+def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
+    """For each leaf of the carry, the list of its rows, if steps write some of them.
+
+    Args:
+        step: The step, without outputs.
+        loop: The loop, with the `starts` of the carry of this step.
+    """
+    is_unknown = step.inverse is not None or is_symbolic(loop.length)
+    if is_unknown or not writes_rows(step.jaxpr):
+        return (None,) * step.num_carry
+    program, counters = program_to_follow(step), counters_of(step, loop)
+    counts = _counts(step, loop, counters)
+    starts = {i: c.start for i, c in counters.items() if c.start is not None}
+    # A remainder is never less than zero.
+    starts |= {i: 0 for i, c in enumerate(counts) if c is not None and c.modulus}
+    after = followed(program, step, Following(starts))
+    firsts = loop.padded_starts(step.num_carry)
+    found = CountedStep(program, step, counters, counts, tuple(firsts))
+    return tuple(
+        _list_of(found, leaf, known)
+        if isinstance(known, Buffer) and known.leaf == leaf and known.blocks
+        else None
+        for leaf, known in enumerate(after)
+    )
+
+
+def _counts(
+    step: Step, loop: Loop, counters: Mapping[int, Counter]
+) -> tuple[Count | None, ...]:
+    """For each leaf of the carry, how it counts, if it does."""
+    strides = counter_strides(step)
+    counts = [None if stride is None else Count(stride) for stride in strides]
+    # `i = (i + 1) % n` counts in a ring, if it is never less than zero. It is not if it
+    # does not start there, and the other ones of which this is assumed are not either.
+    firsts = loop.padded_starts(step.num_carry)
+    known = {i: c.start for i, c in counters.items() if c.start is not None}
+    rings = {
+        i: first
+        for i, first in enumerate(firsts)
+        if first is not None and first >= 0 and counts[i] is None
+    }
+    while rings:
+        following = Following(known | dict.fromkeys(rings, 0))
+        after = followed(program_to_follow(step), step, following)
+        left = {
+            i: Count(out.offset, out.modulus)
+            for i in rings
+            if isinstance(out := after[i], RingIndex)
+            and out.leaf == i
+            and rings[i] < out.modulus
+        }
+        if len(left) == len(rings):
+            for i, count in left.items():
+                counts[i] = count
+            break
+        rings = {i: rings[i] for i in left}
+    return tuple(counts)
+
+
+def lacks_counter(step: Step) -> bool:
+    """Whether a step writes rows of a buffer, and no leaf of its carry counts."""
+    if step.inverse is not None or not writes_rows(step.jaxpr):
+        return False
+    if any(stride is not None and stride > 0 for stride in counter_strides(step)):
+        return False
+    after = carry_after(program_to_follow(step), step, {})
+    return any(
+        isinstance(known, Buffer) and known.leaf == leaf and bool(known.blocks)
+        for leaf, known in enumerate(after)
+    )
+
+
+class CountedStep(NamedTuple):
+    """A step, and what in its carry counts.
+
+    Attributes:
+        program: The program of the step.
+        step: The step.
+        counters: The leaves of the carry that count upwards.
+        counts: For each leaf, how it counts, if it does.
+        starts: For each leaf, what it starts from, if that is known.
+    """
+
+    program: jex.ClosedJaxpr
+    step: Step
+    counters: Mapping[int, Counter]
+    counts: tuple[Count | None, ...]
+    starts: tuple[int | None, ...]
+
+    @property
+    def clock(self) -> int | None:
+        """The leaf that tells which step it is, if there is one."""
+        enough = {i: c for i, c in self.counters.items() if c.span < 2**31}
+        return min(enough, key=lambda i: enough[i].stride, default=None)
+
+    def ring_of(self, index: Understood, rows: int) -> tuple[int, int] | None:
+        """A counter, and what to add to it for an index that comes round in a ring.
+
+        Args:
+            index: The index.
+            rows: The size of the ring.
+        """
+        if isinstance(index, RingIndex) and index.modulus == rows:
+            counter = self.counters.get(index.leaf)
+            is_known = counter is not None and counter.is_by_one
+            return (index.leaf, index.offset) if is_known else None
+        clock = self.clock
+        # A leaf that counts in a ring itself, as the position does.
+        if not isinstance(index, CounterIndex) or clock is None:
+            return None
+        count, start = self.counts[index.leaf], self.starts[index.leaf]
+        if count != Count(1, rows) or index.offsets != {0} or start is None:
+            return None
+        by = self.counters[clock]
+        return (
+            (clock, start - by.start) if by.is_by_one and by.start is not None else None
+        )
+
+
+def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
+    """The list of the rows of a leaf, along the axis for which it is the smallest.
+
+    Args:
+        counted: The step.
+        leaf: The leaf.
+        known: What is known of it after the step.
+    """
+    aval = counted.step.carry_types[leaf]
+    if explicit_sharding(aval) is not None or any(map(is_symbolic, aval.shape)):
+        return None
+    made = {block.made: block for block in known.blocks}
+    # In the order of the program, so that it is the same whoever asks.
+    writes = [eqn for eqn in counted.program.eqns if eqn.outvars[0] in made]
+    if len(writes) < len(known.blocks):  # some are in a loop, or in a rule
+        return None
+    pairs = [(eqn, made[eqn.outvars[0]]) for eqn in writes]
+    lists = [_list_along(counted, axis, pairs) for axis in range(aval.ndim)]
+    size = lambda one: one.length * math.prod(aval.shape) // one.rows
+    return min(filter(None, lists), key=size, default=None)
+
+
+def _list_along(
+    counted: CountedStep, axis: int, writes: Sequence[tuple[jex.JaxprEqn, Block]]
+) -> RowList | None:
+    """The list of rows along an axis, if that is an axis that steps write rows along.
+
+    Args:
+        counted: The step.
+        axis: The axis.
+        writes: The equations that write, and the blocks that they write.
+    """
+    found = [row_write(eqn) for eqn, _ in writes]
+    rows = aval_of(writes[0][0].invars[0]).shape[axis]
+    if not 0 < rows < MOST_ROWS or any(w is None or axis not in w.axes for w in found):
+        return None
+    found = [write for write in found if write is not None]
+    program, step, counters, counts, _ = counted
+    at = _rows_written(program, found, axis, rows)
+    read = inputs_read(at, [True])[step.num_consts :][: step.num_carry]
+    if at.effects or None in pick(counts, read):
+        return None
+    (count,) = at.out_avals[0].shape
+    ring = counted.ring_of(writes[0][1].starts[axis], rows) if count == 1 else None
+    counter, offset = ring or (counted.clock, None)
+    if counter is None:
+        return None
+    by = counters[counter]
+    settings = axis, rows, by.steps, count, counter, by.stride
+    return RowList(*settings, at, counts, offset)
+
+
+def _rows_written(
+    program: jex.ClosedJaxpr, writes: Sequence[RowWrite], axis: int, rows: int
+) -> jex.ClosedJaxpr:
+    """A program from the inputs of a step to the rows of a buffer that it writes.
+
+    Args:
+        program: The step.
+        writes: How it writes to the buffer, one after the other.
+        axis: The axis of the rows.
+        rows: How many there are.
+    """
+    atoms = [atom for write in writes for atom in write.at]
+    indices = pruned(with_parts(program, outvars=atoms))
+
+    def rows_at(*inputs: Value) -> list[Value]:
+        found, at = iter(run(indices, *inputs)), list[Value]()
+        for write in writes:
+            numbers = [next(found) for _ in write.at]
+            place = write.axes.index(axis)
+            # A number for each axis, or arrays of them.
+            is_apart = len(numbers) == len(write.axes) and not numbers[0].ndim
+            first = numbers[place] if is_apart else numbers[0][..., place]
+            at.append(_block_rows(first, write.sizes[axis], rows, write.is_clamped))
+        return [jnp.concatenate(at)]
+
+    return traced(rows_at, program.in_avals)
+
+
+def _block_rows(first: Value, size: int, rows: int, is_clamped: bool) -> Value:
+    """The rows of blocks that start at some rows; `rows` for those that are dropped."""
+    if first.dtype.itemsize < 4:
+        first = first.astype(jnp.int32)
+    inside = jnp.clip(first, 0, rows - size)
+    is_inside = jnp.ones(first.shape, bool) if is_clamped else inside == first
+    blocks = inside.astype(jnp.int32).reshape(-1, 1)
+    at = blocks + jnp.arange(size, dtype=jnp.int32)[None]
+    return jnp.where(is_inside.reshape(-1, 1), at, rows).reshape(-1)
+
+
+def listing(step: Step, lists: Sequence[tuple[int, RowList]], lead: int) -> Step:
+    """A step that also lists the rows that it writes.
+
+    Args:
+        step: The step.
+        lists: The leaves of the carry whose rows it lists.
+        lead: How many leaves at the start of the carry are not counted there.
+
+    Returns:
+        A step whose carry has more leaves at its end: the number of the step, and then
+        the lists.
+    """
+
+    def move(consts: list[Value], carry: list[Value], x: list[Value]) -> PyTree:
+        carry, (position, *rows) = split(carry, step.num_carry)
+        after, y = step(consts, carry, x)
+        inputs = lax.stop_gradient([*consts, *carry[lead:], *x])
+        # Nothing is differentiated by way of a list: only its values are read.
+        rows = [
+            own.written(row, lax.stop_gradient(after[lead + leaf]), position, inputs)
+            for row, (leaf, own) in zip(rows, lists, strict=True)
+        ]
+        return [*after, position + 1, *rows], y
+
+    types = step.carry_types
+    of_lists = [
+        traced(lambda leaf, own=own: [own.started(leaf)], [types[lead + leaf]])
+        for leaf, own in lists
+    ]
+    carry = [*types, typeof_zero(), *(program.out_avals[0] for program in of_lists)]
+    return make_step(move, step.const_types, carry, step.x_types)
+
+
+def typeof_zero() -> Aval:
+    return jax.typeof(zero())

@@ -1,0 +1,370 @@
+"""Buffers of which each step writes a row, against `jax.lax.scan`, in all modes."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+from eqloop.checkpointing.engine._loop import Loop
+from eqloop.checkpointing.engine._step import trace_step
+from eqloop.checkpointing.engine.leaves._row_lists import RowList, row_lists
+
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..derivatives import MODES, WIDTH, grad, inputs, mapped
+
+ROWS = 512  # of 4 floats: smaller lines are moved as they are
+FEW = 5
+
+SCHEDULES = (
+    el.Binomial(3),
+    el.Binomial(2, block=2),
+    el.Recursive(2),
+    el.Recursive(2, batch=3),
+    el.Chunked(3),
+    el.Chunked(1, batch=4),
+    el.Offload(el.Binomial(2)),
+)
+SCANS = [lambda f, c, x, s=s: el.Scan(f, schedule=s)(c, x) for s in SCHEDULES] + [
+    lambda f, c, x: el.Scan(f, schedule=el.Binomial(2), reverse=True, unroll=2)(c, x),
+    lambda f, c, x: el.SlicedScan(f, step=3, schedule=el.Chunked(2))(c, x),
+]
+PLAIN = [lax.scan] * len(SCHEDULES) + [
+    lambda f, c, x: lax.scan(f, c, x, reverse=True),
+    lambda f, c, x: (lambda c, ys: (c, ys[::3]))(*lax.scan(f, c, x)),
+]
+
+
+def at(buffer, row):
+    return lax.dynamic_index_in_dim(buffer, row, 0, keepdims=False)
+
+
+def by_slices(rows):
+    """The ways to write a delay line that move all of its rows.
+
+    Each is given the line and a row, and returns the line with the row in it. The
+    newest row is the first, unless the name says otherwise.
+    """
+    return {
+        "roll": lambda line, h: jnp.roll(line, 1, 0).at[0].set(h),
+        "concatenate": lambda line, h: jnp.concatenate([h[None], line[:-1]]),
+        "newest last": lambda line, h: jnp.concatenate([line[1:], h[None]]),
+        "roll back": lambda line, h: jnp.roll(line, -1, 0).at[-1].set(h),
+        "update": lambda line, h: lax.dynamic_update_slice(
+            jnp.roll(line, 1, 0), h[None], (0, 0)
+        ),
+        "in jit": jax.jit(lambda line, h: jnp.concatenate([line[1:], h[None]])),
+    }
+
+
+MOVED = by_slices(ROWS)
+# Ways to read some of a line.
+READS = {
+    "a row": lambda line: line[3],
+    "the last row": lambda line: line[-1],
+    "another row": lambda line: at(line, jnp.argmax(jnp.abs(line[1])) + 2),
+    "some rows": lambda line: jnp.sum(line[jnp.array([0, 5, 2])], 0),
+    "a part": lambda line: jnp.sum(line[2:6], 0),
+    "a part of a part": lambda line: line[1:][2:9][3],
+    "every third row": lambda line: jnp.sum(line[::3], 0),
+    "entries": lambda line: line[jnp.array([3, 1, 4, 1]), jnp.arange(WIDTH)],
+    "a column": lambda line: jnp.full(WIDTH, jnp.sum(line[:, 1])),
+    "all": lambda line: jnp.mean(line, 0),
+    "out of bounds": lambda line: line.at[ROWS + 3].get(mode="fill", fill_value=0.5),
+}
+
+
+def moving(write, read, w, loop, h, us):
+    """A loop whose state is delayed by a line."""
+
+    def step(carry, u):
+        line, h = carry
+        before = READS[read](line)
+        h = jnp.tanh(w[0] * h + w[1] * before + u)
+        line = MOVED[write](line, h)
+        return (line, h), h * READS[read](line)
+
+    line = jnp.sin(jnp.arange(ROWS * WIDTH, dtype=h.dtype)).reshape(ROWS, WIDTH)
+    (line, h), ys = loop(step, (line * h[None], h), us)
+    return line, h, ys
+
+
+def rows_of(h):
+    start = jnp.sin(jnp.arange(FEW * WIDTH, dtype=h.dtype)).reshape(FEW, WIDTH)
+    return start * h[None]
+
+
+INDICES = np.array([3, 1, 3, 0, 7, -2, 1])
+
+
+def to_ring(i):
+    return i % FEW
+
+
+# For each way to write to a buffer: from the buffer, a row, the number of the step and
+# an index to the buffer.
+WRITES = {
+    "ring": lambda v, h, i, k: v.at[i % FEW].set(h),
+    "ring from behind": lambda v, h, i, k: v.at[(i + 3) % FEW].set(h),
+    "ring by update": lambda v, h, i, k: lax.dynamic_update_slice(
+        v, h[None], (lax.rem(i, FEW), 0)
+    ),
+    "smaller ring": lambda v, h, i, k: v.at[i % 3].set(h),
+    "added to": lambda v, h, i, k: v.at[i % FEW].add(h),
+    "index": lambda v, h, i, k: v.at[k].set(h),
+    "clipped index": lambda v, h, i, k: v.at[k].set(h, mode="clip"),
+    "two": lambda v, h, i, k: v.at[k].set(h).at[i % 3].set(2 * h),
+    "twice": lambda v, h, i, k: v.at[k].set(h).at[k].add(h),
+    "block": lambda v, h, i, k: lax.dynamic_update_slice(
+        v, jnp.stack([h, -h]), (k, jnp.zeros_like(k))
+    ),
+    "several": lambda v, h, i, k: v.at[jnp.stack([k, 4 - k])].set(h[None]),
+    "at times": lambda v, h, i, k: jnp.where(h[0] > 0, v.at[k].set(h), v),
+    "part": lambda v, h, i, k: v.at[k, :2].set(h[:2]),
+    "entry": lambda v, h, i, k: v.at[k, i % WIDTH].set(h[0]),
+    "same place": lambda v, h, i, k: v.at[2].set(h),
+}
+
+
+def writing(write, w, loop, h, us, before=True):
+    def step(carry, x):
+        i, v, h = carry
+        u, k = x
+        new = jnp.tanh(w[0] * h + w[1] * at(v, (i + 2) % FEW) + u * v[k])
+        v = WRITES[write](v, new, i, k)
+        return (i + 1, v, new), new * v[(i - 2) % FEW] * jnp.sum(v[jnp.array([0, 3])])
+
+    indices = jnp.asarray(INDICES)
+    init = jnp.zeros((), jnp.int32), rows_of(h), h
+    (_, v, h), ys = loop(step, init, (us, indices))
+    return v, h, ys
+
+
+def run(name, w, loop, h, us):
+    if name in WRITES:
+        return writing(name, w, loop, h, us)
+    return moving(*name, w, loop, h, us)
+
+
+def check(name, place, mode, is_mapped=False):
+    mode = mapped(mode) if is_mapped else mode
+    runs = [
+        lambda w, h, us, loop=loops[place]: run(name, w, loop, h, us)
+        for loops in (SCANS, PLAIN)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        # Whatever takes less memory: these loops are short.
+        patch.setattr(RowList, "takes_less", lambda self, carries: True)
+        actual, expected = (
+            jax.jit(functools.partial(mode, each))(*inputs()) for each in runs
+        )
+    assert_close(actual, expected, rtol=3e-4, atol=3e-5)
+
+
+NAMES = [*WRITES, *((write, read) for write in MOVED for read in READS)]
+cases = (
+    st.sampled_from(NAMES),
+    st.integers(0, len(SCANS) - 1),
+    st.sampled_from(MODES),
+    st.booleans(),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITES)
+def test_the_gradient_with_each_way_to_write(name):
+    check(name, 0, grad)
+
+
+@pytest.mark.parametrize("write", MOVED)
+def test_the_gradient_with_each_way_to_move(write):
+    check((write, "another row"), 0, grad)
+
+
+@hypothesis.settings(max_examples=4)
+@hypothesis.given(*cases)
+def test_buffers_of_which_rows_are_written(name, place, mode, is_mapped):
+    check(name, place, mode, is_mapped)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(*cases)
+def test_many_buffers(name, place, mode, is_mapped):
+    check(name, place, mode, is_mapped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRITES)
+def test_each_way_to_write_in_each_mode(name, mode):
+    check(name, 0, mode)
+
+
+# What is found of a step, and what plans say.
+
+STEPS = 12
+
+
+def list_of(f, *carry, x=(), starts=(0,), steps=STEPS):
+    """What is known of the last leaf of the carry of a step."""
+    types = list(map(jax.typeof, carry)), list(map(jax.typeof, x))
+    step, _ = trace_step(lambda carry, x: (f(*carry, *x), []), *types)
+    loop = Loop(steps, starts=starts, x_axes=(0,) * len(x))
+    return row_lists(step, loop)[-1]
+
+
+ZERO = jnp.zeros((), jnp.int32)
+BUFFER = jnp.zeros((FEW, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("index", "ring"),
+    [
+        (lambda i: i % FEW, 0),
+        (lambda i: (i + 2) % FEW, 2),
+        (lambda i: lax.rem(i, jnp.full_like(i, FEW)), 0),
+        (lambda i: i % 3, None),
+        (lambda i: (i - 1) % FEW, None),
+        (lambda i: (2 * i) % FEW, None),
+    ],
+)
+def test_a_ring_by_a_counter(index, ring):
+    write = lambda i, v: [i + 1, v.at[index(i)].set(1.0)]
+    found = list_of(write, ZERO, BUFFER)
+    assert (found.ring, found.length, found.writes) == (ring, FEW + STEPS, 1)
+    # It is not known to be a ring if the counter may start below zero.
+    assert list_of(write, ZERO, BUFFER, starts=()).ring is None
+
+
+def test_a_ring_by_a_remainder_in_the_carry():
+    write = lambda i, k, v: [i + 1, (k + 1) % FEW, v.at[k].set(1.0)]
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, 3)).ring == 3
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(2, 3)).ring == 1
+    # Nothing is known of the places then.
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, FEW)) is None
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, None)) is None
+
+
+def test_indices_that_are_not_known_beforehand():
+    by_values = lambda i, v: [i + 1, v.at[jnp.argmax(v[0])].set(1.0)]
+    assert list_of(by_values, ZERO, BUFFER) is None
+    uncounted = lambda k, v: [k, v.at[k].set(1.0)]
+    assert list_of(uncounted, ZERO, BUFFER) is None
+
+
+@pytest.mark.parametrize("start", [0, -3])
+@pytest.mark.parametrize("name", WRITES)
+def test_the_buffer_before_each_step(name, start):
+    """Out of the list and the tables, beside the loop itself."""
+    row = lambda i: jnp.sin((jnp.arange(WIDTH) + i).astype(jnp.float32))
+    step = lambda i, v, k: [i + 1, WRITES[name](v, row(i), i, k)]
+    rows = rows_of(jnp.ones(WIDTH))
+    found = list_of(step, ZERO, rows, x=(ZERO,), starts=(start,))
+    loop, some = Loop(STEPS, x_axes=(0,)), jnp.array([[4, 0], [1, 1]], jnp.int32)
+
+    @jax.jit
+    def run(first, indices):
+        def both(state, k):
+            position, carry, listed = state
+            after = step(*carry, k)
+            listed = found.written(listed, after[1], position, [*carry, k])
+            return (position + 1, after, listed), carry
+
+        state = ZERO, [first, rows], found.started(rows)
+        (_, last, listed), befores = lax.scan(both, state, indices)
+        tables = found.tables([first, rows], [], [indices], loop)
+        before = lambda count: found.before(listed, first, *tables, count=count)
+        entries = lambda count: listed[found.entries(some, first, tables, count)]
+        counts = jnp.append(befores[0], last[0])
+        expected = jnp.concatenate([befores[1], last[1][None]])
+        return expected, lax.map(before, counts), lax.map(entries, counts)
+
+    indices = jnp.asarray(np.resize(INDICES, STEPS))
+    expected, made, parts = run(jnp.asarray(start, jnp.int32), indices)
+    assert (made == expected).all()
+    assert (parts == expected[:, some]).all()
+
+
+def test_a_list_is_kept_if_it_is_smaller():
+    found = list_of(lambda i, v: [i + 1, v.at[i % FEW].set(1.0)], ZERO, BUFFER)
+    assert found.length == 17
+    assert [found.takes_less(carries) for carries in (3, 4)] == [False, True]
+    plan = lambda schedule: el.Scan(
+        lambda carry, x: (
+            (carry[0] + 1, carry[1].at[carry[0] % FEW].set(jnp.sin(carry[1][0]) + x)),
+            None,
+        ),
+        schedule=schedule,
+    ).plan((0, BUFFER), jnp.ones((STEPS, WIDTH)))
+    few, many = plan(el.Binomial(3)), plan(el.Binomial(4))
+    assert (few.saved_once, many.saved_once) == ((), ("carry[1]",))
+    assert (few.slot_bytes, many.slot_bytes) == (4 + 4 * FEW * WIDTH, 4)
+    elsewhere = plan(el.Offload(el.Binomial(4)))
+    assert elsewhere.saved_once == ()
+
+
+@pytest.mark.parametrize("write", ["roll", "newest last"])
+def test_the_memory_of_a_delay_line(write):
+    """Slots hold none of it, and XLA has no more than the plan says."""
+    steps, width = 2_000, 16
+    line, xs = jnp.zeros((200, width)), jnp.ones((steps, width))
+
+    def step(line, x):
+        row = jnp.tanh(line[50] + 0.5 * line[150] + x)
+        return MOVED[write](line, row), None
+
+    scan = el.Scan(step, schedule=el.Binomial(30))
+    plan = scan.plan(line, xs)
+    assert plan.holds == (("carry", False), ("the position", True))
+    assert (plan.slot_bytes, plan.saved_once) == (4, ("carry",))
+    pull = lambda line, xs, ct: jax.vjp(lambda *a: scan(*a)[0], line, xs)[1](ct)
+    taken = temp_bytes(pull, line, xs, line)
+    rows = (len(line) + steps) * width * 4
+    assert rows < taken < 1.3 * rows
+    assert abs(plan.peak_bytes - taken) < 0.05 * taken
+    loss = lambda loop: lambda line, xs: jnp.sum(jnp.sin(loop(line, xs)[0]))
+    of = lambda loop: jax.jit(jax.grad(loss(loop), (0, 1)))(line, xs)
+    assert_close(of(scan), of(functools.partial(lax.scan, step)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow
+def test_a_budget_without_room_for_a_list():
+    """It is planned with lines in slots, of which it then knows the bytes."""
+    steps, width = 1_000, 16
+    line, xs = jnp.zeros((100, width)), jnp.ones((steps, width))
+    step = lambda line, x: (MOVED["roll"](line, jnp.tanh(line[50] + x)), None)
+    schedule = el.Budget(60_000, measure=False)
+    plan = el.Scan(step, schedule=schedule).plan(line, xs)
+    assert plan.saved_once == ()
+    assert plan.peak_bytes <= 60_000
+    assert plan.evaluations <= 5 * steps
+
+
+def test_a_tree_whose_nodes_are_in_any_order():
+    rng = np.random.default_rng(0)
+    left = rng.permutation(np.arange(0, 62, 2))
+    left.sort()
+    order = np.arange(32, 63), left, left + 1
+    places = rng.permutation(63)
+    order = [jnp.asarray(places[each]) for each in order]
+    rows = jnp.sin(jnp.arange(63.0 * WIDTH)).reshape(63, WIDTH)
+
+    def loss(loop, w, rows):
+        def step(rows, x):
+            node, left, right = x
+            row = jnp.tanh(w[0] * rows[left] + w[1] * rows[right] * rows[left])
+            return rows.at[node].set(row), None
+
+        return jnp.sum(jnp.cos(loop(step, rows, tuple(order))[0]))
+
+    scan = lambda f, c, x: el.Scan(f, schedule=el.Recursive(4))(c, x)
+    args = jnp.array([0.7, 0.4]), rows
+    of = lambda loop: jax.jit(jax.grad(functools.partial(loss, loop), (0, 1)))(*args)
+    assert_close(of(scan), of(lax.scan), rtol=1e-5, atol=1e-6)
