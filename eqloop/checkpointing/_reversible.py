@@ -8,7 +8,7 @@ from .._calls import check_bool
 from .._types import PyTree
 from ._schedules import AbstractSchedule, Recursive, make_count
 from .engine._layout import Layout
-from .engine._loop_spec import LoopSpec
+from .engine._loop_spec import LoopSpec, Undo
 from .engine.orders._inverted import Inverted
 
 
@@ -76,6 +76,7 @@ class Reversible(AbstractSchedule):
     """
 
     inverse: Callable[..., PyTree]
+    save: Callable[..., PyTree] | None = dataclasses.field(default=None, kw_only=True)
     checkpoints: int = dataclasses.field(default=1, kw_only=True)
     check: bool = dataclasses.field(default=True, kw_only=True)
 
@@ -85,13 +86,18 @@ class Reversible(AbstractSchedule):
                 f"Reversible: `inverse` must be a function `(carry, x) -> carry`, not "
                 f"{self.inverse!r}."
             )
+        if self.save is not None and not callable(self.save):
+            raise TypeError(
+                f"Reversible: `save` must be a function `(carry, x) -> saved`, or "
+                f"None, not {self.save!r}."
+            )
         make_count(self, "checkpoints", self.checkpoints)
         check_bool("Reversible", "check", self.check)
 
     @property
-    def undo(self) -> Callable[..., PyTree]:
-        """The function that undoes a step."""
-        return self.inverse
+    def undo(self) -> Undo:
+        """How a step is undone."""
+        return Undo(self.inverse, self.save)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Parts that are reversed by the inverse, if there is one."""

@@ -101,7 +101,7 @@ class Ending(AbstractStopping[Layout]):
     def stored_types(self, saves: Saves[Layout]) -> Stored:
         types = self.step.carry_types
         return Stored.of(
-            [types[self.count_at]], slot_types(types, _of_whole_carry(saves))
+            [types[self.count_at]], slot_types(self.step, _of_whole_carry(saves))
         )
 
     def reverse(

@@ -73,6 +73,10 @@ class Inverted(AbstractSlotOrder):
         return self.parts
 
     @property
+    def undone(self) -> int:
+        return self.steps
+
+    @property
     def advances(self) -> int:
         """The inverse runs once for each step, and counts as an evaluation."""
         return self.steps
@@ -93,6 +97,8 @@ class Inverted(AbstractSlotOrder):
         if not self.checks:
             return inputs
         consts, init, xs = inputs
+        # What is saved is read by the inverse, and is no result of it.
+        held = tuple(h and not s for h, s in zip(held, step.saves, strict=True))
         x = loop.x(xs, jnp.zeros((), jnp.int32))
         # Only the first step is checked. Its carry is at hand, so the check takes one
         # step and one inverse, however long the loop is.
@@ -134,7 +140,7 @@ class Inverted(AbstractSlotOrder):
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # One more than parts: the last carry, from which the last part goes back.
-        return (self.parts + 1) * cost.held if first else 0
+        return self.bytes_of_primal(cost) if first else 0
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         return (
@@ -182,7 +188,7 @@ def _reverse_parts(
             position = stop - 1 - i
             # The step is pulled at the carry that the inverse gives, which is that of
             # the primal up to rounding. No carry is read from a slot here.
-            carry = walk.previous(carry, position)
+            carry = walk.previous(carries.with_saved(carry, position), position)
             return carry, walk.pull(carry, position, 1, cts)
 
         # The carry at the end of this part: that at the start of the next one, or the
