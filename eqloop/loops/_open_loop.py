@@ -408,8 +408,8 @@ def undoing_call(
         why = "With" if "saved" in names else "Without"
         why = f" {why} a `save`, it is" if name == "inverse" else " It is"
         raise TypeError(
-            f"{_UNDONE}: `{name}` does not take what it is given: {error}.{why} called "
-            f"as `{name}({call})`."
+            f"Reversible: `{name}` does not take what it is given: {error}.{why} "
+            f"called as `{name}({call})`."
         ) from None
     except ValueError:
         pass  # it has no signature that Python knows
@@ -427,7 +427,7 @@ def _saved(tree: PyTree) -> tuple[list[Value], Outputs]:
     if found:
         listing = "\n".join(found)
         raise TypeError(
-            f"{_UNDONE}: `save` must return arrays, of which each step has a row, and "
+            f"Reversible: `save` must return arrays, of which each step has a row, and "
             f"these are none:\n{listing}\nWhat is the same for all steps can be known "
             f"to `inverse` without being saved."
         )

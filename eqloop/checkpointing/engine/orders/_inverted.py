@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._arrays import Arrays, Flags, pick
+from ...._arrays import Arrays, Flags, as_array, pick
 from ...._types import Index, PyTree, Value
 from ....progress import tied
 from .._costs import StepCost
@@ -104,20 +104,21 @@ class Inverted(AbstractSlotOrder):
         # step and one inverse, however long the loop is.
         after, _ = step(consts, init, x)
         again = step.before(consts, after, x)
-        paths = loop.carry_paths
+        paths, has_saved = loop.carry_paths, any(step.saves)
         names = pick(paths, held) if len(paths) == len(held) else None
         carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
         is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
         if not any(map(is_traced, jax.tree.leaves(carries))):
             # Outside of `jit`. An error from here is easier to read than one from a
             # callback.
-            _compare(names, *(list(map(np.asarray, carry)) for carry in carries))
+            found = (list(map(np.asarray, carry)) for carry in carries)
+            _compare(names, has_saved, *found)
             return inputs
         dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
 
         def compare(*carries: Arrays) -> Value:
             read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
-            return _compare(names, *map(read, carries))
+            return _compare(names, has_saved, *map(read, carries))
 
         # Three carries: before the step, after it, and what the inverse makes of that.
         carries = [list(map(to_words, carry)) for carry in carries]
@@ -127,7 +128,8 @@ class Inverted(AbstractSlotOrder):
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
         # The initial carry depends on the callback, which is pure and would otherwise
         # be removed, as nothing reads its result.
-        return consts, tied(checked, list(init)), xs
+        # A number that is known while tracing is tied as an array.
+        return consts, tied(checked, list(map(as_array, init))), xs
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
@@ -206,11 +208,12 @@ def _as_numbers(leaf: Value) -> Value:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
+def _compare(names: Sequence[str] | None, has_saved: bool, *carries: Arrays) -> Value:
     """Compares the carry before a step with what the inverse gives for it.
 
     Args:
         names: The paths of the leaves.
+        has_saved: Whether the inverse is given what the step has saved.
         carries: The carry before the step, the one after it, and that which the
             inverse gives.
 
@@ -227,10 +230,11 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
         off = _largest(np.subtract(again, before, dtype=_wide(before)))
         if off > _allowed(before.dtype, sizes[i], max(sizes)):
             name = f"leaf {i} of the carry" if names is None else names[i]
+            more = ", save(before, x)" if has_saved else ""
             raise ValueError(
                 f"Reversible: `inverse` does not undo the first step. At {name}, whose "
                 f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. "
-                f"After `carry, _ = f(before, x)`, `inverse(carry, x)` must be "
+                f"After `carry, _ = f(before, x)`, `inverse(carry, x{more})` must be "
                 f"`before`. If it differs by rounding alone, pass `check=False`."
             )
     return np.zeros((), np.int32)
