@@ -91,8 +91,9 @@ class Ending(AbstractStopping[Layout]):
                 return carry, (ys, Stored.of())
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
-            segments = order.in_segments(step, loop, consts, xs)
-            carry, ys, carries = layout.slots.sweep(segments, held, init)
+            inputs = order.checked(step, loop, held, (consts, init, xs))
+            segments = order.in_segments(step, loop, inputs[0], inputs[2])
+            carry, ys, carries = layout.slots.sweep(segments, held, inputs[1])
             return carry, (ys, Stored.of([carry[self.count_at]], carries))
 
         carry, (ys, stored) = while_with_bar(forward, self.loop.meter, consts, init)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._arrays import Arrays, Flags, as_array, pick
+from ...._arrays import Arrays, Flags, as_array, pick, where_run
 from ...._types import Index, PyTree, Value
 from ....progress import tied
 from .._costs import StepCost
@@ -104,6 +104,11 @@ class Inverted(AbstractSlotOrder):
         # step and one inverse, however long the loop is.
         after, _ = step(consts, init, x)
         again = step.before(consts, after, x)
+        if loop.stops:
+            # It may run no step at all, and then there is nothing to undo.
+            again = [
+                jnp.where(init[0], *both) for both in zip(again, init, strict=True)
+            ]
         paths, has_saved = loop.carry_paths, any(step.saves)
         names = pick(paths, held) if len(paths) == len(held) else None
         carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
@@ -183,21 +188,27 @@ def _reverse_parts(
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
         part = count - 1 - i
-        stop = start + (part + 1) * size
+        begin = start + part * size
+        # A loop that may end early goes back from where it has ended. All rows behind
+        # that hold its last carry.
+        steps = size if walk.count is None else jnp.clip(walk.count - begin, 0, size)
+        own = walk.sweep.own
 
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
-            position = stop - 1 - i
+            position = begin + steps - 1 - i
             # The step is pulled at the carry that the inverse gives, which is that of
             # the primal up to rounding. No carry is read from a slot here.
-            carry = walk.previous(carries.with_saved(carry, position), position)
-            return carry, walk.pull(carry, position, 1, cts)
+            before = walk.previous(carries.with_saved(carry, position), position)
+            if own is not None:
+                before = where_run(position < own, before, carry)
+            return before, walk.pull(before, position, 1, cts)
 
         # The carry at the end of this part: that at the start of the next one, or the
         # last carry of the loop.
         state = (carries.read(row + part + 1), cts)
-        unroll = min(walk.unroll, size)
-        return lax.fori_loop(0, size, step_back, state, unroll=unroll)[1]
+        unroll = None if walk.count is not None else min(walk.unroll, size)
+        return lax.fori_loop(0, steps, step_back, state, unroll=unroll)[1]
 
     return lax.fori_loop(0, count, back, cts)
 
