@@ -22,13 +22,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, Flags, axes_of, split, vary, zero_array
+from ..._arrays import Arrays, Flags, axes_of, over_examples, split, vary, zero_array
 from ..._programs import constant
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
 from ._kept_rows import scan
 from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
+
+_most = over_examples(jnp.max)
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
@@ -343,7 +345,10 @@ class BySegments:
             rows = [store(b, leaf, row) for b, leaf in zip(rows, new, strict=True)]
         ys = [*rows, *self._with(ys, y, position)]
         if self.save is not None:
-            saved = self.save(saved, carry, jnp.minimum(position, self.saved_rows - 1))
+            # Under `vmap`, the examples that still run are at the same position, and
+            # those that have stopped before save in vain.
+            row = jnp.minimum(_most(position), self.saved_rows - 1)
+            saved = self.save(saved, carry, row)
         return Reached(number, position + 1, carry, ys, saved)
 
     def _with(self, ys: Arrays, y: Arrays, position: Index) -> list[Value]:
