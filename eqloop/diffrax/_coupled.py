@@ -98,6 +98,13 @@ class Coupled(diffrax.AbstractWrappedSolver):
 
         return interpolation
 
+    @property
+    def scan_kind(self) -> str:
+        """How the loop over the stages is run."""
+        # Adjoints of Diffrax change it where it is `None`, in a solver that passes for
+        # a Runge-Kutta method as this one may. It is that of another object here.
+        return getattr(self.solver, "scan_kind", None) or "lax"
+
     def order(self, terms: PyTree) -> int | None:
         """As of the solver."""
         return self.solver.order(terms)
