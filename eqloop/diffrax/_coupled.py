@@ -60,7 +60,7 @@ class Coupled(diffrax.AbstractWrappedSolver):
         ODEs*, [arXiv:2410.11648](https://arxiv.org/abs/2410.11648).
     """
 
-    solver: diffrax.AbstractSolver[Any]
+    solver: diffrax.AbstractSolver[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
     coupling: float = 0.999
 
     def __check_init__(self) -> None:
@@ -79,17 +79,17 @@ class Coupled(diffrax.AbstractWrappedSolver):
             )
 
     @property
-    def term_structure(self) -> PyTree:
+    def term_structure(self) -> PyTree:  # pyright: ignore[reportIncompatibleVariableOverride]
         """As of the solver."""
         return self.solver.term_structure
 
     @property
-    def term_compatible_contr_kwargs(self) -> PyTree:
+    def term_compatible_contr_kwargs(self) -> PyTree:  # pyright: ignore[reportIncompatibleVariableOverride]
         """As of the solver."""
         return self.solver.term_compatible_contr_kwargs
 
     @property
-    def interpolation_cls(self) -> Callable[..., Any]:
+    def interpolation_cls(self) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """That of the solver, moved to where the coupled steps begin and end."""
         of_solver = self.solver.interpolation_cls
 
@@ -249,8 +249,8 @@ class _Moved(diffrax.AbstractLocalInterpolation):
 
 def check_coupling(owner: str, coupling: object) -> None:
     """Checks that a factor is a number between 0 and 1."""
-    is_number = isinstance(coupling, float | int) and not isinstance(coupling, bool)
-    if not (is_number and 0 < coupling < 1):
+    # An int between 0 and 1 there is none.
+    if not (isinstance(coupling, float) and 0 < coupling < 1):
         raise ValueError(
             f"{owner}: `coupling`, the factor by which the distance of two copies "
             f"shrinks at each step, must be a number between 0 and 1, such as 0.999, "

@@ -240,7 +240,8 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
     loop = dataclasses.replace(
         opened.loop, stops=True, starts=starts, carry_paths=paths
     )
-    types = (*(list(map(jax.typeof, x)) for x in (consts, init)), step.x_types)
+    const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
+    types = const_types, carry_types, step.x_types
     inverse = step.inverse and make_step(run_back, *types).jaxpr
     saved = step.saved and (False, False, *step.saved)
     stopping = make_step(run, *types)

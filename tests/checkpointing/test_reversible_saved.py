@@ -306,6 +306,102 @@ def test_a_wave_with_an_absorbing_rim(steps):
     assert temp <= rows + 4 * steps + 32 * 4 * size**2
 
 
+ENDS = jnp.array([4, 0, 9, 30, 1])
+
+
+def stopping(schedule, end, w, h, xs):
+    """A loop that ends when a counter does, which goes on by one or two."""
+
+    def step(carry, x):
+        (a, b), t = carry
+        a = (a + w * jnp.sin(b) + x).at[:RIM].multiply(0.5)
+        return ((a, b + w * jnp.cos(a)), t + jnp.where(b[0] > 0.5, 2, 1)), a * b
+
+    def back(carry, x, saved):
+        (a, b), _ = carry
+        rim, t = saved
+        b = b - w * jnp.cos(a)
+        return ((a - w * jnp.sin(b) - x).at[:RIM].set(rim), b), t
+
+    keep = lambda carry, x: (carry[0][0][:RIM], carry[1])
+    undone = schedule and schedule(el.Reversible(back, save=keep, checkpoints=3))
+    loop = el.ScanWhile(lambda c: c[1] < end, step, max_steps=9, schedule=undone)
+    ((a, b), t), ys, _ = loop(((h, jnp.cos(h)), jnp.int32(0)), xs)
+    return jnp.sum(jnp.sin(a) * b * t.astype(a.dtype)) + jnp.sum(jnp.cos(ys))
+
+
+def of_one(f, *args):
+    return jax.grad(functools.partial(f, 5), (0, 1, 2))(*args)
+
+
+def of_none(f, *args):
+    return jax.grad(functools.partial(f, 0), (0, 1, 2))(*args)
+
+
+def twice(f, *args):
+    return jax.jacfwd(jax.grad(functools.partial(f, 7), 1), 1)(*args)
+
+
+def hs_of(h):
+    return jnp.linspace(1, 2, 5)[:, None] * h[None]
+
+
+def gradient_of_batch(f, w, h, xs):
+    total = lambda w, hs, xs: jnp.sum(jax.vmap(f, (0, None, 0, None))(ENDS, w, hs, xs))
+    return jax.grad(total, (0, 1, 2))(w, hs_of(h), xs)
+
+
+def batch_of_gradients(f, w, h, xs):
+    gradient = jax.grad(f, (1, 2, 3))
+    return jax.vmap(gradient, (0, None, 0, None))(ENDS, w, hs_of(h), xs)
+
+
+def gradient_of_batches(f, w, h, xs):
+    one = lambda ends, w, hs, xs: jax.vmap(f, (0, None, 0, None))(ends, w, hs, xs)
+    total = lambda w, hs, xs: jnp.sum(
+        jax.vmap(one, (0, None, 0, None))(jnp.stack([ENDS, ENDS[::-1]]), w, hs, xs)
+    )
+    hs = jnp.stack([hs_of(h), -hs_of(h)])
+    return jax.grad(total, (0, 1, 2))(w, hs, xs)
+
+
+def tangents_of_batch(f, w, h, xs):
+    return jax.jacfwd(lambda w: gradient_of_batch(f, w, h, xs))(w)
+
+
+PLACES = {
+    "device": lambda s: s,
+    "host": el.Offload,
+    "files": lambda s: el.Spill(s, "/tmp"),
+    "not the last": lambda s: el.StoreLast(s, 3),
+}
+HOW = [of_one, of_none, twice, gradient_of_batch, batch_of_gradients]
+HOW += [gradient_of_batches, tangents_of_batch]
+RUN = [("device", gradient_of_batch), ("files", batch_of_gradients)]
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [(p, h) if (p, h) in RUN else slow(p, h) for p in PLACES for h in HOW],
+    ids=name,
+)
+def test_loops_that_end_early(place, how):
+    """Each example of a batch goes back from its own last step, and no further."""
+    found = functools.partial(how, functools.partial(stopping, PLACES[place]))
+    expected = functools.partial(how, functools.partial(stopping, None))
+    found, expected = (jax.jit(f)(*ARGS) for f in (found, expected))
+    assert_close(found, expected, rtol=3e-4, atol=3e-4)
+
+
+def test_the_plan_of_a_loop_that_ends_early():
+    step = lambda carry, x: damped(carry, x)
+    schedule = el.Reversible(restored, save=rim_of)
+    loop = el.ScanWhile(lambda c: c[0][0] < 9, step, max_steps=100, schedule=schedule)
+    plan = loop.plan((jnp.ones(64), jnp.ones(64)), jnp.zeros(100))
+    assert plan.evaluations == 300
+    assert "saved of steps     100, 64 B each" in str(plan)
+
+
 class Halving(eqx.Module):
     w: jax.Array
 

@@ -51,12 +51,19 @@ def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
 
 
 def joint_loop(
-    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims
+    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims, count_at: int = 0
 ) -> tuple[Problem, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry.
 
     Its carry starts with whether any example goes on. The carry of the examples
     follows, batched along the first axis. So are its `ys`. The `xs` stay as they are.
+
+    Args:
+        problem: The loop of an example.
+        axis_data: The axis of the batch.
+        args: The consts, the initial carry and `xs`.
+        dims: Where these are batched.
+        count_at: The place in the carry of the number of steps, which an inverse reads.
     """
     refuse_callbacks(
         problem.step.jaxpr.effects,
@@ -81,12 +88,14 @@ def joint_loop(
     # Guards are detached: an example that has stopped adds nothing to the cotangents of
     # its initial carry and of `xs`.
     guards = [detached(borrow(c)) for c in [*read, *x]]
-    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]))
+    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), count_at)
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)
-def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Problem:
+def _joint_problem(
+    problem: Problem, axis_data: BatchAxis, dims: PyTree, count_at: int
+) -> Problem:
     const_dims, xs_dims = dims
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
@@ -135,7 +144,7 @@ def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Prob
         before = undone.step.before(consts[:num_consts], after, x)
         # On its way back, an example has run fewer steps than those that ran longer,
         # until they come to its last step.
-        count = after[problem.count_at]
+        count = after[count_at]
         own = jnp.max(count, range(1, count.ndim))
         ran = own == jnp.max(own)
         pairs = zip(before[1:], after[1:], strict=True)

@@ -131,7 +131,7 @@ class Ending(AbstractStopping[Layout]):
         dims = tuple(map(tuple, dims))
         if not stops_apart(self, axis_data, dims):
             return None
-        problem, consts, init = joint_loop(self, axis_data, args, dims)
+        problem, consts, init = joint_loop(self, axis_data, args, dims, self.count_at)
         problem = dataclasses.replace(problem, count_at=self.count_at + 1)
         args = (consts, init, list(args[2]))
         # The joint carry starts with whether any example goes on, and then has whether
