@@ -103,7 +103,10 @@ class Coupled(diffrax.AbstractWrappedSolver):
         """How the loop over the stages is run."""
         # Adjoints of Diffrax change it where it is `None`, in a solver that passes for
         # a Runge-Kutta method as this one may. It is that of another object here.
-        return getattr(self.solver, "scan_kind", None) or "lax"
+        solver, kinds = self.solver, (diffrax.AbstractRungeKutta, diffrax.AbstractSRK)
+        is_bare = not isinstance(solver, diffrax.AbstractWrappedSolver)
+        kind = solver.scan_kind if is_bare and isinstance(solver, kinds) else None
+        return kind or "lax"
 
     def order(self, terms: PyTree) -> int | None:
         """As of the solver."""

@@ -124,7 +124,7 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
             The result of the solve, as Diffrax returns it.
         """
         del throw, passed_controller_state
-        _refuse(terms, solver, stepsize_controller, event, saveat)
+        _refuse_irreversible(terms, solver, stepsize_controller, event, saveat)
         is_constant = _counts_steps(stepsize_controller, init_state)
         if max_steps is None and not (is_constant and self.checkpoints == 1):
             raise ValueError(
@@ -326,7 +326,7 @@ def _counts_steps(controller: PyTree, state: PyTree) -> bool:
     return is_constant and isinstance(known, tuple) and len(known) == 4
 
 
-def _refuse(
+def _refuse_irreversible(
     terms: PyTree, solver: PyTree, controller: PyTree, event: PyTree, saveat: PyTree
 ) -> None:
     """Checks that a solve can be reversed."""

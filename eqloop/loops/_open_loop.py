@@ -9,7 +9,7 @@ back into the user's trees.
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import equinox as eqx
 import jax
@@ -267,23 +267,29 @@ class LoopOpener:
         """The step with its inverse, its consts, and the paths of what is saved."""
         types, before = inputs.element_types, dataclasses.replace(carry, owner=_UNDONE)
 
-        def call(name: str, carry: PyTree, arrays: list[Value], *saved: PyTree) -> Any:
+        def call(
+            name: str,
+            f: Callable[..., PyTree],
+            carry: PyTree,
+            arrays: list[Value],
+            *saved: PyTree,
+        ) -> PyTree:
             _, x, key, _ = inputs.rest.join(arrays)
             names, keywords = ["carry", "x"], {} if key is None else {"key": key}
             names += ["saved"] * len(saved)
             shown = step_call(carry, x, keywords)
             shown = shown.replace("f(carry, x", f"{name}({', '.join(names)}", 1)
-            given, f = (carry, x, *saved), getattr(undo, name)
+            given = carry, x, *saved
             with explained(_UNDONE, shown):
                 return undoing_call(name, f, names, given, keywords)
 
         def save(carry: PyTree, arrays: list[Value]) -> tuple[PyTree, PyTree]:
-            return carry, None if undo.save is None else call("save", carry, arrays)
+            return carry, undo.save and call("save", undo.save, carry, arrays)
 
         def invert(carry: PyTree, arrays: list[Value]) -> PyTree:
             arrays, kept = split(arrays, len(types))
             saved = [] if undo.save is None else [saving.kept.join(kept, [])]
-            return call("inverse", carry, arrays, *saved)
+            return call("inverse", undo.inverse, carry, arrays, *saved)
 
         take = lambda out: (out[0], *_saved(out[1]))
         saving = trace_stable(save, take, before, types)
