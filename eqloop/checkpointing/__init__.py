@@ -52,7 +52,7 @@ from .engine._forward import Saveable
 from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
-from .engine._loop_spec import LoopSpec
+from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
@@ -98,6 +98,7 @@ __all__ = [
     "Step",
     "StoreAll",
     "StoreLast",
+    "Undo",
     "Viewing",
     "as_jax_policy",
     "as_loop_policy",

@@ -31,9 +31,12 @@ def plot_plan(
             f"a shorter loop."
         )
     ax = axes_to_draw_on(ax)
-    stored = [layout.order.event_bytes(cost, event) for event in events]
-    far = [layout.order.stored_by_primal(event) * cost.held for event in events]
-    far = far if layout.is_elsewhere else []
+    order, far = layout.order, list[int]()
+    stored = [order.event_bytes(cost, event) for event in events]
+    if layout.is_elsewhere:
+        carries = (order.stored_by_primal(event) * cost.held for event in events)
+        saved = (order.saved_bytes(cost, event) for event in events)
+        far = list(map(sum, zip(carries, saved, strict=True)))
     if far and not layout.slots.take_device_memory:
         stored = [size - there for size, there in zip(stored, far, strict=True)]
     # The rest of the peak does not depend on the place in the sweep.

@@ -8,7 +8,7 @@ from .._calls import check_bool
 from .._types import PyTree
 from ._schedules import AbstractSchedule, Recursive, make_count
 from .engine._layout import Layout
-from .engine._loop_spec import LoopSpec
+from .engine._loop_spec import LoopSpec, Undo
 from .engine.orders._inverted import Inverted
 
 
@@ -26,6 +26,12 @@ class Reversible(AbstractSchedule):
     couple two halves of a state have one, too. See [the
     guide](../guides/reversible_loops.md).
 
+    Many more steps have an inverse but for a small part of what they forget: the rim of
+    a wave that is absorbed there, the size of an adaptive step. With `save`, each step
+    stores that part, and the inverse is given it. Memory then grows by these rows
+    alone. [`Cast`][eqloop.Cast], [`Offload`][eqloop.Offload] and
+    [`Spill`][eqloop.Spill] store them as they store carries.
+
     Forward-mode derivatives of the gradient use the inverse as well, and so does the
     gradient of a batch. `Recursive(16)` is used instead for the gradient of a gradient
     in reverse mode, whose steps have no known inverse, for a loop whose step changes
@@ -35,15 +41,25 @@ class Reversible(AbstractSchedule):
         inverse: `(carry, x) -> carry`, from the carry after a step and its `x` to the
             carry before it. It is called with `key=` if the loop is given a key. It may
             return leaves that no reversal reads, such as sums, unchanged. In
-            `StackedLayers` it is called as `inverse(x, layer, *args)`.
+            `StackedLayers` it is called as `inverse(x, layer, *args)`. With `save`, it
+            is called as `inverse(carry, x, saved)`, or `inverse(x, layer, saved,
+            *args)`.
+        save: `(carry, x) -> saved`, from the carry before a step and its `x` to a tree
+            of arrays that the inverse of this step is given. It is called with `key=`
+            if the loop is given a key, and in `StackedLayers` as `save(x, layer,
+            *args)`. Arrays that the inverse does not read are not stored. No gradient
+            passes through what is saved: it is there to restore the carry, and the
+            derivative is that of the step.
         checkpoints: How many carries are stored, at the starts of parts of about equal
             length, including the initial carry. The last carry is also kept.
         check: Whether to compare the inverse with the step, at the first step of each
             gradient, on the values of that call.
 
     Raises:
-        TypeError: If `inverse` cannot be called, or `checkpoints` is not an int. Where
-            the loop is called, if `inverse` does not return such a carry.
+        TypeError: If `inverse` or `save` cannot be called, or `checkpoints` is not an
+            int. Where the loop is called, if `inverse` does not return such a carry, or
+            does not take what it is given; if `save` returns something else than
+            arrays.
         ValueError: If `checkpoints` is less than 1. While a gradient is computed, if
             the inverse does not undo the first step, with how far it is off. A program
             that is compiled raises JAX's own error, with the same message.
@@ -68,6 +84,21 @@ class Reversible(AbstractSchedule):
         >>> plan.slots, plan.evaluations
         (1, 3000)
 
+        A step that forgets what its first entry was:
+
+        >>> def forget(h, x):
+        ...     return (h + x).at[0].set(0.0), None
+        >>> def recall(h, x, first):
+        ...     return (h - x).at[0].set(first)
+        >>> schedule = el.Reversible(recall, save=lambda h, x: h[0])
+        >>> plan = el.Scan(forget, schedule=schedule).plan(jnp.ones(8), jnp.ones(100))
+        >>> print(plan)  # doctest: +ELLIPSIS
+        Reversible(...)
+          steps              100
+          stored carries     1, ...
+          saved of steps     100, ...
+          ...
+
     References:
         S. McCallum and J. Foster, *Efficient, accurate and stable gradients for neural
         ODEs*, [arXiv:2410.11648](https://arxiv.org/abs/2410.11648); P. Kidger,
@@ -76,6 +107,7 @@ class Reversible(AbstractSchedule):
     """
 
     inverse: Callable[..., PyTree]
+    save: Callable[..., PyTree] | None = dataclasses.field(default=None, kw_only=True)
     checkpoints: int = dataclasses.field(default=1, kw_only=True)
     check: bool = dataclasses.field(default=True, kw_only=True)
 
@@ -85,13 +117,18 @@ class Reversible(AbstractSchedule):
                 f"Reversible: `inverse` must be a function `(carry, x) -> carry`, not "
                 f"{self.inverse!r}."
             )
+        if self.save is not None and not callable(self.save):
+            raise TypeError(
+                f"Reversible: `save` must be a function `(carry, x) -> saved`, or "
+                f"None, not {self.save!r}."
+            )
         make_count(self, "checkpoints", self.checkpoints)
         check_bool("Reversible", "check", self.check)
 
     @property
-    def undo(self) -> Callable[..., PyTree]:
-        """The function that undoes a step."""
-        return self.inverse
+    def undo(self) -> Undo:
+        """How a step is undone."""
+        return Undo(self.inverse, self.save)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Parts that are reversed by the inverse, if there is one."""

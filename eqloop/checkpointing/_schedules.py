@@ -2,15 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, final
 
 import jax
 
 from .._calls import int_of
-from .._types import PyTree
 from .engine._layout import Layout
-from .engine._loop_spec import AbstractSchedule, LoopSpec
+from .engine._loop_spec import AbstractSchedule, LoopSpec, Undo
 from .engine.orders._all_at_once import AllAtOnce
 from .engine.orders._first_and_last import FirstAndLast
 from .engine.orders._levels import Nest, nests
@@ -319,8 +318,8 @@ class StoreLast(AbstractSchedule):
         make_count(self, "steps", self.steps, least=0)
 
     @property
-    def undo(self) -> Callable[..., PyTree] | None:
-        """The function that undoes a step, if the first steps are taken back by one."""
+    def undo(self) -> Undo | None:
+        """How a step is undone, if the first steps are."""
         return self.schedule.undo
 
     def layout(self, loop: LoopSpec) -> Layout:

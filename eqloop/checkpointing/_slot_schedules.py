@@ -4,16 +4,14 @@ import abc
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import PyTree
 from ._schedules import AbstractSchedule, StoreAll
 from .engine._layout import Layout
-from .engine._loop_spec import LoopSpec
+from .engine._loop_spec import LoopSpec, Undo
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._slots import AbstractSlots
@@ -27,8 +25,8 @@ class AbstractStored(AbstractSchedule):
     schedule: AbstractSchedule
 
     @property
-    def undo(self) -> Callable[..., PyTree] | None:
-        """The function that undoes a step, if the schedule uses one."""
+    def undo(self) -> Undo | None:
+        """How a step is undone, if the schedule does that."""
         return self.schedule.undo
 
     @property

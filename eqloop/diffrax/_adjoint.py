@@ -32,7 +32,7 @@ from ._on_devices import on_each_device
 
 # By these a step of Diffrax sees whether any example needs something: only to leave it
 # out if none does.
-_SAVES_WORK = frozenset({"nonbatchable", "select_if_vmap", "unvmap_any"})
+SAVES_WORK = frozenset({"nonbatchable", "select_if_vmap", "unvmap_any"})
 # How many carries are stored of the loop over the times within one step.
 _INNER = 8
 
@@ -132,7 +132,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
                 "Give `diffeqsolve` a `max_steps`, or the adjoint `checkpoints=` in "
                 "place of the schedule."
             )
-        if _has_unsafe_path(terms):
+        if has_unsafe_path(terms):
             raise ValueError(
                 "CheckpointedAdjoint: `UnsafeBrownianPath` gives other numbers when a "
                 "step is run again. Use `diffrax.VirtualBrownianTree`, or "
@@ -141,10 +141,10 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
         run = functools.partial(
             self._loop,
             max_steps=max_steps,
-            inner_while_loop=_inner_loop,
+            inner_while_loop=inner_loop,
             outer_while_loop=self._outer_loop,
         )
-        settings |= dict(terms=terms, solver=_differentiable(solver))
+        settings |= dict(terms=terms, solver=differentiable(solver))
         return on_each_device(lambda settings: run(**settings), settings)
 
     def _outer_loop(
@@ -158,7 +158,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
     ) -> PyTree:
         """Runs the steps of a solve."""
         init = jax.tree.map(jnp.asarray, init)
-        with trusting(_SAVES_WORK):
+        with trusting(SAVES_WORK):
             if self.schedule is None or max_steps is None:
                 settings = dict(checkpoints=self.checkpoints, max_steps=max_steps)
                 return CheckpointedWhileLoop(cond, body, **settings)(init)
@@ -167,7 +167,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
             return loop(init)[0]
 
 
-def _inner_loop(
+def inner_loop(
     cond: Callable[..., PyTree],
     body: Callable[..., PyTree],
     init: PyTree,
@@ -182,17 +182,17 @@ def _inner_loop(
     loop = CheckpointedWhileLoop(
         cond, body, checkpoints=checkpoints, max_steps=max_steps
     )
-    with trusting(_SAVES_WORK):
+    with trusting(SAVES_WORK):
         return loop(init)
 
 
-def _differentiable(solver: PyTree) -> PyTree:
+def differentiable(solver: PyTree) -> PyTree:
     """The solver whose stages are in a loop that is differentiable in every mode."""
     if isinstance(solver, diffrax.AbstractWrappedSolver):
         # It passes for the solver that it wraps, and has none of its settings.
         if not any(field.name == "solver" for field in dataclasses.fields(solver)):
             return solver
-        return _with_field(solver, "solver", _differentiable(solver.solver))
+        return _with_field(solver, "solver", differentiable(solver.solver))
     # By default it is one of Equinox's that has reverse mode alone. "bounded" is known
     # to Runge-Kutta solvers, and "lax" to those of stochastic equations.
     kinds = {diffrax.AbstractRungeKutta: "bounded", diffrax.AbstractSRK: "lax"}
@@ -211,6 +211,6 @@ def _with_field(solver: PyTree, field: str, value: PyTree) -> PyTree:
     return changed
 
 
-def _has_unsafe_path(terms: PyTree) -> bool:
+def has_unsafe_path(terms: PyTree) -> bool:
     is_path = lambda x: isinstance(x, diffrax.UnsafeBrownianPath)
     return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))

@@ -37,6 +37,8 @@ from .._arrays import (
     refuse_split,
     refuse_symbolic,
     resolve_axes,
+    split,
+    zero_array,
 )
 from .._calls import (
     KnownAs,
@@ -53,6 +55,7 @@ from ..checkpointing import (
     Placements,
     Recursive,
     Step,
+    Undo,
     hoist,
     run_loop,
     with_inverse,
@@ -210,7 +213,7 @@ class LoopOpener:
         kept: Which of the `ys` are kept; `None` for all of them.
         words: The words for the parts of the loop in error messages.
         backward: What happens to the cotangent of the carry before each step.
-        undo: The function that undoes a step, if the schedule uses one.
+        undo: How a step is undone, if it is.
     """
 
     name: str
@@ -224,7 +227,7 @@ class LoopOpener:
     kept: slice | None = None
     words: Words = OF_A_SCAN
     backward: Backward | None = None
-    undo: Callable[..., PyTree] | None = None
+    undo: Undo | None = None
 
     def open(
         self,
@@ -256,9 +259,14 @@ class LoopOpener:
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
+        saved_paths = ()
         if self.undo is not None:
             refuse_cuts(self.name, self.backward)
-            step, consts = self._with_inverse(self.undo, step, consts, carry, inputs)
+            traced = step, consts
+            (step, consts), saved_paths = self._undone(self.undo, traced, carry, inputs)
+        own = len(carry.paths)
+        # What is saved is in the carry, behind the leaves of the user.
+        saved = list(map(zero_array, step.carry_types[own:]))
         loop = Loop(
             inputs.length,
             self.reverse,
@@ -267,48 +275,78 @@ class LoopOpener:
             # A step without outputs has no rows to keep some of. With `kept`, the loop
             # would be cut up into segments for nothing.
             kept_indices(inputs.length, self.kept) if step.y_types else None,
-            carry_paths=carry.paths,
-            starts=carry.starts(init),
+            carry_paths=(*carry.paths, *saved_paths),
+            starts=(*carry.starts(init), *[None] * len(saved)),
         )
         head = self._steps_before_reversal(loop, step)
 
         def close(carry: list[Value], ys: list[Value]) -> tuple[PyTree, PyTree]:
-            return settled.final(carry), outputs.join_stacked(ys, same)
+            return settled.final(carry[:own]), outputs.join_stacked(ys, same)
 
         def label(desc: Callable[[int, PyTree, PyTree], str]) -> Label:
             missing = [None] * len(same)
             join_y = lambda y: outputs.join(y, missing)
-            return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
+            join = lambda arrays: carry.join(arrays[:own])
+            return Label.of(desc, step.carry_types, step.y_types, join, join_y)
 
         def zeros() -> PyTree:
             return empty_log(self.name, carry.tree, self.backward, inputs.length)
 
-        arrays = carry.arrays, inputs.arrays
+        arrays = [*carry.arrays, *saved], inputs.arrays
         return OpenedLoop(step, consts, *arrays, loop, close, carry, label, zeros, head)
 
-    def _with_inverse(
+    def _undone(
         self,
-        undo: Callable[..., PyTree],
-        step: Step,
-        consts: list[Value],
+        undo: Undo,
+        traced: tuple[Step, list[Value]],
         carry: Carry,
         inputs: AlongAxes,
-    ) -> tuple[Step, list[Value]]:
-        """The step with its inverse, and the consts that the two share."""
-        after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
+    ) -> tuple[tuple[Step, list[Value]], tuple[str, ...]]:
+        """The step with its inverse, its consts, and the paths of what is saved."""
+        types, before = inputs.element_types, dataclasses.replace(carry, owner=_UNDONE)
 
-        def call(carry: PyTree, arrays: list[Value]) -> PyTree:
+        def call(
+            name: str,
+            f: Callable[..., PyTree],
+            carry: PyTree,
+            arrays: list[Value],
+            *saved: PyTree,
+        ) -> PyTree:
             _, x, key, _, _ = inputs.rest.join(arrays)
-            keywords = {} if key is None else {"key": key}
-            with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
-                return undo(carry, x, **keywords)
+            names, keywords = ["carry", "x"], {} if key is None else {"key": key}
+            names += ["saved"] * len(saved)
+            shown = step_call(carry, x, keywords)
+            shown = shown.replace("f(carry, x", f"{name}({', '.join(names)}", 1)
+            given = carry, x, *saved
+            with explained(_UNDONE, shown):
+                return undoing_call(name, f, names, given, keywords)
 
+        def save(carry: PyTree, arrays: list[Value]) -> tuple[PyTree, PyTree]:
+            return carry, undo.save and call("save", undo.save, carry, arrays)
+
+        def invert(carry: PyTree, arrays: list[Value]) -> PyTree:
+            arrays, kept = split(arrays, len(types))
+            saved = [] if undo.save is None else [saving.kept.join(kept, [])]
+            return call("inverse", undo.inverse, carry, arrays, *saved)
+
+        def known(f: Callable[..., PyTree], *more: str) -> Callable[[PyTree], KnownAs]:
+            def of(carry: PyTree) -> KnownAs:
+                one = self._known_as(step_names, f, carry, inputs)
+                return dataclasses.replace(one, names=[*one.names, *more])
+
+            return of
+
+        take = lambda out: (out[0], *_saved(out[1]))
+        saver = undo.inverse if undo.save is None else undo.save
+        saving = trace_stable(save, take, before, types, known(saver))
+        after = dataclasses.replace(before, words=_OF_AN_INVERSE)
+        types_back = [*types, *saving.step.y_types]
         inverse = trace_stable(
-            call,
+            invert,
             lambda out: (out, [], None),
             after,
-            inputs.element_types,
-            lambda carry: self._known_as(step_names, undo, carry, inputs),
+            types_back,
+            known(undo.inverse, *saving.kept.names),
         )
         if inverse.carry is not after:
             raise TypeError(
@@ -316,7 +354,9 @@ class LoopOpener:
                 f"given, which is\n{eqx.tree_pformat(carry.tree)}\nand not "
                 f"\n{eqx.tree_pformat(inverse.carry.tree)}"
             )
-        return with_inverse(step, consts, inverse.step, inverse.consts)
+        pair = lambda settled: (settled.step, settled.consts)
+        undone = with_inverse(traced, pair(saving), pair(inverse))
+        return undone, saving.kept.names
 
     def _inputs(
         self,
@@ -426,11 +466,60 @@ class LoopOpener:
         return carry, arrays, outputs
 
 
-_OF_AN_INVERSE = dataclasses.replace(
-    OF_A_SCAN,
-    f="`inverse`",
-    call=lambda *args: step_call(*args).replace("f(", "inverse(", 1),
-)
+_UNDONE = "Reversible"
+_OF_AN_INVERSE = dataclasses.replace(OF_A_SCAN, f="`inverse`")
+
+
+def undoing_call(
+    name: str,
+    f: Callable[..., PyTree],
+    names: Sequence[str],
+    given: Sequence[PyTree],
+    keywords: dict[str, PyTree],
+) -> PyTree:
+    """Calls a function that a user has given to undo steps.
+
+    Args:
+        name: Which of the arguments of `Reversible` it is.
+        f: The function.
+        names: The names of what it is given, for error messages.
+        given: The arguments.
+        keywords: The keyword arguments.
+
+    Raises:
+        TypeError: If it does not take these.
+    """
+    try:
+        inspect.signature(f).bind(*given, **keywords)
+    except TypeError as error:
+        call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
+        why = "With" if "saved" in names else "Without"
+        why = f" {why} a `save`, it is" if name == "inverse" else " It is"
+        raise TypeError(
+            f"Reversible: `{name}` does not take what it is given: {error}.{why} "
+            f"called as `{name}({call})`."
+        ) from None
+    except ValueError:
+        pass  # it has no signature that Python knows
+    return f(*given, **keywords)
+
+
+def _saved(tree: PyTree) -> tuple[list[Value], Outputs]:
+    """The arrays of what is saved, and the rest of it, in which there is nothing."""
+    arrays, outputs = Outputs.of(
+        _UNDONE, tree, eqx.if_array(0), name="saved", scalars=True
+    )
+    named = zip(paths(tree, "saved"), flatten(tree)[0], outputs.rest.taken, strict=True)
+    others = [(path, leaf) for path, leaf, taken in named if not taken]
+    found = [f"  {p}: {describe(x)}" for p, x in others if x is not None]
+    if found:
+        listing = "\n".join(found)
+        raise TypeError(
+            f"Reversible: `save` must return arrays, of which each step has a row, and "
+            f"these are none:\n{listing}\nWhat is the same for all steps can be known "
+            f"to `inverse` without being saved."
+        )
+    return arrays, outputs
 
 
 def kept_indices(length: int, kept: slice | None) -> range | None:

@@ -233,7 +233,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         opened = opener.open(self.f, init, xs, length=self.max_steps, key=key, log=log)
         name = type(self).__name__
         condition = Condition.of(name, self.cond, opened.carry, is_bounded=True)
-        holds = condition(condition.consts, opened.init)
+        holds = condition(condition.consts, opened.init[: len(opened.carry.paths)])
         parts = (self, init, xs, log)
         if not varies_with(parts, holds):
             # Devices stop at different times, so whatever the steps compute differs.
@@ -267,7 +267,7 @@ _WORDS = dataclasses.replace(OF_A_SCAN, length="max_steps")
 
 def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedLoop:
     """The loop whose carry starts with whether it goes on, and a count of its steps."""
-    step = opened.step
+    step, own = opened.step, len(opened.carry.paths)
 
     def run(
         consts: list[Value], carry: list[Value], x: list[Value]
@@ -277,7 +277,14 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
         carry, y = step(of_step, carry, x)
         # Beyond the steps that a device runs, its rows are zeros.
         y = [vary(leaf, axes_of(holds)) for leaf in y]
-        return [condition(of_condition, carry), count + 1, *carry], y
+        return [condition(of_condition, carry[:own]), count + 1, *carry], y
+
+    def run_back(
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        holds, count, *carry = carry
+        before = step.before(consts[: len(opened.consts)], carry, x)
+        return [holds, count - 1, *before], []
 
     def close(carry: list[Value], ys: list[Value]) -> tuple[PyTree, PyTree]:
         _, count, *carry = carry
@@ -286,7 +293,8 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
 
     def label(desc: Callable[[int, PyTree, PyTree], str]) -> Label:
         # A step reports by its carry, as in a while loop.
-        return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
+        join = lambda carry: opened.carry.join(carry[:own])
+        return Label.of(desc, step.carry_types, [], join, lambda y: None)
 
     consts = [*opened.consts, *condition.consts]
     count = vary(put_on_mesh(jnp.zeros((), jnp.int32)), axes_of(holds))
@@ -297,9 +305,13 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
         opened.loop, stops=True, starts=starts, carry_paths=paths
     )
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
+    types = const_types, carry_types, step.x_types
+    inverse = step.inverse and make_step(run_back, *types).jaxpr
+    saved = step.saved and (False, False, *step.saved)
+    stopping = make_step(run, *types)
     return dataclasses.replace(
         opened,
-        step=make_step(run, const_types, carry_types, step.x_types),
+        step=dataclasses.replace(stopping, inverse=inverse, saved=saved),
         consts=consts,
         init=init,
         loop=loop,

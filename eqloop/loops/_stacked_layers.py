@@ -27,6 +27,7 @@ from ..checkpointing import (
     Frontier,
     Plan,
     StoreAll,
+    Undo,
     as_loop_policy,
     frontier_of,
     left_open,
@@ -34,7 +35,13 @@ from ..checkpointing import (
 )
 from ._carry import Words
 from ._layer_edits import as_it_was, is_edited, layers_at, look_at
-from ._open_loop import LoopOpener, OpenedLoop, check_wants_key, open_abstractly
+from ._open_loop import (
+    LoopOpener,
+    OpenedLoop,
+    check_wants_key,
+    open_abstractly,
+    undoing_call,
+)
 from ._scan import (
     check_schedule,
     check_unroll,
@@ -465,14 +472,22 @@ class _Apply:
             x, state = check_returned(_NAME, x)
         return x, (state, x if self.keep else None)
 
-    def undone_by(self, inverse: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """The inverse of a layer as that of a step."""
+    def undone_by(self, undo: Undo) -> Undo:
+        """How a layer is undone, as that is done with a step."""
 
-        def undo(x: PyTree, inputs: PyTree, **keywords: PyTree) -> PyTree:
-            layer, args, state = inputs
-            return inverse(x, layer, *self._with(state, args), **keywords)
+        def as_of_step(name: str, of_layer: Callable[..., PyTree]) -> Any:
+            def of_step(
+                x: PyTree, inputs: PyTree, *saved: PyTree, **keywords: PyTree
+            ) -> PyTree:
+                layer, args, state = inputs
+                given = (x, layer, *saved, *self._with(state, args))
+                names = ["x", "layer", *["saved"] * len(saved), *["*args"] * bool(args)]
+                return undoing_call(name, of_layer, names, given, keywords)
 
-        return undo
+            return of_step
+
+        inverse = as_of_step("inverse", undo.inverse)
+        return Undo(inverse, undo.save and as_of_step("save", undo.save))
 
     def _with(self, state: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         return tuple(state if i == self.state_at else a for i, a in enumerate(args))

@@ -22,6 +22,8 @@ class StepCost:
         held: Bytes of the leaves that a slot holds: those that are read, and those that
             are needed to compute such leaves of later carries.
         held_types: The types of the leaves that a slot holds.
+        saved: Bytes of what a step saves for its inverse (`Step.saved`).
+        saved_types: The types of that.
         x: Bytes of one element of `xs`.
         ct_x: Bytes of the cotangent of `x`.
         ct_y: Bytes of the cotangents of the outputs of a step.
@@ -53,6 +55,8 @@ class StepCost:
     read: int
     held: int
     held_types: tuple[Aval, ...]
+    saved: int
+    saved_types: tuple[Aval, ...]
     x: int
     ct_x: int
     ct_y: int

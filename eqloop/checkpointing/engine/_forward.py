@@ -22,13 +22,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, Flags, axes_of, split, vary, zero_array
+from ..._arrays import Arrays, Flags, axes_of, over_examples, split, vary, zero_array
 from ..._programs import constant
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
 from ._kept_rows import scan
 from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
+
+_most = over_examples(jnp.max)
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
@@ -153,12 +155,15 @@ class Reached(NamedTuple):
         position: The position of the next step.
         carry: The carry before that step.
         ys: The outputs so far, as whole arrays.
+        saved: The rows of what the steps so far have saved; `None` if they save
+            nothing.
     """
 
     number: Index
     position: Index
     carry: list[Value]
     ys: list[Value]
+    saved: PyTree = None
 
 
 class Group(NamedTuple):
@@ -196,6 +201,9 @@ class BySegments:
         xs: The `xs` of the loop.
         needs_spare: Whether the order needs one more row than starts.
         most_groups: How many groups have loops with static trip counts, see `Group`.
+        saved_rows: How many rows there are for what steps save, see `Step.saved`.
+        save: From these rows, a carry and the row of the step before it, to the rows
+            with what that step has saved; `None` if nothing is saved.
     """
 
     step: Step
@@ -207,6 +215,8 @@ class BySegments:
     xs: Arrays
     needs_spare: bool = False
     most_groups: int = 2
+    saved_rows: int = 0
+    save: Callable[[PyTree, Arrays, Index], PyTree] | None = None
 
     def opaque(self) -> "BySegments":
         """The same for nested loops, see `opaque` in `_loop.py`."""
@@ -246,12 +256,12 @@ class BySegments:
         """Whether all loops have static trip counts."""
         return all(group.stride is not None for group in self.groups)
 
-    def start(self, init: Arrays) -> Reached:
-        """The state before the first step."""
+    def start(self, init: Arrays, rows: PyTree = None) -> Reached:
+        """The state before the first step, with rows for what steps save."""
         loop = self.loop
         ys = list(map(zero_array, loop.stacked_types(self.step.y_types)))
         number = loop.meter.here.open([*self.consts, *init, *self.xs])
-        reached = Reached(number, zero(), list(init), ys)
+        reached = Reached(number, zero(), list(init), ys, rows)
         if not loop.stops:
             return reached
         # Within `shard_map`, each device may run another number of steps. Then all that
@@ -323,7 +333,7 @@ class BySegments:
         return iterate(move, reached, left, self.loop.unroll)
 
     def _move(self, reached: Reached, stores: bool) -> Reached:
-        number, position, carry, ys = reached
+        number, position, carry, ys, saved = reached
         carry, y = self.step(self.consts, carry, self.loop.x(self.xs, position))
         steps, leaves = self.loop.stored
         (rows, ys), (new, y) = split(ys, leaves), split(y, leaves)
@@ -334,7 +344,12 @@ class BySegments:
             row = jnp.maximum(position - (self.loop.length - steps), 0)
             rows = [store(b, leaf, row) for b, leaf in zip(rows, new, strict=True)]
         ys = [*rows, *self._with(ys, y, position)]
-        return Reached(number, position + 1, carry, ys)
+        if self.save is not None:
+            # Under `vmap`, the examples that still run are at the same position, and
+            # those that have stopped before save in vain.
+            row = jnp.minimum(_most(position), self.saved_rows - 1)
+            saved = self.save(saved, carry, row)
+        return Reached(number, position + 1, carry, ys, saved)
 
     def _with(self, ys: Arrays, y: Arrays, position: Index) -> list[Value]:
         """`ys` with the outputs of the step at a position, if they are kept."""
@@ -348,8 +363,8 @@ class BySegments:
             y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
         return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
 
-    def _last_y(self, state: tuple[Value, list[Value], list[Value]]) -> list[Value]:
-        position, _, ys = state
+    def _last_y(self, state: tuple[Value, list[Value], PyTree, PyTree]) -> list[Value]:
+        position, _, ys, _ = state
         _, ys = split(ys, self.loop.stored[1])
         row, _ = self.loop.row(self.loop.index(position - 1))
         return [element(b, row) for b in ys] if self.loop.rows else []

@@ -177,11 +177,12 @@ class Layout(AbstractLayout):
 
         Returns:
             The bytes of all slots there, and of one more row: loops also write the
-            carries that are not kept, and these all go to that row.
+            carries that are not kept, and these all go to that row. And the bytes of
+            what steps save.
         """
         if not self.is_elsewhere:
             return 0
-        return (len(self.slot_order.starts) + 1) * cost.held
+        return self.slot_order.bytes_of_primal(cost)
 
     @property
     def evaluations(self) -> int:
@@ -242,10 +243,11 @@ class Layout(AbstractLayout):
             cost: What a step costs.
 
         Returns:
-            The same, with the bytes that a slot takes.
+            The same, with the bytes that a slot takes, and what a step saves.
         """
-        types = self.slots.packed_types(cost.held_types)
-        return dataclasses.replace(cost, held=nbytes(types))
+        of = lambda types: nbytes(self.slots.packed_types(types))
+        held, saved = of(cost.held_types), of(cost.saved_types)
+        return dataclasses.replace(cost, held=held, saved=saved)
 
     def stored_bytes(self, cost: StepCost) -> int:
         """The bytes on the device that slots and the residuals of blocks take.
@@ -276,7 +278,10 @@ class Layout(AbstractLayout):
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         walk = walk if order.is_flat else walk.opaque()
         cts = walk.sweep.start(ct_carry, jax.tree.leaves(stored))
-        carries = self.slots.holding(slots, walk.sweep.step.carry_types)
+        step = walk.sweep.step
+        held = (True,) * step.num_carry  # the step has no other leaves by now
+        saved = order.saved_of(step, held)
+        carries = self.slots.holding(slots, step.carry_types, tuple(saved))
         return self.slots.released(slots, order.reverse(walk, carries, cts))
 
     def duration(self, pace: Pace) -> float:

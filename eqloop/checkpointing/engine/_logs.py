@@ -116,7 +116,8 @@ def logging_step(step: Step, active: Active) -> Logging | None:
     logs = Logging(step, tuple(program.out_avals), tree)
     groups = step.const_types, step.carry_types, [*step.x_types, *logs.x_types]
     inverse = step.inverse and make_step(without_zeros, *groups).jaxpr
-    new = dataclasses.replace(make_step(with_zeros, *groups), inverse=inverse)
+    new = make_step(with_zeros, *groups)
+    new = dataclasses.replace(new, inverse=inverse, saved=step.saved)
     return dataclasses.replace(logs, step=new)
 
 

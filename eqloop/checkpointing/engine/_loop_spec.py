@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..._arrays import Flags, nbytes, pick, refuse_symbolic
 from ..._types import PyTree
@@ -17,6 +17,18 @@ from ._layout import Layout
 from ._problem import Problem, activity, needs_of_gradient
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
+
+
+class Undo(NamedTuple):
+    """How the steps of a loop are undone.
+
+    Attributes:
+        inverse: `(carry, x) -> carry`, or `(carry, x, saved) -> carry`.
+        save: `(carry, x) -> saved`; `None` if nothing is saved.
+    """
+
+    inverse: Callable[..., PyTree]
+    save: Callable[..., PyTree] | None
 
 
 class AbstractSchedule(abc.ABC):
@@ -54,8 +66,8 @@ class AbstractSchedule(abc.ABC):
 
     # What else the library asks of a schedule. One around another schedule forwards it.
     @property
-    def undo(self) -> Callable[..., PyTree] | None:
-        """The function that undoes a step, `(carry, x) -> carry`, if one is used."""
+    def undo(self) -> Undo | None:
+        """How a step is undone, if it is."""
         return None
 
     @property

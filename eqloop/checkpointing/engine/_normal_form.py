@@ -159,11 +159,12 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     # Most steps are in their normal form already, and are not traced again.
     if any(refs) or any(stays) or has_weak:
         # An inverse cannot undo what a step has written to a reference.
-        inverse = None
+        inverse, saved = None, ()
         if step.inverse is not None and not any(refs):
             inverse = make_step(run_back, *map(strong, types)).jaxpr
+            saved = step.saved and tuple(pick(step.saved, _not(stays)))
         step = make_step(run, *map(strong, types))
-        step = dataclasses.replace(step, inverse=inverse)
+        step = dataclasses.replace(step, inverse=inverse, saved=saved)
     lines = (None,) * step.num_carry
     if step.inverse is None and not keeps_carry:
         lines = lines_of(step)

@@ -315,7 +315,7 @@ class Counted(Problem[Layout]):
         return carry, ys, Stored.of(carries=carries)
 
     def stored_types(self, saves: Saves[Layout]) -> Stored:
-        return Stored.of(carries=slot_types(self.step.carry_types, saves))
+        return Stored.of(carries=slot_types(self.step, saves))
 
     def reverse(
         self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
@@ -334,16 +334,19 @@ class Counted(Problem[Layout]):
         return two_scans(back, step, self.loop, inputs, ends)
 
 
-def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:
+def slot_types(step: Step, saves: Saves[Layout]) -> list[Aval]:
     """The types of the slots of a loop that stores carries at the starts of an order.
 
     Args:
-        carry_types: The types of a carry, of as many leaves as `saves` speaks of.
+        step: The step. Its carry has as many leaves as `saves` speaks of.
         saves: What the loop stores.
     """
     slots, order = saves.layout.slots, saves.layout.slot_order
     rows = slots.rows(len(order.starts), order.needs_spare)
-    return slots.types(pick(carry_types, saves.held), rows)
+    types, saved = pick(step.carry_types, saves.held), order.saved_of(step, saves.held)
+    counts = [order.saved_rows if flag else rows for flag in saved]
+    of_each = [slots.types([t], n) for t, n in zip(types, counts, strict=True)]
+    return [aval for types in of_each for aval in types]
 
 
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
@@ -482,9 +485,10 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
     # By the chain rule: if `b(f(h)) = h`, then the jvp of `b` undoes the jvp of `f`.
     inverse = step.inverse and pruned(pushed(step.inverse, active, (active.carry,)))
+    saved = step.saved and (*step.saved, *pick(step.saved, active.carry))
     return dataclasses.replace(
         problem,
-        step=Step(pruned(jaxpr), num_consts, num_carry, inverse),
+        step=Step(pruned(jaxpr), num_consts, num_carry, inverse, saved),
         loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
         placed=(),
     )

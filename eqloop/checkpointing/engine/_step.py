@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -47,12 +47,16 @@ class Step:
         inverse: A function from `[*consts, *carry, *x]`, with the carry after the step,
             to the carry before it; `None` if there is none. It belongs to this step
             alone: the step's derivative must say what its own inverse is.
+        saved: Which leaves of the carry are there for the inverse alone: a step writes
+            to them what it saves, and reads none of them. The inverse returns them as
+            they are: those before the step are in another row. Empty if none are.
     """
 
     jaxpr: jex.ClosedJaxpr
     num_consts: int
     num_carry: int
     inverse: jex.ClosedJaxpr | None = None
+    saved: Flags = ()
 
     def __call__(
         self, consts: Arrays, carry: Arrays, x: Arrays
@@ -75,6 +79,11 @@ class Step:
         if jaxpr is self.jaxpr:
             return self
         return dataclasses.replace(self, jaxpr=jaxpr)
+
+    @property
+    def saves(self) -> Flags:
+        """For every leaf of the carry, whether it is one of those that are `saved`."""
+        return self.saved or (False,) * self.num_carry
 
     @property
     def const_types(self) -> list[Aval]:
@@ -117,33 +126,49 @@ def make_step(
     return Step(pruned(jaxpr), num_consts, num_carry)
 
 
-def with_inverse(
-    step: Step, consts: Arrays, inverse: Step, inverse_consts: Arrays
-) -> tuple[Step, list[Value]]:
+# A traced step, and the consts to run it with.
+Traced: TypeAlias = tuple[Step, list[Value]]
+
+
+def with_inverse(traced: Traced, saving: Traced, inverse: Traced) -> Traced:
     """Attaches an inverse to a step.
 
     Args:
-        step: The step.
-        consts: The consts of the step.
-        inverse: From the carry after a step and its `x` to the carry before it.
-        inverse_consts: The consts of the inverse. Some may be consts of the step, too.
+        traced: The step.
+        saving: The step whose `y` is what is saved for the inverse.
+        inverse: From the carry after a step, its `x` and what it saved, which follows
+            `x`, to the carry before it.
 
     Returns:
-        The step, and the consts that it and its inverse now share.
+        The step, whose carry has what is saved behind its own leaves, and the consts
+        that it and its inverse now share.
     """
-    # `step` and `inverse` were traced one by one, and usually close over the same
-    # parameters. Arrays have no `==` that would do, but are the same objects in both.
-    shared = list({id(const): const for const in (*consts, *inverse_consts)}.values())
+    # They were traced one by one, and usually close over the same parameters. Arrays
+    # have no `==` that would do, but are the same objects in all of them.
+    every = [const for _, consts in (traced, saving, inverse) for const in consts]
+    shared = list({id(const): const for const in every}.values())
     place = {id(const): i for i, const in enumerate(shared)}
-    types = [*map(jax.typeof, shared)], step.carry_types, step.x_types
 
-    def with_shared_consts(original: Step, own: Arrays) -> Step:
-        places = [place[id(const)] for const in own]
-        return make_step(lambda c, *io: original([c[i] for i in places], *io), *types)
+    def called(of: Traced, consts: Arrays, *inputs: Arrays) -> Any:
+        return of[0]([consts[place[id(const)]] for const in of[1]], *inputs)
 
-    jaxpr = with_shared_consts(inverse, inverse_consts).jaxpr
-    step = with_shared_consts(step, consts)
-    return dataclasses.replace(step, inverse=jaxpr), shared
+    step, saved = traced[0], saving[0].y_types
+    own = step.num_carry
+
+    def move(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+        before = carry[:own]
+        after, y = called(traced, consts, before, x)
+        return [*after, *called(saving, consts, before, x)[1]], y
+
+    def move_back(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+        after, kept = split(carry, own)
+        return [*called(inverse, consts, after, [*x, *kept])[0], *kept], ()
+
+    types = list(map(jax.typeof, shared)), [*step.carry_types, *saved], step.x_types
+    jaxpr = make_step(move_back, *types).jaxpr
+    flags = (*[False] * own, *[True] * len(saved)) if saved else ()
+    step = dataclasses.replace(make_step(move, *types), inverse=jaxpr, saved=flags)
+    return step, shared
 
 
 def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:

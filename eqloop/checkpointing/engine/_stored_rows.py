@@ -166,4 +166,4 @@ def _returning_residuals(back: Pull) -> Step:
 def _like(step: Step, move: Callable[..., tuple[list[Value], list[Value]]]) -> Step:
     """A step that has other outputs, and the inverse of another one."""
     made = make_step(move, step.const_types, step.carry_types, step.x_types)
-    return dataclasses.replace(made, inverse=step.inverse)
+    return dataclasses.replace(made, inverse=step.inverse, saved=step.saved)

@@ -8,7 +8,7 @@ loops takes long, so it is done for the first of them.
 import dataclasses
 from typing import Any, NoReturn
 
-from ..._arrays import is_inexact
+from ..._arrays import Flags, is_inexact
 from ..._device import remembered_per_device
 from ..._programs import has_rules, joined, pulled
 from ..engine._forward import Active
@@ -48,7 +48,7 @@ def _known_step(step: Step, active: Active) -> Step:
     types = tuple((*p.in_avals, *p.out_avals) for p in programs if p is not None)
     counts = step.num_consts, step.num_carry
     texts = *printed(step, active), str(step.inverse)
-    return _first_printed(_PrintedStep(texts, types, counts, step))
+    return _first_printed(_PrintedStep(texts, types, counts, step.saved, step))
 
 
 @remembered_per_device(maxsize=512)
@@ -72,6 +72,7 @@ class _PrintedStep:
     texts: tuple[str, ...]
     types: tuple[Any, ...]
     counts: tuple[int, int]
+    saved: Flags
     step: Step = dataclasses.field(compare=False)
 
 

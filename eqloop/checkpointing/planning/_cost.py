@@ -56,7 +56,11 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     whole = nbytes([*step.carry_types, *step.x_types])
     part = nbytes([*carry, *x]) / max(whole, 1)
     own = lambda size: math.ceil(part * size)
-    held_types = tuple(pick(carry, needs.held))
+    saved = [h and s for h, s in zip(needs.held, step.saves, strict=True)]
+    held_types = tuple(
+        aval for aval, h, s in zip(carry, needs.held, saved, strict=True) if h and not s
+    )
+    saved_types = tuple(pick(carry, saved))
     restricted = back if all(needs.held) else Restricted(back, known)
     sizes = dict(
         x=nbytes(x),
@@ -73,6 +77,8 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         read=nbytes(pick(carry, read)),
         held=nbytes(held_types),
         held_types=held_types,
+        saved=nbytes(saved_types),
+        saved_types=saved_types,
         ct_consts=nbytes(pick(consts, active.consts)),
         products=own(product_bytes(pull, sum(active.consts))),
         known=own(_known_bytes(back)),

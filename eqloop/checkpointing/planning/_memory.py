@@ -115,7 +115,8 @@ def loop_bytes(
     """
     known = alike(problem, active).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
-    about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
+    step = known.step
+    about = [*printed(step, active), step.inverse, step.saved, type(known), known.loop]
     about += [known.policy, known.undifferentiated, known.placed]
     about += [active, layout, maps, of_loss]
     key = key_of([*about, is_wide])

@@ -51,12 +51,19 @@ def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
 
 
 def joint_loop(
-    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims
+    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims, count_at: int = 0
 ) -> tuple[Problem, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry.
 
     Its carry starts with whether any example goes on. The carry of the examples
     follows, batched along the first axis. So are its `ys`. The `xs` stay as they are.
+
+    Args:
+        problem: The loop of an example.
+        axis_data: The axis of the batch.
+        args: The consts, the initial carry and `xs`.
+        dims: Where these are batched.
+        count_at: The place in the carry of the number of steps, which an inverse reads.
     """
     refuse_callbacks(
         problem.step.jaxpr.effects,
@@ -81,12 +88,14 @@ def joint_loop(
     # Guards are detached: an example that has stopped adds nothing to the cotangents of
     # its initial carry and of `xs`.
     guards = [detached(borrow(c)) for c in [*read, *x]]
-    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]))
+    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), count_at)
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)
-def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Problem:
+def _joint_problem(
+    problem: Problem, axis_data: BatchAxis, dims: PyTree, count_at: int
+) -> Problem:
     const_dims, xs_dims = dims
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
@@ -95,9 +104,8 @@ def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Prob
     # writes no rows.
     is_read = _not_written(problem.step)
     written = (False, *[not mark for mark in is_read])
-    masked = dataclasses.replace(
-        problem, step=with_masked_writes(problem.step, written)
-    )
+    one_way = dataclasses.replace(problem.step, inverse=None, saved=())
+    masked = dataclasses.replace(problem, step=with_masked_writes(one_way, written))
     in_front = ((*const_dims, 0), (0,) * num_carry, (0,) * len(xs_dims))
     batched, _, y_batched = batched_problem(masked, axis_data, in_front)
 
@@ -127,15 +135,34 @@ def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Prob
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], y
 
+    def joint_back(
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        any_active, *after = carry
+        x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
+        undone = batched_problem(problem, axis_data, (const_dims, *in_front[1:]))[0]
+        before = undone.step.before(consts[:num_consts], after, x)
+        # On its way back, an example has run fewer steps than those that ran longer,
+        # until they come to its last step.
+        count = after[count_at]
+        own = jnp.max(count, range(1, count.ndim))
+        ran = own == jnp.max(own)
+        pairs = zip(before[1:], after[1:], strict=True)
+        return [any_active, ran, *(where_leading(ran, *pair) for pair in pairs)], []
+
     step, one = problem.step, batched.step
     (any_type,) = jax.make_jaxpr(jnp.any)(one.carry_types[0]).out_avals
     guard_types = [*pick(one.carry_types[1:], is_read), *one.x_types]
-    joint_step = make_step(
-        joint,
+    types = (
         [*one.const_types[:-1], *guard_types],
         [any_type, *one.carry_types],
         batched_types(step.x_types, x_dims, axis_data),
     )
+    joint_step = make_step(joint, *types)
+    if step.inverse is not None:
+        inverse, saved = make_step(joint_back, *types).jaxpr, (False, *step.saved)
+        saved = saved if step.saved else ()
+        joint_step = dataclasses.replace(joint_step, inverse=inverse, saved=saved)
     meter = batched.loop.meter.moved(1)
     loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes, starts=())
     return dataclasses.replace(batched, step=joint_step, loop=loop)

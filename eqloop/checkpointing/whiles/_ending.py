@@ -91,8 +91,9 @@ class Ending(AbstractStopping[Layout]):
                 return carry, (ys, Stored.of())
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
-            segments = order.in_segments(step, loop, consts, xs)
-            carry, ys, carries = layout.slots.sweep(segments, held, init)
+            inputs = order.checked(step, loop, held, (consts, init, xs))
+            segments = order.in_segments(step, loop, inputs[0], inputs[2])
+            carry, ys, carries = layout.slots.sweep(segments, held, inputs[1])
             return carry, (ys, Stored.of([carry[self.count_at]], carries))
 
         carry, (ys, stored) = while_with_bar(forward, self.loop.meter, consts, init)
@@ -101,7 +102,7 @@ class Ending(AbstractStopping[Layout]):
     def stored_types(self, saves: Saves[Layout]) -> Stored:
         types = self.step.carry_types
         return Stored.of(
-            [types[self.count_at]], slot_types(types, _of_whole_carry(saves))
+            [types[self.count_at]], slot_types(self.step, _of_whole_carry(saves))
         )
 
     def reverse(
@@ -130,7 +131,7 @@ class Ending(AbstractStopping[Layout]):
         dims = tuple(map(tuple, dims))
         if not stops_apart(self, axis_data, dims):
             return None
-        problem, consts, init = joint_loop(self, axis_data, args, dims)
+        problem, consts, init = joint_loop(self, axis_data, args, dims, self.count_at)
         problem = dataclasses.replace(problem, count_at=self.count_at + 1)
         args = (consts, init, list(args[2]))
         # The joint carry starts with whether any example goes on, and then has whether

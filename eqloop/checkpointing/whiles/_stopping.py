@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import ClassVar, NoReturn
 
+import jax.extend.core as jex
 from jax import lax
 
 from ..._arrays import Arrays, axes_of, pick
@@ -90,9 +91,14 @@ def _unconditional(step: Step) -> Step:
     # again.
     kept = [True] * len(step.jaxpr.in_avals)
     kept[step.num_consts] = False
-    used = [False] + [True] * (len(step.jaxpr.out_avals) - 1)
-    program, _ = without_dead_code(step.jaxpr, used, kept)
-    return Step(program, step.num_consts, step.num_carry - 1)
+
+    def unconditional(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        used = [False] + [True] * (len(program.out_avals) - 1)
+        return without_dead_code(program, used, kept)[0]
+
+    inverse = step.inverse and unconditional(step.inverse)
+    program, saved = unconditional(step.jaxpr), step.saved[1:]
+    return Step(program, step.num_consts, step.num_carry - 1, inverse, saved)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,7 +180,8 @@ def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) ->
         return taking(dce(program, outs), kept)
 
     inverse = step.inverse and narrow(step.inverse)
-    return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
+    saved = step.saved and tuple(pick(step.saved, held))
+    return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse, saved)
 
 
 def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:

@@ -85,6 +85,10 @@ class FirstAndLast(AbstractSlotOrder):
         return self.last.length if self.last.stores_residuals else 0
 
     @property
+    def undone(self) -> int:
+        return self.first.undone
+
+    @property
     def side_by_side(self) -> int:
         return max(self.first.side_by_side, self.last.side_by_side)
 
@@ -131,8 +135,9 @@ class FirstAndLast(AbstractSlotOrder):
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         last = self.last.of_carries
         if last is None:
-            return self.first.slot_bytes(cost, first)
-        of_primal = (self.primal_slots + 1) * cost.held if first else 0
+            more = (self.saved_rows - self.first.saved_rows) * cost.saved * first
+            return self.first.slot_bytes(cost, first) + more
+        of_primal = self.bytes_of_primal(cost) if first else 0
         inner = self.first.slot_bytes(cost, False), last.slot_bytes(cost, False)
         return of_primal + max(inner)
 
@@ -195,4 +200,5 @@ class FirstAndLast(AbstractSlotOrder):
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         if event.position < self.first.length:
             return self.first.event_bytes(cost, event)
-        return event.slots * cost.held + event.residuals * cost.residuals
+        carries = event.slots * cost.held + self.saved_bytes(cost, event)
+        return carries + event.residuals * cost.residuals

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._arrays import Arrays, Flags, pick
+from ...._arrays import Arrays, Flags, as_array, pick, where_run
 from ...._types import Index, PyTree, Value
 from ....progress import tied
 from .._costs import StepCost
@@ -73,6 +73,10 @@ class Inverted(AbstractSlotOrder):
         return self.parts
 
     @property
+    def undone(self) -> int:
+        return self.steps
+
+    @property
     def advances(self) -> int:
         """The inverse runs once for each step, and counts as an evaluation."""
         return self.steps
@@ -93,25 +97,33 @@ class Inverted(AbstractSlotOrder):
         if not self.checks:
             return inputs
         consts, init, xs = inputs
+        # What is saved is read by the inverse, and is no result of it.
+        held = tuple(h and not s for h, s in zip(held, step.saves, strict=True))
         x = loop.x(xs, jnp.zeros((), jnp.int32))
         # Only the first step is checked. Its carry is at hand, so the check takes one
         # step and one inverse, however long the loop is.
         after, _ = step(consts, init, x)
         again = step.before(consts, after, x)
-        paths = loop.carry_paths
+        if loop.stops:
+            # It may run no step at all, and then there is nothing to undo.
+            again = [
+                jnp.where(init[0], *both) for both in zip(again, init, strict=True)
+            ]
+        paths, has_saved = loop.carry_paths, any(step.saves)
         names = pick(paths, held) if len(paths) == len(held) else None
         carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
         is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
         if not any(map(is_traced, jax.tree.leaves(carries))):
             # Outside of `jit`. An error from here is easier to read than one from a
             # callback.
-            _compare(names, *(list(map(np.asarray, carry)) for carry in carries))
+            found = (list(map(np.asarray, carry)) for carry in carries)
+            _compare(names, has_saved, *found)
             return inputs
         dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
 
         def compare(*carries: Arrays) -> Value:
             read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
-            return _compare(names, *map(read, carries))
+            return _compare(names, has_saved, *map(read, carries))
 
         # Three carries: before the step, after it, and what the inverse makes of that.
         carries = [list(map(to_words, carry)) for carry in carries]
@@ -121,7 +133,8 @@ class Inverted(AbstractSlotOrder):
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
         # The initial carry depends on the callback, which is pure and would otherwise
         # be removed, as nothing reads its result.
-        return consts, tied(checked, list(init)), xs
+        # A number that is known while tracing is tied as an array.
+        return consts, tied(checked, list(map(as_array, init))), xs
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
@@ -134,7 +147,7 @@ class Inverted(AbstractSlotOrder):
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # One more than parts: the last carry, from which the last part goes back.
-        return (self.parts + 1) * cost.held if first else 0
+        return self.bytes_of_primal(cost) if first else 0
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         return (
@@ -175,21 +188,27 @@ def _reverse_parts(
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
         part = count - 1 - i
-        stop = start + (part + 1) * size
+        begin = start + part * size
+        # A loop that may end early goes back from where it has ended. All rows behind
+        # that hold its last carry.
+        steps = size if walk.count is None else jnp.clip(walk.count - begin, 0, size)
+        own = walk.sweep.own
 
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
-            position = stop - 1 - i
+            position = begin + steps - 1 - i
             # The step is pulled at the carry that the inverse gives, which is that of
             # the primal up to rounding. No carry is read from a slot here.
-            carry = walk.previous(carry, position)
-            return carry, walk.pull(carry, position, 1, cts)
+            before = walk.previous(carries.with_saved(carry, position), position)
+            if own is not None:
+                before = where_run(position < own, before, carry)
+            return before, walk.pull(before, position, 1, cts)
 
         # The carry at the end of this part: that at the start of the next one, or the
         # last carry of the loop.
         state = (carries.read(row + part + 1), cts)
-        unroll = min(walk.unroll, size)
-        return lax.fori_loop(0, size, step_back, state, unroll=unroll)[1]
+        unroll = None if walk.count is not None else min(walk.unroll, size)
+        return lax.fori_loop(0, steps, step_back, state, unroll=unroll)[1]
 
     return lax.fori_loop(0, count, back, cts)
 
@@ -200,11 +219,12 @@ def _as_numbers(leaf: Value) -> Value:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
+def _compare(names: Sequence[str] | None, has_saved: bool, *carries: Arrays) -> Value:
     """Compares the carry before a step with what the inverse gives for it.
 
     Args:
         names: The paths of the leaves.
+        has_saved: Whether the inverse is given what the step has saved.
         carries: The carry before the step, the one after it, and that which the
             inverse gives.
 
@@ -221,10 +241,11 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
         off = _largest(np.subtract(again, before, dtype=_wide(before)))
         if off > _allowed(before.dtype, sizes[i], max(sizes)):
             name = f"leaf {i} of the carry" if names is None else names[i]
+            more = ", save(before, x)" if has_saved else ""
             raise ValueError(
                 f"Reversible: `inverse` does not undo the first step. At {name}, whose "
                 f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. "
-                f"After `carry, _ = f(before, x)`, `inverse(carry, x)` must be "
+                f"After `carry, _ = f(before, x)`, `inverse(carry, x{more})` must be "
                 f"`before`. If it differs by rounding alone, pass `check=False`."
             )
     return np.zeros((), np.int32)

@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ...._arrays import Arrays, Flags
+from ...._arrays import Arrays, Flags, pick
 from ...._calls import format_bytes
 from ...._types import PyTree
 from .._costs import StepCost
@@ -187,6 +187,10 @@ class AbstractOrder(abc.ABC):
     def stored_by_primal(self, event: Event) -> int:
         """How many of the carries are in slots of the primal during an event."""
 
+    def saved_bytes(self, cost: StepCost, event: Event) -> int:
+        """The bytes of what steps have saved that is needed during an event."""
+        return 0
+
     @abc.abstractmethod
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         """What is stored, as rows of the table that a plan prints."""
@@ -259,6 +263,21 @@ class AbstractSlotOrder(AbstractOrder):
         return True
 
     @property
+    def undone(self) -> int:
+        """How many steps, the first ones, are taken back by an inverse of the step."""
+        return 0
+
+    @property
+    def saved_rows(self) -> int:
+        """How many rows there are for what steps save for their inverse."""
+        # Every step writes to a row. There is one more for those that save in vain.
+        return self.undone + (0 < self.undone < self.length)
+
+    def saved_of(self, step: Step, held: Flags) -> list[bool]:
+        """Of the leaves that are held, those that have a row for each step."""
+        return [self.undone > 0 and flag for flag in pick(step.saves, held)]
+
+    @property
     def most_groups(self) -> int:
         """How often a forward sweep may have the step in its program (`Group`)."""
         return 2
@@ -299,7 +318,7 @@ class AbstractSlotOrder(AbstractOrder):
         """The loop in segments, which begin at the starts."""
         stop = self.length - self.steps_with_residuals
         settings = tuple(self.starts), stop, self.keeps_last
-        rest = self.needs_spare, self.most_groups
+        rest = self.needs_spare, self.most_groups, self.saved_rows
         return BySegments(step, loop, *settings, consts, xs, *rest)
 
     @property
@@ -322,6 +341,10 @@ class AbstractSlotOrder(AbstractOrder):
     @abc.abstractmethod
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         """The bytes of the slots alone, see `stored_bytes`."""
+
+    def bytes_of_primal(self, cost: StepCost) -> int:
+        """The bytes of what the primal stores: slots, and what steps save."""
+        return (self.primal_slots + 1) * cost.held + self.saved_rows * cost.saved
 
     @abc.abstractmethod
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
@@ -365,8 +388,11 @@ class AbstractSlotOrder(AbstractOrder):
         """
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
-        carries = event.slots * cost.held
+        carries = event.slots * cost.held + self.saved_bytes(cost, event)
         return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
+
+    def saved_bytes(self, cost: StepCost, event: Event) -> int:
+        return min(event.position + 1, self.undone) * cost.saved
 
     def stored_by_primal(self, event: Event) -> int:
         # Segments are reversed last to first, and then their starts are not needed.
@@ -374,6 +400,9 @@ class AbstractSlotOrder(AbstractOrder):
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = [("stored carries", f"{self.slots}, {format_bytes(cost.held)} each")]
+        if cost.saved and self.undone:
+            each = format_bytes(cost.saved)
+            rows.append(("saved of steps", f"{self.undone}, {each} each"))
         if self.block > 1:
             each = format_bytes(cost.residuals)
             rows.append(("block", f"{self.block} steps, residuals of {each} each"))

@@ -112,13 +112,15 @@ class FileSlots(AbstractSlots):
         if not arrays:
             return outputs
 
-        def closed(number: np.ndarray, *_: object) -> None:
-            self.files.close(_one(number))
+        def closed(numbers: list[np.ndarray], *_: object) -> None:
+            # What steps save is in files of its own.
+            for number in set(map(_one, numbers)):
+                self.files.close(number)
 
         # The files may be closed when all outputs of the sweep have been computed.
         # A small part of each is enough, and less to copy to the host.
         ends = list(map(_proof, jax.tree.leaves(outputs)))
-        io_callback(closed, None, arrays[0].number, *ends)
+        io_callback(closed, None, [array.number for array in arrays], *ends)
         return outputs
 
 

@@ -74,10 +74,30 @@ class HostSlots(AbstractSlots):
     def _stored(self, carry: Arrays) -> list[Value]:
         return list(map(_tiled, self.packed(carry)))
 
-    def holding(self, arrays: Arrays, carry_types: Arrays) -> Carries:
+    def holding(
+        self, arrays: Arrays, carry_types: Arrays, saved: Flags = ()
+    ) -> Carries:
         shapes = [aval.shape for aval in self.packed_types(carry_types)]
         stored = list(map(_of_all_examples, arrays, shapes))
-        return super().holding(stored, carry_types)
+        return super().holding(stored, carry_types, saved)
+
+    def filled(self, carry: Arrays, rows: int) -> Carries:
+        """New slots, whose rows all have the carry: the stacked outputs of a scan.
+
+        XLA makes these on the host, and no other array that is as large.
+        """
+        kept = [jax.device_put(leaf, _HOST) for leaf in self._stored(carry)]
+        _, arrays = lax.scan(lambda _, __: (None, kept), None, length=rows)
+        # Those of one example, or a batch like any other, which `bare` returns.
+        shapes = [jnp.shape(leaf) for leaf in self.packed(carry)]
+        arrays = [
+            _OfAllExamples(rows, (), shape)
+            for rows, shape in zip(arrays, shapes, strict=True)
+        ]
+        return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
+
+    def bare(self, arrays: Arrays) -> list[Value]:
+        return [array.rows for array in arrays]
 
     def read(self, array: Value, row: Index) -> Value:
         # First the row, then the move: so one leaf goes to the device, not all slots.
@@ -99,7 +119,7 @@ class HostSlots(AbstractSlots):
         In this way XLA makes the slots on the host, and only carries that are kept are
         sent there.
         """
-        segments = segments.opaque()
+        segments, start, division = self.started(segments.opaque(), held, init)
         (group, *others), stops, end = (
             segments.groups,
             segments.starts[1:],
@@ -113,15 +133,15 @@ class HostSlots(AbstractSlots):
 
         def run(reached: Reached, stop: Index) -> tuple[Reached, list[Value]]:
             # Packed on the device, so that a lower precision moves fewer bytes.
-            stored = self._stored(pick(reached.carry, held))
+            stored = self._stored(pick(reached.carry, division.at_starts))
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             if is_static:
                 return segments.run(reached, 0, group), kept
             return segments.run_to(reached, stop), kept
 
-        reached, slots = lax.scan(run, segments.start(init), constant([*stops, end]))
+        reached, slots = lax.scan(run, start, constant([*stops, end]))
         reached = segments.finished(reached)
-        return reached.carry, reached.ys, slots
+        return reached.carry, reached.ys, division.arrays(slots, reached.saved)
 
 
 def _tiled(leaf: Value) -> Value:

@@ -9,18 +9,19 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._arrays import Arrays, Flags, pick, stack_of, stack_type
+from ...._arrays import Arrays, Flags, pick, put, stack_of, stack_type, union
 from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
 from .._costs import Rates
-from .._forward import BySegments, Group
+from .._forward import BySegments, Group, Reached
 from .._kept_rows import scan
 from .._loop import element, part, store, zero
 
@@ -115,19 +116,46 @@ class AbstractSlots(abc.ABC):
             the order asks for it. Otherwise it is for carries that are not kept.
         """
         segments, count = segments.opaque(), len(segments.starts)
+        segments, start, division = self.started(segments, held, init)
+        at_starts = division.at_starts
 
         def body(segment: Index, group: Group, state: PyTree) -> tuple[Value, Carries]:
             reached, carries = state
             # Before the segment is run: row `i` has the carry at its start.
-            carries = carries.write(pick(reached.carry, held), segment)
+            carries = carries.write(pick(reached.carry, at_starts), segment)
             return segments.run(reached, segment, group), carries
 
-        carries = self.filled(pick(init, held), count + 1)
-        reached, carries = segments.each(body, (segments.start(init), carries))
+        carries = self.filled(pick(init, at_starts), count + 1)
+        reached, carries = segments.each(body, (start, carries))
         if segments.keeps_last:
-            carries = carries.write(pick(reached.carry, held), count)
+            carries = carries.write(pick(reached.carry, at_starts), count)
         reached = segments.finished(reached)
-        return reached.carry, reached.ys, carries.arrays
+        return reached.carry, reached.ys, division.arrays(carries.arrays, reached.saved)
+
+    def started(
+        self, segments: BySegments, held: Flags, init: Arrays
+    ) -> tuple[BySegments, Reached, "Division"]:
+        """The loop at its start, and which of the leaves are stored when.
+
+        If steps save something, the loop writes it in the form of these slots.
+
+        Args:
+            segments: The loop.
+            held: Which leaves of a carry are stored.
+            init: The initial carry.
+        """
+        division = Division.of(segments, held)
+        saved, rows = division.saved, segments.saved_rows
+        if not any(saved):
+            return segments, segments.start(init), division
+        save = lambda rows, carry, row: rows.write(pick(carry, saved), row)
+        segments = dataclasses.replace(segments, save=save)
+        start = segments.start(init, self.filled(pick(init, saved), rows))
+        return segments, start, division
+
+    def bare(self, arrays: Arrays) -> list[Value]:
+        """The arrays of `filled` slots, as `types` has them."""
+        return list(arrays)
 
     @property
     def near(self) -> "DeviceSlots":
@@ -169,9 +197,47 @@ class AbstractSlots(abc.ABC):
         arrays = [stack_of(leaf, rows) for leaf in self.packed(carry)]
         return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
 
-    def holding(self, arrays: Arrays, carry_types: Arrays) -> "Carries":
-        """The carries in slots that a forward sweep has filled."""
-        return Carries(list(arrays), self, tuple(aval.dtype for aval in carry_types))
+    def holding(
+        self, arrays: Arrays, carry_types: Arrays, saved: Flags = ()
+    ) -> "Carries":
+        """The carries in slots that a forward sweep has filled.
+
+        Args:
+            arrays: The slots.
+            carry_types: The types of the leaves that they hold.
+            saved: Which leaves have a row for each step, see `Carries`.
+        """
+        dtypes = tuple(aval.dtype for aval in carry_types)
+        return Carries(list(arrays), self, dtypes, saved=saved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Which of the leaves that are stored have which rows.
+
+    Attributes:
+        at_starts: The leaves of a carry that are stored at starts.
+        saved: Those that are stored after each step, see `Step.saved`.
+    """
+
+    at_starts: list[bool]
+    saved: list[bool]
+
+    @classmethod
+    def of(cls, segments: BySegments, held: Flags) -> Self:
+        """That of a loop, of which these leaves are held."""
+        has_rows = segments.saved_rows > 0
+        saved = [has_rows and flag for flag in segments.step.saves]
+        pairs = list(zip(held, saved, strict=True))
+        return cls([h and not s for h, s in pairs], [h and s for h, s in pairs])
+
+    def arrays(self, carries: Arrays, saved: "Carries | None") -> list[Value]:
+        """The slots of all leaves in their order, when the loop has been run."""
+        if saved is None:
+            return list(carries)
+        arrays = put([None] * len(self.saved), self.at_starts, carries)
+        arrays = put(arrays, self.saved, saved.slots.bare(saved.arrays))
+        return pick(arrays, union(self.at_starts, self.saved))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,22 +249,34 @@ class Carries:
         slots: What kind they are.
         dtypes: The dtype of each leaf of a carry, which may be stored in another one.
         first: The row that counts as the first.
+        saved: Which leaves have a row for each step instead, see `Step.saved`; none if
+            it is empty.
     """
 
     arrays: list[Value]
     slots: AbstractSlots
     dtypes: tuple[np.dtype, ...]
     first: int = 0
+    saved: Flags = ()
 
     def from_row(self, row: int) -> "Carries":
         """The same for a part of the loop, which counts rows from this one on."""
         return dataclasses.replace(self, first=self.first + row)
 
     def read(self, row: Index) -> list[Value]:
-        """The carry in a row."""
-        row = self._counted(row)
-        leaves = [self.slots.read(array, row) for array in self.arrays]
+        """The carry in a row; in place of leaves that are saved, those of some step."""
+        row, saved = self._counted(row), self.saved or (False,) * len(self.arrays)
+        rows = [0 if flag else row for flag in saved]
+        leaves = list(map(self.slots.read, self.arrays, rows))
         return self.slots.unpacked(leaves, self.dtypes)
+
+    def with_saved(self, carry: Arrays, position: Index) -> list[Value]:
+        """A carry with the leaves that the step at a position has saved."""
+        if not any(self.saved):
+            return list(carry)
+        arrays, dtypes = pick(self.arrays, self.saved), pick(self.dtypes, self.saved)
+        leaves = [self.slots.read(array, position) for array in arrays]
+        return put(carry, self.saved, self.slots.unpacked(leaves, dtypes))
 
     def read_part(self, row: Index, count: int) -> list[Value]:
         """The carries in `count` rows from one on, stacked along the first axis."""
@@ -245,7 +323,7 @@ class Carries:
 
 
 jax.tree_util.register_dataclass(
-    Carries, data_fields=["arrays"], meta_fields=["slots", "dtypes", "first"]
+    Carries, data_fields=["arrays"], meta_fields=["slots", "dtypes", "first", "saved"]
 )
 
 
@@ -328,7 +406,7 @@ class DeviceSlots(AbstractSlots):
         step, loop = segments.step, segments.loop
         is_whole = segments.stop == loop.length and not any(loop.stored)
         is_plain = segments.are_static and loop.kept is None
-        if not step.y_types or is_plain or not is_whole:
+        if not step.y_types or is_plain or not is_whole or segments.saved_rows:
             return super().sweep(segments, held, init)
         # Every step writes its carry to the next free row, and only a carry that is to
         # be kept moves on to the row after that. So the row of any other carry is

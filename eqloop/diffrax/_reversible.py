@@ -1,0 +1,380 @@
+"""`ReversibleAdjoint`: the way back through a solve computes each state from the next.
+
+The loop over the steps is a `ScanWhile` under `Reversible`, whose inverse is made here:
+the solver undoes its step, and the times between which that was are either computed, if
+all steps are of one size, or were saved by the step.
+
+What is used of Diffrax beyond what `_adjoint.py` names: the fields of the state that
+its loop carries, and the state of `ConstantStepSize`, which counts steps.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, final
+
+import diffrax
+import jax
+import jax.numpy as jnp
+
+from .._calls import as_count
+from .._types import PyTree, Value
+from ..checkpointing import Reversible, trusting
+from ..loops import ScanWhile
+from ._adjoint import SAVES_WORK, differentiable, has_unsafe_path, inner_loop
+from ._coupled import Coupled, check_coupling, why_not
+from ._on_devices import on_each_device
+
+# More steps than any solve has, for those whose number has no bound.
+_UNBOUNDED = 2**31 - 1
+
+
+@final
+class ReversibleAdjoint(diffrax.AbstractAdjoint):
+    """Differentiates the steps of a solver that are computed again from their end.
+
+    The backward pass runs the solver in reverse, exactly but for rounding. So no steps
+    are stored, however many there are: with a constant step size the memory of a
+    gradient does not grow with the solve. With an adaptive one, the times of the steps
+    are saved, two numbers for each of `max_steps`.
+
+    `diffrax.ReversibleHeun` is reversible by itself. Any other explicit solver of one
+    step is made so, by [`Coupled`][eqloop.diffrax.Coupled]: its solution is a little
+    different, and each step takes two of its own. Gradients are those of the steps that
+    were run, in every mode and under `vmap`.
+
+    Use it for long solves whose rates of change are smooth. Rounding errors grow on the
+    way back if the equation contracts, as running it in reverse then expands. Store
+    more `checkpoints`, or use
+    [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint].
+
+    Args:
+        coupling: By which factor the distance of the two copies of a solver shrinks at
+            each step, see [`Coupled`][eqloop.diffrax.Coupled]. It does not matter to
+            `diffrax.ReversibleHeun`.
+        checkpoints: How many states are stored, at the starts of equal parts of
+            `max_steps` steps. Each part is taken back from the state at its end.
+
+    Raises:
+        TypeError: If `checkpoints` is not an int.
+        ValueError: If `coupling` is not between 0 and 1, or `checkpoints` is less than
+            1. When called, if the solver cannot be reversed, as implicit ones cannot;
+            if there are events, or a dense solution is asked for; if steps adapt, or
+            there are several checkpoints, and there is no `max_steps`; if a stochastic
+            equation has a solver of Itô's kind, or an `UnsafeBrownianPath`.
+
+    Examples:
+        >>> import diffrax, jax
+        >>> import jax.numpy as jnp
+        >>> from eqloop.diffrax import ReversibleAdjoint
+        >>> def end(rate):
+        ...     term = diffrax.ODETerm(lambda t, y, args: -rate * y)
+        ...     how = term, diffrax.Tsit5(), 0.0, 1.0, 0.01, jnp.array(1.0)
+        ...     adjoint = ReversibleAdjoint()
+        ...     return diffrax.diffeqsolve(*how, adjoint=adjoint).ys[0]
+        >>> print(f"{jax.jit(jax.grad(end))(1.0):.3f}")
+        -0.368
+
+    References:
+        S. McCallum and J. Foster, *Efficient, accurate and stable gradients for neural
+        ODEs*, [arXiv:2410.11648](https://arxiv.org/abs/2410.11648); P. Kidger,
+        J. Foster, X. Li and T. Lyons, *Efficient and accurate gradients for neural
+        SDEs*, [arXiv:2105.13493](https://arxiv.org/abs/2105.13493).
+    """
+
+    coupling: float = 0.999
+    checkpoints: int = 1
+
+    def __check_init__(self) -> None:
+        check_coupling("ReversibleAdjoint", self.coupling)
+        what = "the number of states that are stored"
+        as_count("ReversibleAdjoint", "checkpoints", what, self.checkpoints)
+
+    def loop(
+        self,
+        *,
+        terms: PyTree,
+        solver: PyTree,
+        stepsize_controller: PyTree,
+        event: PyTree,
+        saveat: PyTree,
+        max_steps: int | None,
+        throw: PyTree,
+        init_state: PyTree,
+        passed_solver_state: PyTree,
+        passed_controller_state: PyTree,
+        **settings: Any,
+    ) -> PyTree:
+        """Runs the steps; it is called by Diffrax.
+
+        Args:
+            terms: The terms of the equation.
+            solver: The solver.
+            stepsize_controller: What decides on the size of steps.
+            event: What ends the solve early, which has to be nothing.
+            saveat: What is saved.
+            max_steps: The most steps that are run.
+            throw: Not used, as by other adjoints that differentiate the steps.
+            init_state: The state before the first step.
+            passed_solver_state: Whether the user has passed the state of the solver.
+            passed_controller_state: Not used.
+            **settings: The other settings of the solve.
+
+        Returns:
+            The result of the solve, as Diffrax returns it.
+        """
+        del throw, passed_controller_state
+        _refuse_irreversible(terms, solver, stepsize_controller, event, saveat)
+        is_constant = _counts_steps(stepsize_controller, init_state)
+        if max_steps is None and not (is_constant and self.checkpoints == 1):
+            raise ValueError(
+                "ReversibleAdjoint: without `max_steps` it is not known how many times "
+                "of steps, or at which of them states are to be stored. Give "
+                "`diffeqsolve` a `max_steps`."
+            )
+        if not isinstance(solver, Coupled | diffrax.ReversibleHeun):
+            if passed_solver_state:
+                raise ValueError(
+                    "ReversibleAdjoint: the state of another solver was passed to "
+                    "`diffeqsolve`. Pass `Coupled(solver)` as the solver to both "
+                    "solves, so that it is the state of that."
+                )
+            solver = Coupled(solver, self.coupling)
+            # The second copy of the solution starts where the first one does.
+            init_state = dataclasses.replace(init_state, solver_state=init_state.y)
+        settings |= dict(
+            terms=terms,
+            solver=differentiable(solver),
+            stepsize_controller=stepsize_controller,
+            event=event,
+            saveat=saveat,
+            init_state=init_state,
+        )
+        run = functools.partial(self._run, is_constant, max_steps)
+        return on_each_device(run, settings)
+
+    def _run(
+        self, is_constant: bool, max_steps: int | None, settings: dict[str, Any]
+    ) -> PyTree:
+        terms, args, saveat = (settings[name] for name in ("terms", "args", "saveat"))
+        solver, start = settings["solver"], settings["init_state"]
+        controller = settings["stepsize_controller"] if is_constant else None
+        undo = _Undo(terms, args, solver, saveat, controller, start)
+        schedule = Reversible(
+            undo,
+            save=None if is_constant else _saved,
+            checkpoints=self.checkpoints,
+            check=False,
+        )
+
+        def outer_loop(
+            cond: Callable[..., PyTree],
+            body: Callable[..., PyTree],
+            init: PyTree,
+            *,
+            max_steps: int | None,
+            buffers: PyTree,
+        ) -> PyTree:
+            init = jax.tree.map(jnp.asarray, init)
+            most = _UNBOUNDED if max_steps is None else max_steps
+            step = lambda carry, _: (body(carry), None)
+            loop = ScanWhile(cond, step, max_steps=most, schedule=schedule)
+            with trusting(SAVES_WORK):
+                return loop(init)[0]
+
+        return self._loop(
+            **settings,
+            max_steps=max_steps,
+            inner_while_loop=inner_loop,
+            outer_while_loop=outer_loop,
+        )
+
+
+def _saved(state: PyTree, _: object) -> PyTree:
+    """What a step of adaptive size saves: all of its state that is not undone."""
+    return (
+        state.tprev,
+        state.tnext,
+        state.made_jump,
+        state.controller_state,
+        state.result,
+        state.progress_meter_state,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Undo:
+    """The inverse of a step of Diffrax's loop.
+
+    Attributes:
+        terms: The terms of the equation.
+        args: The arguments of the vector field.
+        solver: The solver.
+        saveat: What is saved.
+        constant: What decides on the size of steps if that is constant; else `None`.
+        start: The state before the first step.
+    """
+
+    terms: PyTree
+    args: PyTree
+    solver: PyTree
+    saveat: PyTree
+    constant: PyTree
+    start: PyTree
+
+    def __call__(self, after: PyTree, _: object, saved: PyTree = None) -> PyTree:
+        """The state before a step, from the one after it and what the step saved."""
+        if self.constant is not None:
+            saved = self._counted_back(after)
+        tprev, tnext, made_jump, controller_state, result, meter = saved
+        # The time goes on by a step that is kept, and by no other.
+        keep = after.tprev != tprev
+        kept = functools.partial(jax.tree.map, functools.partial(jnp.where, keep))
+        known = after.y, self.args, after.solver_state
+        y, args, solver_state = known
+        if isinstance(self.solver, Coupled):
+            y, solver_state = self.solver.undo(
+                self.terms, tprev, tnext, y, args, solver_state
+            )
+        else:
+            y, solver_state = _undo_heun(
+                self.terms, tprev, tnext, y, args, solver_state
+            )
+        if self.constant is None:
+            y, solver_state = kept((y, solver_state), (after.y, after.solver_state))
+        one = keep.astype(after.num_steps.dtype)
+        before = dataclasses.replace(
+            after,
+            y=y,
+            solver_state=solver_state,
+            tprev=tprev,
+            tnext=tnext,
+            made_jump=made_jump,
+            controller_state=controller_state,
+            result=result,
+            progress_meter_state=meter,
+            num_steps=after.num_steps - 1,
+            num_accepted_steps=after.num_accepted_steps - one,
+            num_rejected_steps=after.num_rejected_steps - (1 - one),
+        )
+        is_sub = lambda x: isinstance(x, diffrax.SubSaveAt)
+        save_state = jax.tree.map(
+            functools.partial(_before_saving, before, after, keep),
+            self.saveat.subs,
+            after.save_state,
+            is_leaf=is_sub,
+        )
+        return dataclasses.replace(before, save_state=save_state)
+
+    def _counted_back(self, after: PyTree) -> PyTree:
+        """What a step of constant size started from, by the number of the step."""
+        start, number = self.start, after.num_steps - 1
+        count, *others = after.controller_state
+        # The count at a step is one more than its number. The end of the step before
+        # was asked for one step earlier.
+        asked = (count - 3, *others)
+        nothing = (None,) * 5
+        _, _, tprev, _, _, _ = self.constant.adapt_step_size(
+            after.tprev, after.tprev, *nothing, asked
+        )
+        early = jnp.where(number == 0, start.tprev, start.tnext)
+        tprev = jnp.where(number < 2, early, tprev)
+        before = (count - 1, *others)
+        # As it goes forward, the end of a step is where the next one starts.
+        unchanged = after.made_jump, before, after.result, after.progress_meter_state
+        return tprev, after.tprev, *unchanged
+
+
+def _before_saving(
+    before: PyTree, after: PyTree, keep: Value, sub: PyTree, saved: PyTree
+) -> PyTree:
+    """What was saved before a step: the rows are the same, and fewer of them count."""
+    index, of_times = saved.save_index, saved.saveat_ts_index
+    if sub.steps:
+        writes = keep & (after.num_accepted_steps % sub.steps == 0)
+        index = index - writes.astype(index.dtype)
+    if sub.ts is not None:
+        # All times up to that of a state have been saved by then, but for those at the
+        # very start, which are saved by the first step.
+        earlier = jnp.searchsorted(sub.ts, before.tprev, side="right")
+        is_first = before.num_accepted_steps == 0
+        earlier = jnp.where(is_first, 0, earlier).astype(of_times.dtype)
+        index, of_times = index - (of_times - earlier), earlier
+    return dataclasses.replace(saved, save_index=index, saveat_ts_index=of_times)
+
+
+def _undo_heun(
+    terms: PyTree, t0: Value, t1: Value, y1: PyTree, args: PyTree, state: PyTree
+) -> tuple[PyTree, PyTree]:
+    """The value and the state before a step of reversible Heun."""
+    z1, rate1 = state
+    control = terms.contr(t0, t1)
+    moved = terms.prod(rate1, control)
+    z0 = jax.tree.map(lambda y, z, by: 2 * y - z - by, y1, z1, moved)
+    rate0 = terms.vf(t0, z0, args)
+    rates = jax.tree.map(jnp.add, rate0, rate1)
+    moved = terms.prod(rates, control)
+    y0 = jax.tree.map(lambda y, by: y - 0.5 * by, y1, moved)
+    return y0, (z0, rate0)
+
+
+def _counts_steps(controller: PyTree, state: PyTree) -> bool:
+    """Whether the times of steps follow from their number."""
+    is_constant = type(controller) is diffrax.ConstantStepSize
+    # Its state, which is not documented, starts with the number of the next step.
+    known = state.controller_state
+    return is_constant and isinstance(known, tuple) and len(known) == 4
+
+
+def _refuse_irreversible(
+    terms: PyTree, solver: PyTree, controller: PyTree, event: PyTree, saveat: PyTree
+) -> None:
+    """Checks that a solve can be reversed."""
+    if event is not None:
+        raise ValueError(
+            "ReversibleAdjoint: the time of an event is found within a step, which "
+            "cannot be undone. Use `eqloop.diffrax.CheckpointedAdjoint`."
+        )
+    if saveat.dense:
+        raise ValueError(
+            "ReversibleAdjoint: `SaveAt(dense=True)` stores all steps, which this "
+            "adjoint is there to avoid. Save at times, `SaveAt(ts=...)`, or use "
+            "`eqloop.diffrax.CheckpointedAdjoint`."
+        )
+    if has_unsafe_path(terms):
+        raise ValueError(
+            "ReversibleAdjoint: `UnsafeBrownianPath` gives other numbers when a step "
+            "is run again. Use `diffrax.VirtualBrownianTree`."
+        )
+    name = type(solver).__name__
+    is_heun = isinstance(solver, diffrax.ReversibleHeun)
+    is_heun = is_heun and not isinstance(solver, diffrax.AbstractWrappedSolver)
+    if is_heun and _jumps(controller):
+        raise ValueError(
+            "ReversibleAdjoint: `ReversibleHeun` starts anew at a jump, which cannot "
+            "be undone. Use another solver, such as `diffrax.Tsit5()`."
+        )
+    if not is_heun and (why := why_not(solver)) is not None:
+        raise ValueError(
+            f"ReversibleAdjoint: {name} {why}. Use an explicit solver of one step, "
+            f"such as `diffrax.Tsit5()`, or `eqloop.diffrax.CheckpointedAdjoint`."
+        )
+    if isinstance(solver, diffrax.AbstractItoSolver) and _is_stochastic(terms):
+        raise ValueError(
+            f"ReversibleAdjoint: {name} converges to the solution in Itô's sense, "
+            f"which is another one in reversed time. Use a solver for Stratonovich's, "
+            f"such as `diffrax.Midpoint()`, or `eqloop.diffrax.CheckpointedAdjoint`."
+        )
+
+
+def _jumps(controller: PyTree) -> bool:
+    """Whether a controller, or one within it, has times at which the rates jump."""
+    clips = lambda x: isinstance(x, diffrax.ClipStepSizeController)
+    found = jax.tree.leaves(controller, is_leaf=clips)
+    clipping = list(filter(clips, found))
+    return any(c.jump_ts is not None or _jumps(c.controller) for c in clipping)
+
+
+def _is_stochastic(terms: PyTree) -> bool:
+    is_path = lambda x: isinstance(x, diffrax.AbstractBrownianPath)
+    return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))
