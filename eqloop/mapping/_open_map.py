@@ -23,8 +23,8 @@ from .._arrays import (
     is_scalar,
     numbers_with_axes,
     paths,
-    refuse_foreign_arrays,
     pick,
+    refuse_foreign_arrays,
     refuse_symbolic,
     resolve_axes,
 )
