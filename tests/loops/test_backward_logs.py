@@ -134,13 +134,13 @@ def test_a_log_is_split_as_cotangents_are(schedule):
     scan = el.Scan(lambda *a: step(W, *a), backward=twice, schedule=schedule)
 
     def log_of(h, log):
-        return jax.grad(lambda log: jnp.sum(scan(h, XS[:, :1], log=log)[0]))(log)
+        return jax.grad(lambda log: jnp.sum(scan(h, XS[:, None], log=log)[0]))(log)
 
     h = jnp.stack([H0, 2 * H0])
-    expected = log_of(h, scan.empty_log(h, XS[:, :1]))
+    expected = log_of(h, scan.empty_log(h, XS[:, None]))
     with jax.set_mesh(mesh):
         split = jax.device_put(h, P("data"))
-        log = scan.empty_log(split, XS[:, :1])
+        log = scan.empty_log(split, XS[:, None])
         found = jax.jit(log_of)(split, log)
     assert found[0].sharding.spec == P(None, "data", None)
     assert_close(found, expected)
