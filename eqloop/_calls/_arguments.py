@@ -60,8 +60,7 @@ def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
     @border
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        check_fits(fn, args, kwargs, instead)
-        given = signature.bind(*args, **kwargs).arguments
+        given = check_fits(fn, args, kwargs, instead)
         for name, expected in kinds().items():
             if name in given and not any(k.has(given[name]) for k in expected):
                 raise TypeError(
@@ -78,14 +77,17 @@ def check_fits(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     instead: str = "",
-) -> None:
+) -> dict[str, Any]:
     """Checks that a function has parameters for these arguments, and no others.
+
+    Returns:
+        The arguments by the names of the parameters.
 
     Raises:
         TypeError: If not: the parameters, and which is missing or too many.
     """
     try:
-        inspect.signature(fn).bind(*args, **kwargs)
+        return inspect.signature(fn).bind(*args, **kwargs).arguments
     except TypeError as error:
         shown = _signature_of_call(fn, args)
         raise TypeError(

@@ -9,7 +9,6 @@ from typing import Any, overload
 import equinox as eqx
 import jax
 import jax.extend.core as jex
-import numpy as np
 from jax.sharding import NamedSharding
 
 from .._arrays import Flags, automatic_shardings, flatten, partition, split
@@ -214,7 +213,7 @@ def _program(
     f: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: dict[str, Any]
 ) -> jex.ClosedJaxpr:
     """The program of a call, in which types can stand for arrays."""
-    is_typed = lambda x: isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    is_typed = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)
     arrays, rest = partition((args, kwargs), is_typed)
     call = lambda args, kwargs: f(*args, **kwargs)
     take = lambda out: (eqx.filter(out, eqx.is_array), None)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import eqloop as el
@@ -124,6 +125,39 @@ def test_each_device_has_a_log(name):
     )
     (_, one), (_, two) = (by_hand(W, h, XS) for h in hs)
     assert_close(jax.jit(run)(hs), jax.tree.map(lambda *x: jnp.stack(x), one, two))
+
+
+@pytest.mark.parametrize("schedule", [None, slow(NESTED)])
+def test_a_log_is_split_as_cotangents_are(schedule):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    twice = lambda ct: (2 * ct, (ct, jnp.sum(ct**2)))
+    scan = el.Scan(lambda *a: step(W, *a), backward=twice, schedule=schedule)
+
+    def log_of(h, log):
+        return jax.grad(lambda log: jnp.sum(scan(h, XS[:, None], log=log)[0]))(log)
+
+    h = jnp.stack([H0, 2 * H0])
+    expected = log_of(h, scan.empty_log(h, XS[:, None]))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(h, P("data"))
+        log = scan.empty_log(split, XS[:, None])
+        found = jax.jit(log_of)(split, log)
+    assert found[0].sharding.spec == P(None, "data", None)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["Scan", slow("CheckpointedScan")])
+def test_a_log_has_derivatives(name):
+    kind, settings = LOOPS[name]
+    backward = lambda ct: (2 * ct, ct)
+    scan = kind(lambda *a: step(W, *a), backward=backward, **settings)
+
+    def ours(h):
+        of_log = jax.grad(lambda log: loss_of(scan(h, XS, log=log)))
+        return jnp.sum(of_log(scan.empty_log(h, XS)) ** 2)
+
+    plain = lambda h: jnp.sum(by_hand(W, h, XS, backward)[1] ** 2)
+    assert_close(jax.jit(jax.grad(ours))(H0), jax.jit(jax.grad(plain))(H0), rtol=1e-3)
 
 
 def test_steps_that_were_not_run_log_nothing():
