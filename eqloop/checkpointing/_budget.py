@@ -193,7 +193,8 @@ class Budget(AbstractSchedule):
 
     def _found(self, problem: Problem, active: Active) -> Layout:
         if list_bytes(problem, active) > self.nbytes:
-            problem = dataclasses.replace(problem, lists_rows=False)
+            # There is no room for a list of rows, so slots hold the buffers.
+            problem = dataclasses.replace(problem, carries=0)
         times = paces(problem, active, self.measure)
         found, times = best(problem, active, self.nbytes, times)
         if self._second is not None:

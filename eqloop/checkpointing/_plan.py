@@ -30,6 +30,7 @@ from .engine._step import Step, make_step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
+from .planning._cost import as_stored, step_cost
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
 from .whiles._ending import Ending
@@ -303,7 +304,10 @@ def plan_of(
     if schedule.budgeted_bytes is not None:
         times = tried(problem, active, times, [everything, layout])
     how_long, whole = times.of(layout), times.duration(everything)
-    cost = layout.stored_cost(how_long.cost)
+    stored = as_stored(problem, active, layout)
+    differs = stored is not problem
+    cost = step_cost(stored, active) if differs else how_long.cost
+    cost = layout.stored_cost(cost)
     problem = problem.under(layout)
     device = planning_device()
     if size is None:

@@ -98,8 +98,8 @@ class Problem(abc.ABC, Generic[L]):
         placed: For planning only: how the consts, the initial carry and `xs` are split
             over devices, in the order of these, where that is known and is not in their
             types. Empty if it is of none.
-        lists_rows: For planning only: whether a list of rows may be stored in place of
-            buffers in slots, while it is not decided how many slots there are.
+        carries: For planning only: how many carries are stored on the device at once,
+            while no layout tells. What slots hold depends on it (`_row_lists.py`).
     """
 
     step: Step
@@ -109,7 +109,7 @@ class Problem(abc.ABC, Generic[L]):
     undifferentiated: Flags = ()
     chooses_policy: bool = False
     placed: Placements = ()
-    lists_rows: bool = True
+    carries: int = USUAL_CARRIES
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -296,7 +296,7 @@ class Counted(Problem[Layout]):
             undifferentiated=self.undifferentiated,
             chooses_policy=self.chooses_policy,
             placed=self.placed,
-            lists_rows=self.lists_rows,
+            carries=self.carries,
         )
 
     def forward(
@@ -465,8 +465,7 @@ def needs_of_gradient(
     step = again(settled_problem(problem, active, reverse=True))
     back = gradient_back(problem, active, wanted)
     if layout is None:
-        carries = USUAL_CARRIES if problem.lists_rows else 0
-        return needs_of(back, step, problem.loop_back, carries=carries)
+        return needs_of(back, step, problem.loop_back, carries=problem.carries)
     return needs_of(back, step, problem.loop_back, layout.block, layout.carries)
 
 

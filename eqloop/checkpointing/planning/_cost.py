@@ -1,5 +1,6 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
+import dataclasses
 import functools
 import math
 
@@ -8,6 +9,7 @@ from ..._programs import equations
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
+from ..engine._layout import Layout
 from ..engine._loop import Loop
 from ..engine._problem import (
     Problem,
@@ -97,19 +99,31 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     )
 
 
-def list_bytes(problem: Problem, active: Active) -> int:
+def list_bytes(problem: Problem, active: Active, layout: Layout | None = None) -> int:
     """Bytes of the lists of rows that are stored in place of buffers in slots.
 
-    They are stored once, whatever else the layout stores.
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layout: How it is stored and reversed, if that is decided.
     """
+    if layout is not None and layout.stores_residuals:
+        return 0
     problem = alike(problem, active)
-    needs = needs_of_gradient(problem, active, outputs_wanted(problem))
+    needs = needs_of_gradient(problem, active, outputs_wanted(problem), layout)
     forward = again(settled_problem(problem, active, reverse=True))
     known, types = (
         StoredLeaves.of(needs, forward, problem.loop_back),
         forward.carry_types,
     )
     return sum(nbytes([types[i]]) * rows.length // rows.rows for i, rows in known.lists)
+
+
+def as_stored(problem: Problem, active: Active, layout: Layout) -> Problem:
+    """The loop, with slots that hold what those of a layout do."""
+    # Nearly all loops have no lists, and share the costs of their steps.
+    differs = list_bytes(problem, active, layout) != list_bytes(problem, active)
+    return dataclasses.replace(problem, carries=layout.carries) if differs else problem
 
 
 def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:

@@ -13,7 +13,7 @@ from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
 from ._alike import alike, printed
-from ._cost import step_cost
+from ._cost import as_stored, list_bytes, step_cost
 from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
@@ -50,15 +50,19 @@ def peak_bytes(
     order, extra = layout.order, 0
     # The compiler of a TPU copies `xs` in whole, for some loops in loops and not for
     # others, so that only the loop itself tells.
-    if planning_device().platform != "tpu":
+    # And a list of rows has one for each step.
+    has_lists = list_bytes(problem, active, layout) > 0
+    if planning_device().platform != "tpu" and not has_lists:
         order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
     small = dataclasses.replace(problem, loop=loop)
     measured = loop_bytes(small, active, stand_in)
     if measured is None:
-        cost = step_cost(problem, active)
-        measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
+        cost = step_cost(as_stored(problem, active, layout), active)
+        listed = list_bytes(problem, active, layout)
+        measured = layout.stored_bytes(cost) + working_set(cost) + listed
+        extra = 0
     ends = bytes_of_ends(problem) if problem.as_run.loop.stops else 0
     alone = measured + extra + ends
     expected = with_a_little_more(alone)
@@ -89,7 +93,8 @@ def device_bytes(
     if not (layout.is_elsewhere and layout.slots.take_device_memory):
         return peak_bytes(problem, active, layout, within)
     size = peak_bytes(problem, active, layout)
-    elsewhere = layout.bytes_elsewhere(layout.stored_cost(step_cost(problem, active)))
+    cost = step_cost(as_stored(problem, active, layout), active)
+    elsewhere = layout.bytes_elsewhere(layout.stored_cost(cost))
     # A little was added to all that was measured, and so to these.
     return size - elsewhere - elsewhere // 200
 
