@@ -109,7 +109,7 @@ def both(name, *args, **settings):
 near = functools.partial(assert_close, rtol=1e-7, atol=1e-9)
 CASES = [
     ("tsit5", "adaptive", "times"),
-    ("heun", "constant", "all"),
+    slow("heun", "constant", "all"),
     slow("heun", "adaptive", "two"),
     slow("tsit5", "constant", "two"),
     slow("tsit5", "given", "steps"),
