@@ -67,6 +67,7 @@ def main():
     assert jnp.isfinite(jax.grad(lambda h: jnp.sum(loop(h)))(H)).all()
     mapped = el.ChunkedVmap(lambda x: jnp.sum(x**2), 5)(XS)
     assert agree(mapped, jnp.sum(XS**2, axis=1))
+    message = ""
     try:
         el.Scan(lambda h, x: (h[:2], None))(H, XS)
     except TypeError as error:
