@@ -12,17 +12,17 @@ the arrays back.
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
   `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
   (`_jax_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
-  draws them.
+  draws them. `_loop_options.py` has the ways to run a loop that a `Fit` decides for.
 - **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
   unknown length, and `planning/` finds the fastest plan.
 """
 
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
-from ._frontier import (
-    Frontier,
+from ._frontier import Frontier, frontier_of
+from ._loop_options import (
     LoopOption,
-    frontier_of,
+    LoopSchedule,
     is_left_open,
     options_of,
     with_schedule,
@@ -45,6 +45,7 @@ from ._schedules import (
     StoreLast,
     fitting,
     is_fitting,
+    left_open,
 )
 from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
@@ -56,6 +57,7 @@ from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._facts import key_of, measurements, recall, remember
+from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
 from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
@@ -80,6 +82,7 @@ __all__ = [
     "Loop",
     "LoopOption",
     "LoopPolicy",
+    "LoopSchedule",
     "LoopSpec",
     "Offload",
     "Online",
@@ -100,6 +103,7 @@ __all__ = [
     "as_loop_policy",
     "as_policy",
     "axes_to_draw_on",
+    "can_be_run",
     "fitting",
     "form_to_plan",
     "format_axis",
@@ -109,6 +113,7 @@ __all__ = [
     "is_fitting",
     "is_left_open",
     "key_of",
+    "left_open",
     "make_step",
     "measurements",
     "name",
@@ -121,6 +126,7 @@ __all__ = [
     "refuse_second_place",
     "remember",
     "run_loop",
+    "run_times",
     "run_while",
     "trace_step",
     "trusting",

@@ -2,21 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
-
-import jax.extend.core as jex
+from typing import TYPE_CHECKING, overload
 
 from .._calls import format_bytes
-from .._types import PyTree
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
 from ._plot import plot_frontier
 from ._policies import LoopPolicy
-from ._schedules import AbstractSchedule, Fitted, Pinned
+from ._schedules import AbstractSchedule
 from .engine._loop import Loop
-from .engine._packing import packing_of
-from .engine._primitive import PlannedLoop
-from .engine._problem import Placements, activity
+from .engine._problem import Placements
 from .engine._step import Step
 from .planning._alike import alike
 from .planning._choice import pareto
@@ -110,77 +105,6 @@ def frontier_of(
         for layout, size in found
     )
     return Frontier(_unbeaten((*plans, chosen)), chosen)
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopOption:
-    """One of the ways to run a loop, for a `Fit` to choose from.
-
-    Attributes:
-        schedule: The schedule that runs it so.
-        stored: The bytes that it stores from its forward pass to its way back.
-        peak: The bytes that its gradient takes at once, these among them.
-        nanoseconds: How long the gradient takes.
-        forward: How long the loop itself takes.
-        estimated: How long the gradient was estimated to take before it was seen.
-    """
-
-    schedule: Pinned
-    stored: int
-    peak: int
-    nanoseconds: float
-    forward: float
-    estimated: float
-
-
-def is_left_open(formula: object) -> bool:
-    """Whether a primitive is a loop whose schedule is left open."""
-    if not isinstance(formula, PlannedLoop) or formula.saves is not None:
-        return False
-    problem = formula.problem
-    return isinstance(problem.planner, Fitted) and bool(problem.loop.length)
-
-
-def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
-    """The ways to run a loop that is left open, the smallest first.
-
-    Args:
-        formula: The loop.
-        perturbed: Which of its inputs are differentiated.
-
-    Returns:
-        The ways, or `None` if the loop has no derivative.
-    """
-    assert isinstance(formula, PlannedLoop)
-    problem = formula.problem
-    if (packing := packing_of(problem)) is not None:
-        problem, perturbed = packing.of(problem), packing.perturbed(perturbed)
-    problem = problem.as_planned
-    active, y_active = activity(problem.step, perturbed)
-    if not any((*active.carry, *y_active)):
-        return None
-    known = problem if problem.chooses_policy else alike(problem, active)
-    before = paces(known, active, measure=True)
-    found, times = pareto(known, active, before)
-    forward = times.base.advance * problem.loop.length
-    return [
-        LoopOption(
-            schedule=Pinned(layout),
-            stored=times.stored_bytes(layout),
-            peak=size,
-            nanoseconds=times.duration(layout),
-            forward=forward,
-            estimated=before.duration(layout),
-        )
-        for layout, size in found
-    ]
-
-
-def with_schedule(eqn: jex.JaxprEqn, schedule: AbstractSchedule) -> jex.JaxprEqn:
-    """The equation of a loop that was left open, with a schedule."""
-    formula: Any = eqn.params["_prim"]
-    problem = dataclasses.replace(formula.problem, planner=schedule)
-    return eqn.replace(params={"_prim": formula.with_params(problem=problem)})
 
 
 def _row(plan: Plan) -> tuple[str, ...]:

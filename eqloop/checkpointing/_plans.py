@@ -38,6 +38,7 @@ from .engine._primitive import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem, activity, all_active
 from .engine._step import Step
 from .planning._memory import Maps
+from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 
 # Below a table with loops that have no schedule.
@@ -406,6 +407,7 @@ def _plan_of(
     problem: Problem, active: Active, layout: AbstractLayout, maps: Maps
 ) -> Plan | WhilePlan:
     if isinstance(layout, AbstractWhileLayout):
+        assert isinstance(problem, UntilStopped)
         return while_plan_of(problem, active, layout, maps)
     schedule = problem.planner
     assert isinstance(layout, Layout)

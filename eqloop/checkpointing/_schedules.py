@@ -64,12 +64,20 @@ def is_fitting() -> bool:
 class Fitted(AbstractSchedule):
     """The schedule of a loop in a `Fit`, which decides for all loops together.
 
-    Until it has, everything is stored.
+    Attributes:
+        otherwise: The schedule of a loop for which it does not decide.
     """
 
+    otherwise: AbstractSchedule = StoreAll()
+
     def layout(self, loop: LoopSpec) -> Layout:
-        """Everything is stored."""
-        return Layout(AllAtOnce(loop._problem.loop.length))
+        """What the other schedule decides on."""
+        return self.otherwise.layout(loop)
+
+
+def left_open(schedule: AbstractSchedule) -> AbstractSchedule:
+    """The schedule of a loop that was given none: a `Fit` around it may decide."""
+    return Fitted(schedule) if is_fitting() else schedule
 
 
 @final

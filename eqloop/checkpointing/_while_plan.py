@@ -6,10 +6,10 @@ import math
 from .._calls import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
-from .engine._problem import Counted, Problem
 from .planning._cost import step_cost
 from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
 from .planning._memory_guess import working_set
+from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 
 
@@ -78,7 +78,7 @@ class WhilePlan:
 
 
 def while_plan_of(
-    problem: Problem, active: Active, layout: AbstractWhileLayout, maps: Maps
+    problem: UntilStopped, active: Active, layout: AbstractWhileLayout, maps: Maps
 ) -> WhilePlan:
     """The plan of a while loop.
 
@@ -92,10 +92,8 @@ def while_plan_of(
     batch = math.prod(axis_data.size for axis_data, _ in maps)
     size = loop_bytes(problem, active, layout, maps)
     if size is None:
-        lead = problem.lead
-        step = problem.reversed_step(problem.step)
-        counted = Counted(step, problem.loop, problem.policy, problem.planner)
-        cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
+        of_carry = active.carry[problem.lead :]
+        cost = step_cost(problem.counted, active._replace(carry=of_carry))
         size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_ends(problem)
     return WhilePlan(with_a_little_more(size), layout)

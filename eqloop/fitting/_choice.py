@@ -66,9 +66,15 @@ class Choice:
         """The fastest option of each part."""
         return (0,) * len(self.parts)
 
-    def nanoseconds(self, chosen: Chosen) -> float:
-        """How long the function takes, there and back."""
-        return sum(part[i].nanoseconds for part, i in self._pairs(chosen))
+    def nanoseconds(self, chosen: Chosen, among: Sequence[bool] | None = None) -> float:
+        """How long the function takes, there and back, or some of its parts.
+
+        Args:
+            chosen: The options.
+            among: For each part, whether it counts; by default they all do.
+        """
+        times = [part[i].nanoseconds for part, i in self._pairs(chosen)]
+        return sum(times if among is None else itertools.compress(times, among))
 
     def stored(self, chosen: Chosen) -> list[int]:
         """The bytes that each part adds to what is stored."""

@@ -1,18 +1,25 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
 import jax.extend.core as jex
 
-from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._arrays import Flags, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
-from ..checkpointing import is_left_open, key_of, recall, remember
+from ..checkpointing import (
+    can_be_run,
+    is_left_open,
+    key_of,
+    recall,
+    remember,
+    run_times,
+)
 from ._again import Roles
 from ._choice import Choice, Chosen
 from ._options import Way, options_of_parts
@@ -20,10 +27,14 @@ from ._parts import Part, flat_program, parts_of
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# A gradient that takes this part of the budget is not worth another try.
-_ENOUGH = 0.9
 # The fastest is tried even if it is estimated to take so many times the budget.
 _HOPEFUL = 1.3
+# Another is not tried if it should save less than this part of the time.
+_WORTHWHILE = 0.05
+# To run a whole gradient is not worth it if it takes less, in nanoseconds.
+_WORTH_RUNNING = 1e6
+# An error also says what a little more memory does, if the time is this part then.
+_LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -179,23 +190,32 @@ def decided(
         chosen = choice.within(_estimate_for(most, tries))
         if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
             chosen = choice.fastest
+        if not tries and chosen is None:
+            # What is estimated may be too much. Then this tells how much.
+            chosen = choice.smallest()
         if chosen is None or any(chosen == t.chosen for t in tries):
+            break
+        fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
+        if fits and choice.nanoseconds(chosen) > (1 - _WORTHWHILE) * min(fits):
             break
         compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
         is_small = last.peak_bytes <= most
-        is_enough = not any(chosen) or last.peak_bytes >= _ENOUGH * most
-        if not last.is_compiled or (is_small and is_enough):
+        if not last.is_compiled or (is_small and not any(chosen)):
             break
     if not (fits := [t for t in tries if t.peak_bytes <= most]):
         # What an error says would do is to do, whatever was tried before.
         tries.append(least := whole.decision(choice.smallest()))
         if least.peak_bytes > most:
-            _refuse(tries, limit, most)
+            better = choice.faster(
+                least.chosen, _LITTLE_MORE * choice.peak(least.chosen)
+            )
+            _refuse(tries, whole.decision(better), limit, most)
         # Some parts may be faster where others take the most.
         chosen = choice.faster(least.chosen, choice.peak(least.chosen))
         fits = [t for t in (least, whole.decision(chosen)) if t.peak_bytes <= most]
-    return min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+    best = min(fits, key=lambda t: choice.nanoseconds(t.chosen))
+    return whole.faster_if_leaner(best, most)
 
 
 def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
@@ -233,6 +253,32 @@ class _Whole:
         size = int(known.get("bytes", self.choice.peak(chosen)))
         return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
 
+    def faster_if_leaner(self, best: Decision, most: int) -> Decision:
+        """A decision, or one that takes half the memory where that runs faster.
+
+        Times of straight code are estimated, and what XLA makes of one that stores
+        everything may be far slower than of one that runs much of it again.
+        """
+        choice, chosen = self.choice, best.chosen
+        loops = [part.is_loop for part in self.cut.parts]
+        leaner = choice.within(choice.peak(chosen) / 2)
+        is_straight = choice.nanoseconds(chosen, loops) < choice.nanoseconds(chosen) / 2
+        is_quick = choice.nanoseconds(chosen) < _WORTH_RUNNING
+        if leaner in (None, chosen) or is_quick or not is_straight:
+            return best
+        other = self.decision(leaner)
+        if other.peak_bytes > most or not can_be_run(self.cut.program):
+            return best
+        key = key_of((self._key(chosen), self._key(leaner)))
+        if (known := recall(key)) is None:
+            both = [self._gradient(decision.ways) for decision in (best, other)]
+            seen = run_times(both, self._inputs) or [(1.0, 0.0)] * 2
+            (time, scatter), (leaner_time, other_scatter) = seen
+            # Noise does not decide.
+            most_likely = leaner_time * (1 + scatter + other_scatter)
+            remember({key: (known := {"factor": most_likely / time})})
+        return other if known["factor"] < 1 - _WORTHWHILE else best
+
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
         return recall(self._key(chosen)) is not None
@@ -245,10 +291,23 @@ class _Whole:
         return key_of((self.cut.program, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
-        outs = self.cut.program.out_avals
-        wanted = list(map(is_inexact, outs))
+        return temporary_bytes(self._gradient(ways), *self._inputs)
 
-        def gradient(flat: list[Value], cts: list[Value]) -> PyTree:
+    @property
+    def _inputs(self) -> list[Aval]:
+        """The types of the inputs of the gradient: those of the function, and more."""
+        return [*self.types, *(aval.to_tangent_aval() for aval in self._wanted)]
+
+    @property
+    def _wanted(self) -> list[Aval]:
+        return [aval for aval in self.cut.program.out_avals if is_inexact(aval)]
+
+    def _gradient(self, ways: Sequence[Way]) -> Callable[..., PyTree]:
+        wanted = list(map(is_inexact, self.cut.program.out_avals))
+
+        def gradient(*inputs: Value) -> PyTree:
+            flat, cts = split(inputs, len(self.types))
+
             def moving(*moving: Value) -> PyTree:
                 outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
                 return pick(outs, wanted), outs
@@ -256,23 +315,31 @@ class _Whole:
             _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
             return outs, pull(cts)
 
-        cts = [aval.to_tangent_aval() for aval in pick(outs, wanted)]
-        return temporary_bytes(gradient, list(self.types), cts)
+        return gradient
 
 
-def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
+def _refuse(
+    tries: Sequence[Decision], better: Decision, limit: Limit, most: int
+) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
-    needed = least.peak_bytes + limit.nbytes - most
+    needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
+    times = [d.choice.nanoseconds(d.chosen) for d in (better, least)]
+    advice = ""
+    if needed < more <= _LITTLE_MORE * needed and times[0] < _MUCH_FASTER * times[1]:
+        share = f"{times[0] / times[1]:.2g}"
+        advice = (
+            f" With {more} bytes it should take {share} times as long as with that."
+        )
     inputs = ", inputs and outputs included," if limit.is_total else ""
     what = "the loop" if part.is_loop else "what begins"
     raise ValueError(
         f"Fit: the gradient of this function does not fit into "
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
-        f"{format_bytes(needed)}, which is {needed} bytes. Most is taken on the way "
-        f"back through {what} at {part.place or 'an unknown line'}: make that smaller, "
-        f"by smaller batches for example."
+        f"{format_bytes(needed)}, which is {needed} bytes.{advice} Most is taken "
+        f"on the way back through {what} at {part.place or 'an unknown line'}: make "
+        f"that smaller, by smaller batches for example."
     )
 
 

@@ -52,16 +52,19 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
     rest is computed again. Values and random numbers are those of `f`, and derivatives
     are, to rounding, in every mode of differentiation.
 
-    A loop is decided for if it would store everything without `Fit`: a
-    [`Scan`][eqloop.Scan], `SlicedScan`, `ForLoop` or
-    [`StackedLayers`][eqloop.StackedLayers] that was given no schedule. Loops with a
-    schedule keep it, and so do while loops and the loops that choose one themselves.
-    `jax.checkpoint` within `f` is respected.
+    A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
+    `SlicedScan`, `ForLoop`, [`StackedLayers`][eqloop.StackedLayers] or
+    [`ScanWhile`][eqloop.ScanWhile], or a
+    [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop] without a number of
+    `checkpoints`. Loops with a schedule keep it, and so do those that choose one
+    themselves. `jax.checkpoint` within `f` is respected.
 
-    When a gradient is taken, parts of the function are compiled to see what they take,
-    and then the whole gradient, up to three times; once more before it is refused. What
-    is found is remembered as for a [`Budget`][eqloop.Budget]. A function that is not
-    differentiated in reverse mode runs as it is.
+    When a gradient is taken, pieces of loops are compiled to see what they take, and
+    then the whole gradient, up to three times; once more before it is refused. If most
+    of the time is spent outside of loops, it is also run for a moment, beside one that
+    takes half the memory: on a CPU that can be faster. What is found is remembered as
+    for a [`Budget`][eqloop.Budget]. A function that is not differentiated in reverse
+    mode runs as it is.
 
     The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of
     the gradient. Derivatives of the gradient take more. How arrays are split over the

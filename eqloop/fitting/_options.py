@@ -13,7 +13,13 @@ from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._device import remembered_per_device
 from .._programs import aval_of, formula_of, has_io, run
 from .._types import Aval, PyTree, Value
-from ..checkpointing import LoopOption, Pinned, options_of, with_schedule, work_of
+from ..checkpointing import (
+    LoopOption,
+    LoopSchedule,
+    options_of,
+    with_schedule,
+    work_of,
+)
 from ._again import Roles, again
 from ._choice import Option
 from ._parts import Part
@@ -51,7 +57,7 @@ class Way:
     """
 
     stores: str
-    schedule: Pinned | None = None
+    schedule: LoopSchedule | None = None
     is_again: bool = False
     policy: Callable[..., bool] | None = None
 
@@ -154,22 +160,13 @@ def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
     stored = Option(option.nanoseconds, option.stored, shared, working)
     time = option.nanoseconds + option.forward
     again = Option(time, 0, shared, option.peak)
-    words = _in_words(schedule)
-    found = [(Way(words, schedule), stored)]
+    found = [(Way(option.stores, schedule), stored)]
     # Where steps are run once, a plain loop stores all of them, and XLA may merge two
     # plain loops that are the same.
-    runs_again = schedule.only.evaluations >= 2 * schedule.only.order.length - 1
-    if runs_again and not part.has_effects:
-        found.append((Way(f"nothing, then {words}", schedule, is_again=True), again))
+    if option.runs_again and not part.has_effects:
+        way = Way(f"nothing, then {option.stores}", schedule, is_again=True)
+        found.append((way, again))
     return found
-
-
-def _in_words(schedule: Pinned) -> str:
-    layout = schedule.only
-    if layout.stores_residuals:
-        return "residuals"
-    blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
-    return f"{layout.order.slots} carries{blocks}"
 
 
 # What lies between loops.

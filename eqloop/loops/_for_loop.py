@@ -9,7 +9,7 @@ import equinox as eqx
 from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
+from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, left_open, plan
 from ._carry import Words
 from ._open_loop import OpenedLoop
 from ._scan import AbstractLoop
@@ -160,7 +160,7 @@ class ForLoop(AbstractForLoop[Y]):
         def _of(f: Callable[..., NewY], /) -> "ForLoop[NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
-        return StoreAll()
+        return left_open(StoreAll())
 
 
 @final

@@ -33,7 +33,6 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
     AbstractSchedule,
-    Fitted,
     Frontier,
     Plan,
     Recursive,
@@ -42,7 +41,7 @@ from ..checkpointing import (
     as_loop_policy,
     form_to_plan,
     frontier_of,
-    is_fitting,
+    left_open,
     plan,
 )
 from ..progress import ProgressBar, as_progress, check_progress
@@ -172,7 +171,7 @@ class AbstractLoop(AbstractTransform[Function]):
     def _schedule(self) -> AbstractSchedule:
         if self.schedule is not None:
             return self.schedule
-        return schedule_by_default(self._default_schedule())
+        return self._default_schedule()
 
     def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""
@@ -275,11 +274,6 @@ def check_schedule(owner: str, schedule: object) -> None:
             f"{owner}: `schedule` must be a schedule, such as "
             f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."
         )
-
-
-def schedule_by_default(schedule: AbstractSchedule) -> AbstractSchedule:
-    """The schedule of a loop that was given none: a `Fit` around it decides instead."""
-    return Fitted() if schedule == StoreAll() and is_fitting() else schedule
 
 
 def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
@@ -505,7 +499,7 @@ class Scan(AbstractScan[Carry, Y]):
         def _of(f: Stepping[NewCarry, NewY], /) -> "Scan[NewCarry, NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
-        return StoreAll()
+        return left_open(StoreAll())
 
     def _kept(self) -> None:
         return None

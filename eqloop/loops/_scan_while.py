@@ -12,7 +12,14 @@ from .._arrays import axes_of, describe, put_on_mesh, split, vary
 from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
+from ..checkpointing import (
+    AbstractSchedule,
+    Plan,
+    Recursive,
+    left_open,
+    make_step,
+    plan,
+)
 from ..progress import Label
 from ._backward import Backward
 from ._carry import OF_A_SCAN
@@ -181,7 +188,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         return _stopping(opened, condition, holds)
 
     def _default_schedule(self) -> AbstractSchedule:
-        return Recursive()
+        return left_open(Recursive())
 
     def __check_init__(self) -> None:
         if not callable(self.cond):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, SupportsIndex, final
 
 from .._calls import Carry, NewCarry, NewY, Y, int_of, setting
-from ..checkpointing import AbstractSchedule, StoreAll
+from ..checkpointing import AbstractSchedule, StoreAll, left_open
 from ._scan import AbstractScan, Stepping
 
 
@@ -76,7 +76,7 @@ class SlicedScan(AbstractScan[Carry, Y]):
         def _of(f: Stepping[NewCarry, NewY], /) -> "SlicedScan[NewCarry, NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
-        return StoreAll()
+        return left_open(StoreAll())
 
     def _kept(self) -> slice:
         return slice(self.start, self.stop, self.step)

@@ -27,6 +27,7 @@ from ..checkpointing import (
     StoreAll,
     as_loop_policy,
     frontier_of,
+    left_open,
     plan,
 )
 from ._carry import Words
@@ -37,7 +38,6 @@ from ._scan import (
     check_unroll,
     checks_no_values,
     planned_by,
-    schedule_by_default,
 )
 from ._stack import (
     Depth,
@@ -405,7 +405,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return planned_by(_NAME, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
-        return self.schedule or schedule_by_default(StoreAll())
+        return self.schedule or left_open(StoreAll())
 
     def _open(
         self,

@@ -35,6 +35,7 @@ from ..checkpointing import (
     Online,
     Recursive,
     Step,
+    is_fitting,
     make_step,
     run_while,
     trace_step,
@@ -241,7 +242,8 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
             checkpoints = _DEFAULT_CHECKPOINTS
             if self.max_steps is not None:
                 checkpoints = _slots_for(self.max_steps)
-        return Online(max_steps, max(min(checkpoints, max_steps), 1))
+        is_open = self.checkpoints is None and is_fitting()
+        return Online(max_steps, max(min(checkpoints, max_steps), 1), is_open=is_open)
 
     def __check_init__(self) -> None:
         owner = "CheckpointedWhileLoop"

@@ -281,7 +281,8 @@ class Rewriting:
 
 def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program each of whose loops is one that a `Fit` decides for."""
-    new, _ = Rewriting(Fitted(), None, Online(UNLIMITED, 64), None, None)(program)
+    whiles = Online(UNLIMITED, 64, is_open=True)
+    new, _ = Rewriting(Fitted(), None, whiles, None, None)(program)
     return new
 
 

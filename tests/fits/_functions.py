@@ -1,13 +1,14 @@
 """Eight functions as people write them. Nothing in `eqloop.fitting` knows of them.
 
 Each is made at a scale: 1 takes about 20 to 60 MB on a CPU and well below a second, and
-that of a test less. Each also says what its parts are, for `jax.checkpoint` around
-each of them: `around` is applied to a part where it is called.
+that of a test less. Each also says what its parts and its loops are, so that a person
+can divide the memory among them: see `Division`.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +17,32 @@ import jax.numpy as jnp
 
 import eqloop as el
 
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+class Division:
+    """How a person divides the memory of a function among its parts.
+
+    Made anew for each time that a function is traced: it is called for one part after
+    the other.
+
+    Args:
+        parts: Whether there is a `jax.checkpoint` around each part; none by default.
+        schedules: The schedule of each loop, or `None` for that which it has anyway.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[bool] = (),
+        schedules: Iterable[el.AbstractSchedule | None] = (),
+    ):
+        self._parts, self._schedules = iter(parts), iter(schedules)
+
+    def __call__(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        """A part, with what is put around it."""
+        return jax.checkpoint(part) if next(self._parts, False) else part
+
+    def schedule(self) -> el.AbstractSchedule | None:
+        """That of the next loop."""
+        return next(self._schedules, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,21 +51,25 @@ class Function:
 
     Attributes:
         name: What it is.
-        loss: The loss: of what is put around each part, and then of arrays.
+        loss: The loss: of a division, and then of arrays.
         args: The arrays; it is differentiated by the first.
+        parts: How many parts it has.
+        loops: The lengths of its loops that may be given a schedule.
     """
 
     name: str
     loss: Callable[..., jax.Array]
     args: tuple[Any, ...]
+    parts: int
+    loops: tuple[int, ...] = ()
 
     def plain(self, *args: Any) -> jax.Array:
         """The loss with nothing around its parts."""
-        return self.loss(lambda part: part, *args)
+        return self.loss(Division(), *args)
 
     def by_parts(self, *args: Any) -> jax.Array:
         """The loss with `jax.checkpoint` around each part."""
-        return self.loss(jax.checkpoint, *args)
+        return self.loss(Division(itertools.repeat(True)), *args)
 
 
 class _Weights:
@@ -101,6 +131,10 @@ def _blocks(w: _Weights, layers: int, d: int, crosses: bool = False) -> Any:
     return p | ({"other": attention()} if crosses else {})
 
 
+def _stack(around: Division, layers: Block) -> el.StackedLayers:
+    return el.StackedLayers(layers, schedule=around.schedule())
+
+
 def _entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     picked = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
@@ -112,13 +146,13 @@ def transformer(scale: float) -> Function:
     p = {"embed": w(words, d), "layers": _blocks(w, 6, d), "head": w(d, words)}
     tokens = jnp.arange(2 * length).reshape(2, length) * 7919 % words
 
-    def loss(around: Around, p: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(around: Division, p: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
         x = p["embed"][tokens]
-        stack = around(lambda q, x: el.StackedLayers(Block(q))((x, key))[0])
+        stack = around(lambda q, x: _stack(around, Block(q))((x, key))[0])
         head = around(lambda q, x: _entropy(_norm(x) @ q, jnp.roll(tokens, -1, 1)))
         return head(p["head"], stack(p["layers"], x))
 
-    return Function("transformer", loss, (p, tokens, jax.random.key(1)))
+    return Function("transformer", loss, (p, tokens, jax.random.key(1)), 2, (6,))
 
 
 def encoder_decoder(scale: float) -> Function:
@@ -131,17 +165,19 @@ def encoder_decoder(scale: float) -> Function:
     }
     tokens = jnp.arange(2 * length).reshape(2, length) * 7919 % words
 
-    def loss(around: Around, p: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(around: Division, p: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
         x = p["embed"][tokens]
         encode = around(
-            lambda q, x: el.StackedLayers(Block(q, is_causal=False))((x, key))[0]
+            lambda q, x: _stack(around, Block(q, is_causal=False))((x, key))[0]
         )
-        decode = around(lambda q, x, m: el.StackedLayers(Block(q))((x, key, m))[0])
+        decode = around(lambda q, x, m: _stack(around, Block(q))((x, key, m))[0])
         head = around(lambda q, x: _entropy(_norm(x) @ q.T, jnp.roll(tokens, -1, 1)))
         memory = encode(p["encoder"], x)
         return head(p["embed"], decode(p["decoder"], x, memory))
 
-    return Function("encoder and decoder", loss, (p, tokens, jax.random.key(1)))
+    return Function(
+        "encoder and decoder", loss, (p, tokens, jax.random.key(1)), 3, (6, 6)
+    )
 
 
 def recurrent(scale: float) -> Function:
@@ -157,19 +193,23 @@ def recurrent(scale: float) -> Function:
         h = z * h + (1 - z) * new
         return h, h
 
-    def over_time(q: Any, xs: jax.Array) -> jax.Array:
+    def over_time(q: Any, xs: jax.Array, schedule: Any) -> jax.Array:
         step = lambda h, x: cell(q, h, x)
-        return el.Scan(step)(jnp.zeros((batch, d)), xs)[1]
+        scan = el.Scan(step, schedule=schedule)
+        return scan(jnp.zeros((batch, d)), xs)[1]
 
     def read(q: Any, xs: jax.Array) -> jax.Array:
         return jnp.mean((jax.nn.gelu(xs @ q[0]) @ q[1] - 1) ** 2)
 
-    def loss(around: Around, p: Any, xs: jax.Array) -> jax.Array:
+    def loss(around: Division, p: Any, xs: jax.Array) -> jax.Array:
         for q in p["layers"]:
-            xs = around(over_time)(q, xs)
+            over = functools.partial(over_time, schedule=around.schedule())
+            xs = around(over)(q, xs)
         return around(read)(p["readout"], xs)
 
-    return Function("recurrent layers", loss, (p, w(length, batch, d)))
+    return Function(
+        "recurrent layers", loss, (p, w(length, batch, d)), 4, 3 * (length,)
+    )
 
 
 def neural_ode(scale: float) -> Function:
@@ -184,7 +224,7 @@ def neural_ode(scale: float) -> Function:
         "decoder": [w(d, 2 * d), w(2 * d, 2 * d), w(2 * d, 16)],
     }
 
-    def path(q: Any, start: jax.Array) -> jax.Array:
+    def path(q: Any, start: jax.Array, schedule: Any) -> jax.Array:
         field = lambda t, y, _: jnp.tanh(jnp.tanh(y @ q[0]) @ q[1])
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
@@ -194,7 +234,7 @@ def neural_ode(scale: float) -> Function:
             0.04,
             start,
             saveat=diffrax.SaveAt(ts=jnp.linspace(0.0, 4.0, times)),
-            adjoint=eqloop.diffrax.CheckpointedAdjoint(),
+            adjoint=eqloop.diffrax.CheckpointedAdjoint(schedule=schedule),
             max_steps=128,
         )
         return solution.ys
@@ -203,10 +243,11 @@ def neural_ode(scale: float) -> Function:
         hidden = jax.nn.gelu(jax.nn.gelu(ys @ q[0]) @ q[1])
         return jnp.mean((hidden @ q[2] - 1) ** 2)
 
-    def loss(around: Around, p: Any, start: jax.Array) -> jax.Array:
-        return around(decode)(p["decoder"], around(path)(p["field"], start))
+    def loss(around: Division, p: Any, start: jax.Array) -> jax.Array:
+        run = functools.partial(path, schedule=around.schedule())
+        return around(decode)(p["decoder"], around(run)(p["field"], start))
 
-    return Function("neural ODE", loss, (p, w(batch, d)))
+    return Function("neural ODE", loss, (p, w(batch, d)), 2, (128,))
 
 
 def rollout(scale: float) -> Function:
@@ -220,7 +261,7 @@ def rollout(scale: float) -> Function:
     def network(q: Any, x: jax.Array) -> jax.Array:
         return jnp.tanh(jnp.tanh(x @ q[0]) @ q[1]) @ q[2]
 
-    def act(q: Any, start: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def act(q: Any, start: jax.Array, key: jax.Array, schedule: Any) -> Any:
         def step(state: Any, key: jax.Array) -> Any:
             place, speed = state
             noise = jax.random.normal(key, place.shape)
@@ -231,18 +272,20 @@ def rollout(scale: float) -> Function:
             return (place, speed), (place, reward)
 
         keys = jax.random.split(key, length)
-        return el.Scan(step)((start, jnp.zeros_like(start)), keys)[1]
+        scan = el.Scan(step, schedule=schedule)
+        return scan((start, jnp.zeros_like(start)), keys)[1]
 
     def judge(q: Any, places: jax.Array, rewards: jax.Array) -> jax.Array:
         values = network(q, places)[..., 0]
         ahead = rewards[:-1] + 0.99 * values[1:]
         return jnp.mean((values[:-1] - ahead) ** 2) - jnp.mean(rewards)
 
-    def loss(around: Around, p: Any, start: jax.Array, key: jax.Array) -> jax.Array:
-        places, rewards = around(act)(p["policy"], start, key)
+    def loss(around: Division, p: Any, start: jax.Array, key: jax.Array) -> jax.Array:
+        run = functools.partial(act, schedule=around.schedule())
+        places, rewards = around(run)(p["policy"], start, key)
         return around(judge)(p["value"], places, rewards)
 
-    return Function("rollout", loss, (p, w(batch, d), jax.random.key(1)))
+    return Function("rollout", loss, (p, w(batch, d), jax.random.key(1)), 2, (length,))
 
 
 def u_net(scale: float) -> Function:
@@ -276,7 +319,7 @@ def u_net(scale: float) -> Function:
     def twice(x: jax.Array) -> jax.Array:
         return jnp.repeat(jnp.repeat(x, 2, 1), 2, 2)
 
-    def loss(around: Around, p: Any, images: jax.Array) -> jax.Array:
+    def loss(around: Division, p: Any, images: jax.Array) -> jax.Array:
         x, levels = convolve(images, p["in"]), []
         for i, q in enumerate(p["down"]):
             x = around(double)(q, x)
@@ -288,7 +331,7 @@ def u_net(scale: float) -> Function:
             x = around(double)(p["up"][i], jnp.concatenate([x, levels[i]], -1))
         return jnp.mean((convolve(x, p["out"]) - jnp.mean(images)) ** 2)
 
-    return Function("U-Net", loss, (p, w(8, size, size, 3)))
+    return Function("U-Net", loss, (p, w(8, size, size, 3)), 5)
 
 
 def simulation(scale: float) -> Function:
@@ -296,7 +339,7 @@ def simulation(scale: float) -> Function:
     w, d, batch, length = _Weights(6), 64, 32, int(150 * scale)
     p = {"world": w(d, d), "readout": [w(d, d), w(d, 1)]}
 
-    def simulate(q: jax.Array, start: jax.Array) -> jax.Array:
+    def simulate(q: jax.Array, start: jax.Array, schedule: Any) -> jax.Array:
         def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
             force = lambda y: jnp.tanh(y @ q)
 
@@ -313,15 +356,16 @@ def simulation(scale: float) -> Function:
             _, y = loop((0, x))
             return y, y
 
-        return el.Scan(step)(start, None, length=length)[1]
+        return el.Scan(step, schedule=schedule)(start, None, length=length)[1]
 
     def read(q: Any, ys: jax.Array) -> jax.Array:
         return jnp.mean((jax.nn.gelu(ys @ q[0]) @ q[1] - 1) ** 2)
 
-    def loss(around: Around, p: Any, start: jax.Array) -> jax.Array:
-        return around(read)(p["readout"], around(simulate)(p["world"], start))
+    def loss(around: Division, p: Any, start: jax.Array) -> jax.Array:
+        run = functools.partial(simulate, schedule=around.schedule())
+        return around(read)(p["readout"], around(run)(p["world"], start))
 
-    return Function("simulation", loss, (p, w(batch, d)))
+    return Function("simulation", loss, (p, w(batch, d)), 2, (length,))
 
 
 def mixer(scale: float) -> Function:
@@ -341,14 +385,16 @@ def mixer(scale: float) -> Function:
         x = x + across
         return x + two(q["channels"], _norm(x))
 
-    def loss(around: Around, p: Any, images: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(around: Division, p: Any, images: jax.Array, key: jax.Array) -> jax.Array:
         x = images @ p["embed"]
         for i, q in enumerate(p["layers"]):
             x = _dropout(jax.random.fold_in(key, i), around(mix)(q, x))
         logits = jnp.mean(_norm(x), 1) @ p["head"]
         return _entropy(logits, jnp.arange(batch) % 10)
 
-    return Function("MLP-Mixer", loss, (p, w(batch, patches, 48), jax.random.key(1)))
+    return Function(
+        "MLP-Mixer", loss, (p, w(batch, patches, 48), jax.random.key(1)), layers
+    )
 
 
 _MADE = {

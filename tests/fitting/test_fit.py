@@ -68,6 +68,22 @@ def test_the_least_that_an_error_names_is_enough():
     assert temp_bytes(gradient(fit), W, X) <= least
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.99, 2.0])
+def test_a_leaner_gradient_is_taken_if_it_runs_faster(factor: float, monkeypatch: Any):
+    monkeypatch.setattr("eqloop.fitting._decision._WORTH_RUNNING", 0.0)
+    seen = [(1.0, 0.0), (factor, 0.0)]
+    monkeypatch.setattr("eqloop.fitting._decision.run_times", lambda *_: seen)
+
+    def f(w: jax.Array, x: jax.Array) -> jax.Array:
+        for k in range(8):
+            x = jnp.tanh(jnp.sin(x @ w) * factor + k)
+        return jnp.sum(x)
+
+    plan = el.Fit(f, "1MiB").plan(W, X)
+    is_leaner = {part.stores for part in plan.parts} != {"everything"}
+    assert is_leaner == (factor == 0.5)
+
+
 def test_a_gradient_in_some_of_the_inputs():
     fit = el.Fit(layers, TIGHT)
     assert_close(jax.jit(jax.grad(fit))(W, X), jax.grad(layers)(W, X), 1e-3, 1e-4)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import Piece
+from ..engine._pace import SIDE_BY_SIDE, Piece
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
@@ -203,7 +203,7 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
 
 
 def pareto(
-    problem: Problem, active: Active, times: Paces, hopeful: int = 0
+    problem: Problem, active: Active, times: Paces, hopeful: int
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
@@ -241,6 +241,30 @@ def pareto(
     larger = [layout for layout in chosen if guess(layout) > floor]
     found = [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]
     return found, times
+
+
+def simple_pareto(
+    problem: Problem, active: Active, times: Paces
+) -> tuple[list[tuple[Layout, int]], Paces]:
+    """The same of simple layouts, and roughly: what the whole takes is compiled later.
+
+    The pieces of those that promise the most are tried once, and bytes are told from
+    what these take. Programs of simple layouts are compiled quickly.
+    """
+    every = [one for one in _by_duration(problem, times) if _is_simple(one[1], times)]
+    promising = _beaten_by_none((layout for _, layout in every), Guess(times))
+    everything = Layout(AllAtOnce(problem.loop.length))
+    times = tried(problem, active, times, [everything, *promising])
+    timed = ((times.duration(one), one) for _, one in every if not times.unknown(one))
+    known = [one for _, one in sorted(timed, key=lambda item: item[0])]
+    guess = Guess(times)
+    chosen = _beaten_by_none(known, guess)
+    return [(layout, guess(layout)) for layout in reversed(chosen)], times
+
+
+def _is_simple(layout: Layout, times: Paces) -> bool:
+    pieces = times.pieces(layout)
+    return SIDE_BY_SIDE not in pieces and not any(piece.is_known for piece in pieces)
 
 
 def _beaten_by_none(

@@ -2,7 +2,7 @@
 
 Each is compiled once for the device. Where that is here and has room, they are run for
 a moment, on numbers that are made up; otherwise their time is told from the compiled
-programs (`_roofline.py`).
+programs (`_roofline.py`). Whole functions are run in the same way.
 """
 
 import concurrent.futures
@@ -47,6 +47,8 @@ _FEWEST_TURNS, _MOST_TURNS = 3, 30
 _IDLE = 0.9
 # More memory is not taken for runs, which begin when a user's arrays are there.
 _MOST_BYTES = 2**27
+# A whole function is run because its user is about to run it.
+_MOST_BYTES_OF_WHOLE = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +149,10 @@ def _tried(
         with jax.debug_nans(False), jax.debug_infs(False):
             compiled = _compiled_side_by_side(programs)
             sizes = [one.memory_analysis().temp_size_in_bytes for one in compiled]
-            runs = runs and _has_room(programs, compiled)
+            types = [jax.tree.leaves(one.function[1]) for one in programs]
+            runs = runs and _has_room(compiled, types, _MOST_BYTES)
             if runs:
-                # What a callback is given, and the arrays that are made here, would be
-                # a part of the program that is being traced.
-                on_device = jax.default_device(planning_device().own)
-                with jax.ensure_compile_time_eval(), on_device:
-                    times = _best_times(programs, compiled)
+                times = _best_times(compiled, types)
             else:
                 # A loop that computes nothing starts no kernel, and takes no time.
                 told = (roofline(one.as_text(), rates()) for one in compiled)
@@ -228,35 +227,79 @@ def _compiled_side_by_side(
         return list(pool.map(_compiled, lowered))
 
 
-def _has_room(programs: Sequence[_ShortLoop], compiled: Sequence[Any]) -> bool:
+def run_times(
+    gradients: Sequence[Callable[..., PyTree]], types: Sequence[Aval]
+) -> list[tuple[float, float]] | None:
+    """How long whole functions take, run in turn for a moment.
+
+    Args:
+        gradients: The functions, of the same arrays.
+        types: The types of these.
+
+    Returns:
+        For each its time in nanoseconds, and by what part of it two halves of the runs
+        differ; or `None` if they cannot be run now: in one of several processes, on a
+        device that is not here, or where there is no room.
+    """
+    device = planning_device()
+    if not device.is_here or jax.process_count() > 1:
+        return None
+    try:
+        with jax.debug_nans(False), jax.debug_infs(False):
+            compiled = [device.lower(run, *types).compile() for run in gradients]
+            of_each = [types] * len(compiled)
+            if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
+                return None
+            return _best_times(compiled, of_each)
+    except Exception:
+        return None
+
+
+def can_be_run(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program ends on any numbers, without side effects and on one device."""
+    is_split = any(map(explicit_sharding, program.in_avals))
+    is_harmless = not program.effects and not is_split
+    return is_harmless and all(map(_ends_anyway, equations(program)))
+
+
+def _has_room(
+    compiled: Sequence[Any], types: Sequence[Sequence[Aval]], most: int
+) -> bool:
     """Whether the device has room to run these programs in turn, and is one."""
     shardings: list[Any] = jax.tree.leaves([one.input_shardings for one in compiled])
     if any(len(sharding.device_set) > 1 for sharding in shardings):
         return False
-    kinds = dict.fromkeys(
-        aval for one in programs for aval in jax.tree.leaves(one.function[1])
-    )
+    kinds = dict.fromkeys(aval for of_one in types for aval in of_one)
     memory = [one.memory_analysis() for one in compiled]
     own = max(m.temp_size_in_bytes + m.output_size_in_bytes for m in memory)
     stats = planning_device().own.memory_stats() or {}
-    free = stats.get("bytes_limit", _MOST_BYTES) - stats.get("bytes_in_use", 0)
-    return nbytes(list(kinds)) + own <= min(free, _MOST_BYTES)
+    free = stats.get("bytes_limit", most) - stats.get("bytes_in_use", 0)
+    return nbytes(list(kinds)) + own <= min(free, most)
 
 
 def _best_times(
-    programs: Sequence[_ShortLoop], compiled: Sequence[Any]
+    compiled: Sequence[Any], types: Sequence[Sequence[Aval]]
 ) -> list[tuple[float, float]]:
     """The time of each, and by what part of it two halves of the runs differ.
 
     They are run in turn, so that what disturbs the machine disturbs all of them alike.
     """
-    # Arguments that are alike are made once.
-    made = functools.cache(_made_up)
-    arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
+    # What a callback is given, and the arrays that are made here, would be a part of
+    # the program that is being traced.
+    on_device = jax.default_device(planning_device().own)
+    with jax.ensure_compile_time_eval(), on_device:
+        # Arguments that are alike are made once.
+        made = functools.cache(_made_up)
+        return _timed(compiled, [list(map(made, of_one)) for of_one in types])
+
+
+def _timed(
+    compiled: Sequence[Any], arguments: Sequence[Sequence[Value]]
+) -> list[tuple[float, float]]:
     # The first time, memory is touched that was never used before.
     for run, args in zip(compiled, arguments, strict=True):
         jax.block_until_ready(run(*args))
-    turns: list[list[_Turn]] = [[] for _ in programs]
+    turns: list[list[_Turn]] = [[] for _ in compiled]
     start = time.perf_counter()
     for turn in range(1, 1 + _MOST_TURNS):
         for run, args, taken in zip(compiled, arguments, turns, strict=True):
@@ -322,14 +365,8 @@ def _made_up(aval: Aval) -> Value:
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
-    """Whether the step ends on any numbers, has no side effects, and is on one device.
-
-    What is split over several devices need not fit on one of them.
-    """
-    jaxpr = problem.step.jaxpr
-    is_split = bool(problem.placed) or any(map(explicit_sharding, jaxpr.in_avals))
-    is_harmless = not jaxpr.effects and not is_split
-    return is_harmless and all(map(_ends_anyway, equations(jaxpr)))
+    # What is split over several devices need not fit on one of them.
+    return not problem.placed and can_be_run(problem.step.jaxpr)
 
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:

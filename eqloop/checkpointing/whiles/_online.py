@@ -45,12 +45,14 @@ class Online(AbstractWhileLayout):
         runs_first_alone: Whether the first step is run, and reversed, by itself, since
             more is known of the others. Its carry is in no slot, but read among the
             inputs.
+        is_open: Whether a `Fit` may choose another number of checkpoints.
     """
 
     max_steps: int
     checkpoints: int
     strides: tuple[int, ...] | None = None
     runs_first_alone: bool = False
+    is_open: bool = False
 
     def for_needs(self, step: Step, needs: Needs) -> "Online":
         strides, (first, later) = strides_of(step, needs), steps_to_run(step)

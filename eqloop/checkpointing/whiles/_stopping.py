@@ -18,7 +18,7 @@ from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
 from ..engine._primitive import PlannedLoop
-from ..engine._problem import L, Problem
+from ..engine._problem import Counted, L, Problem
 from ..engine._step import Step
 from ..engine._sweep import Cotangents
 from ..engine._walk import Walk
@@ -103,6 +103,15 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
     """
 
     has_xs = False
+
+    @property
+    def counted(self) -> Counted:
+        """The loop of the same step that runs all steps: to tell what a step costs."""
+        lead, loop = self.lead, self.loop
+        paths, starts = loop.carry_paths[lead:], loop.starts[lead:]
+        loop = dataclasses.replace(loop, carry_paths=paths, starts=starts)
+        step: Step = self.reversed_step(self.step)
+        return Counted(step, loop, self.policy, self.planner)
 
     def forward(
         self, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree

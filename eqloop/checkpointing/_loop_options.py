@@ -1,0 +1,158 @@
+"""The ways to run one loop of a function, among which a `Fit` chooses.
+
+A loop that is left open is one that was given no schedule.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+
+from .._programs import Formula
+from .._types import PyTree
+from ._schedules import Fitted, Pinned
+from .engine._forward import Active
+from .engine._pace import Pace
+from .engine._packing import packing_of
+from .engine._primitive import PlannedLoop
+from .engine._problem import Problem, activity
+from .engine.orders import _binomial
+from .engine.reversals._block_reversals import ByResiduals
+from .planning._alike import alike
+from .planning._choice import simple_pareto
+from .planning._cost import step_cost
+from .planning._memory_guess import working_set
+from .planning._paces import paces
+from .planning._search import sizes
+from .planning._work import rates
+from .whiles._online import Online
+from .whiles._stopping import UntilStopped
+
+# Neighbouring numbers of checkpoints of a while loop differ by so much.
+_RATIO = 1.2
+
+# How a loop of known length runs, or one that stops by itself.
+LoopSchedule: TypeAlias = Pinned | Online
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOption:
+    """One of the ways to run a loop.
+
+    Attributes:
+        schedule: The schedule that runs it so.
+        stores: What that stores, in a few words.
+        stored: The bytes that it stores from its forward pass to its way back.
+        peak: The bytes that its gradient takes at once, these among them.
+        nanoseconds: How long the gradient takes.
+        forward: How long the loop itself takes.
+        estimated: How long the gradient was estimated to take before it was seen.
+        runs_again: Whether its gradient runs almost every step more than once.
+    """
+
+    schedule: LoopSchedule
+    stores: str
+    stored: int
+    peak: int
+    nanoseconds: float
+    forward: float
+    estimated: float
+    runs_again: bool
+
+
+def is_left_open(formula: Formula | None) -> bool:
+    """Whether a primitive is a loop that is left open."""
+    if not isinstance(formula, PlannedLoop) or formula.saves is not None:
+        return False
+    planner = formula.problem.planner
+    if isinstance(planner, Online):
+        return planner.is_open
+    return isinstance(planner, Fitted) and bool(formula.problem.loop.length)
+
+
+def options_of(formula: Formula | None, perturbed: PyTree) -> list[LoopOption] | None:
+    """The ways to run a loop that is left open, the smallest first.
+
+    Args:
+        formula: The loop.
+        perturbed: Which of its inputs are differentiated.
+
+    Returns:
+        The ways, or `None` if the loop has no derivative.
+    """
+    assert isinstance(formula, PlannedLoop)
+    problem = formula.problem
+    if (packing := packing_of(problem)) is not None:
+        problem, perturbed = packing.of(problem), packing.perturbed(perturbed)
+    active, y_active = activity(problem.step, perturbed)
+    if not any((*active.carry, *y_active)):
+        return None
+    if isinstance(problem, UntilStopped):
+        return list(_of_while(problem, active))
+    return _of_scan(problem.as_planned, active)
+
+
+def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
+    """The equation of a loop that was left open, with a schedule."""
+    formula: Any = eqn.params["_prim"]
+    problem = dataclasses.replace(formula.problem, planner=schedule)
+    return eqn.replace(params={"_prim": formula.with_params(problem=problem)})
+
+
+def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:
+    known = problem if problem.chooses_policy else alike(problem, active)
+    before = paces(known, active, measure=True)
+    found, times = simple_pareto(known, active, before)
+    forward = times.base.advance * problem.loop.length
+    return [
+        LoopOption(
+            schedule=Pinned(layout),
+            stores=_in_words(Pinned(layout)),
+            stored=times.stored_bytes(layout),
+            peak=size,
+            nanoseconds=times.duration(layout),
+            forward=forward,
+            estimated=before.duration(layout),
+            runs_again=layout.evaluations >= 2 * layout.order.length - 1,
+        )
+        for layout, size in found
+    ]
+
+
+def _in_words(schedule: Pinned) -> str:
+    layout = schedule.only
+    if layout.stores_residuals:
+        return "residuals"
+    blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
+    return f"{layout.order.slots} carries{blocks}"
+
+
+def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:
+    """A while loop with more and more checkpoints.
+
+    How many steps it will run is not known. It is taken to run as many as it may, or,
+    if there is no bound, as many as it runs by default with three evaluations each.
+    """
+    planner: Any = problem.planner
+    of_carry = active.carry[problem.lead :]
+    cost = step_cost(problem.counted, active._replace(carry=of_carry))
+    pace = Pace(cost, rates())
+    steps = planner.length or planner.spreading.most_thrice
+    forward = steps * pace.advance
+    back = forward + steps * (pace.block(ByResiduals(), 1) + pace.slot)
+    for count in sizes(steps, _RATIO):
+        again = _binomial.sweep_advances(steps, count)
+        time = back + again * pace.advance
+        layout = dataclasses.replace(planner, checkpoints=count, is_open=False)
+        stored = layout.rows * cost.held
+        yield LoopOption(
+            schedule=layout,
+            stores=f"{count} carries",
+            stored=stored,
+            peak=stored + working_set(cost),
+            nanoseconds=time,
+            forward=forward,
+            estimated=time,
+            runs_again=True,
+        )
