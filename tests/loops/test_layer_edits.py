@@ -193,6 +193,14 @@ def test_nothing_is_remembered():
     eqx.tree_at(two_leaves, layers, (X, jnp.eye(WIDTH)))
     assert held.bias is layers[3].bias
     del held
+
+    @eqx.filter_jit
+    def under_jit(layers):
+        edited = eqx.tree_at(two_leaves, layers, replace_fn=lambda x: 2 * x)
+        return edited(X) + edited[1].bias
+
+    with jax.checking_leaks():
+        under_jit(layers)
     gc.collect()
     assert (len(edits._by_place), len(edits._by_result)) == before
 

@@ -55,11 +55,11 @@ def best(
     while len(checked) < _MOST_TRIALS:
         layout = _chosen(problem, nbytes, times, checked)
         if layout is None:
+            # Nothing promises to fit. What the smallest takes may say that more will.
             least = smallest(problem, active, times)
-            if any(layout == least for layout, _ in checked):
-                break
-            # Nothing promises to fit. What this one takes may say that more will.
             size = device_bytes(problem, active, least, nbytes)
+            if size > nbytes or any(layout == least for layout, _ in checked):
+                break
             checked = (*checked, (least, size))
             continue
         if times.unknown(layout):
@@ -120,7 +120,7 @@ def _chosen(
 ) -> Layout | None:
     """The layout to look at next.
 
-    `checked` is what was looked at before and does not fit, with its bytes.
+    `checked` is what was looked at before, with its bytes: it does not fit, or is slow.
     """
     heads = _heads(problem, nbytes, times, checked)
     if not heads:
@@ -203,7 +203,7 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
 
 
 def pareto(
-    problem: Problem, active: Active, times: Paces, hopeful: int = 0
+    problem: Problem, active: Active, times: Paces, hopeful: int
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
