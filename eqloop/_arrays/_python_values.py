@@ -18,7 +18,7 @@ from ._partition import describe, flatten, is_scalar, paths
 _KINDS = (np.number, np.bool)
 
 
-class _Found(NamedTuple):
+class _PythonValue(NamedTuple):
     """A value that is no array.
 
     Attributes:
@@ -94,7 +94,9 @@ def _is_numeric(x: np.ndarray) -> bool:
     return is_zero_tangent or any(jnp.issubdtype(x.dtype, k) for k in _KINDS)
 
 
-def _found(tree: PyTree, name: str, length_name: str) -> Iterator[tuple[str, _Found]]:
+def _found(
+    tree: PyTree, name: str, length_name: str
+) -> Iterator[tuple[str, _PythonValue]]:
     """What is in a tree, a list of numbers as a whole."""
     is_list = lambda x: type(x) in (list, tuple) and x and all(map(is_scalar, x))
     for path, node in jtu.tree_flatten_with_path(tree, is_leaf=is_list)[0]:
@@ -102,13 +104,15 @@ def _found(tree: PyTree, name: str, length_name: str) -> Iterator[tuple[str, _Fo
         yield whole, _in_words(node, whole, length_name)
 
 
-def _in_words(node: Any, path: str, length_name: str) -> _Found:
+def _in_words(node: Any, path: str, length_name: str) -> _PythonValue:
     kind = type(node).__name__
     if type(node) in (list, tuple):
         words = f"a {kind} of {len(node)} Python numbers"
-        return _Found(words, f"Pass an array: `jnp.asarray({path})`.", len(node))
+        return _PythonValue(words, f"Pass an array: `jnp.asarray({path})`.", len(node))
     if isinstance(node, range):
-        return _Found(repr(node), f"Pass an array: `jnp.asarray({path})`.", len(node))
+        return _PythonValue(
+            repr(node), f"Pass an array: `jnp.asarray({path})`.", len(node)
+        )
     if is_scalar(node):
         instead = "Pass an array, along whose first axis the loop goes."
         if type(node) is int and length_name == "length":
@@ -116,7 +120,7 @@ def _in_words(node: Any, path: str, length_name: str) -> _Found:
                 f"For {node} steps without anything to scan, give the loop "
                 f"`length={node}` and no `xs`; otherwise pass an array."
             )
-        return _Found(f"the number {node}", instead)
+        return _PythonValue(f"the number {node}", instead)
     if isinstance(node, Iterable) and not isinstance(node, str | bytes | np.ndarray):
         instead = (
             f"Stack the items: `jnp.stack(list({path}))`. If they do not fit into "
@@ -124,6 +128,6 @@ def _in_words(node: Any, path: str, length_name: str) -> _Found:
             f"them in Python, and scan over each batch."
         )
         size = len(node) if isinstance(node, Sized) else None
-        return _Found(f"{describe(node)}, of type {kind}", instead, size)
+        return _PythonValue(f"{describe(node)}, of type {kind}", instead, size)
     text = f"{describe(node)}, of type {kind}"
-    return _Found(text, "Pass arrays, along whose first axes the loop goes.")
+    return _PythonValue(text, "Pass arrays, along whose first axes the loop goes.")
