@@ -3,8 +3,8 @@
 Nothing here is traced or called: programs are in `_programs/`, calls in `_calls/`.
 
 - **Trees and their leaves**: `_partition.py` tells arrays from other leaves,
-  `_python_values.py` says what those are that were passed in place of arrays, and
-  `_tree_differences.py` where two trees differ.
+  `_python_values.py` says what to do about those, and `_tree_differences.py` where two
+  trees differ.
 - **Arrays**: their types (`_array_types.py`), the axes along which loops and maps run
   (`_axes.py`), tangents and symbolic zeros (`_tangents.py`), and values that all
   examples of a `vmap` share (`_across_examples.py`).

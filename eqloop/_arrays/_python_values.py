@@ -18,7 +18,7 @@ from ._partition import describe, flatten, is_scalar, paths
 _KINDS = (np.number, np.bool)
 
 
-class _InPlaceOfArrays(NamedTuple):
+class _PythonValue(NamedTuple):
     """A value that is no array.
 
     Attributes:
@@ -96,7 +96,7 @@ def _is_numeric(x: np.ndarray) -> bool:
 
 def _found(
     tree: PyTree, name: str, length_name: str
-) -> Iterator[tuple[str, _InPlaceOfArrays]]:
+) -> Iterator[tuple[str, _PythonValue]]:
     """What is in a tree, a list of numbers as a whole."""
     is_list = lambda x: type(x) in (list, tuple) and x and all(map(is_scalar, x))
     for path, node in jtu.tree_flatten_with_path(tree, is_leaf=is_list)[0]:
@@ -104,15 +104,13 @@ def _found(
         yield whole, _in_words(node, whole, length_name)
 
 
-def _in_words(node: Any, path: str, length_name: str) -> _InPlaceOfArrays:
+def _in_words(node: Any, path: str, length_name: str) -> _PythonValue:
     kind = type(node).__name__
     if type(node) in (list, tuple):
         words = f"a {kind} of {len(node)} Python numbers"
-        return _InPlaceOfArrays(
-            words, f"Pass an array: `jnp.asarray({path})`.", len(node)
-        )
+        return _PythonValue(words, f"Pass an array: `jnp.asarray({path})`.", len(node))
     if isinstance(node, range):
-        return _InPlaceOfArrays(
+        return _PythonValue(
             repr(node), f"Pass an array: `jnp.asarray({path})`.", len(node)
         )
     if is_scalar(node):
@@ -122,7 +120,7 @@ def _in_words(node: Any, path: str, length_name: str) -> _InPlaceOfArrays:
                 f"For {node} steps without anything to scan, give the loop "
                 f"`length={node}` and no `xs`; otherwise pass an array."
             )
-        return _InPlaceOfArrays(f"the number {node}", instead)
+        return _PythonValue(f"the number {node}", instead)
     if isinstance(node, Iterable) and not isinstance(node, str | bytes | np.ndarray):
         instead = (
             f"Stack the items: `jnp.stack(list({path}))`. If they do not fit into "
@@ -130,6 +128,6 @@ def _in_words(node: Any, path: str, length_name: str) -> _InPlaceOfArrays:
             f"them in Python, and scan over each batch."
         )
         size = len(node) if isinstance(node, Sized) else None
-        return _InPlaceOfArrays(f"{describe(node)}, of type {kind}", instead, size)
+        return _PythonValue(f"{describe(node)}, of type {kind}", instead, size)
     text = f"{describe(node)}, of type {kind}"
-    return _InPlaceOfArrays(text, "Pass arrays, along whose first axes the loop goes.")
+    return _PythonValue(text, "Pass arrays, along whose first axes the loop goes.")

@@ -203,6 +203,10 @@ _KNOWN: dict[Any, Kind] = {
     jax.Device: Kind("a `jax.Device`", lambda x: isinstance(x, jax.Device)),
     jax.sharding.Mesh: Kind("a mesh", lambda x: isinstance(x, jax.sharding.Mesh)),
 }
+_A_SEQUENCE = Kind(
+    "a tuple or a list",
+    lambda x: isinstance(x, Sequence) and not isinstance(x, str | bytes),
+)
 _A_KEY = "a PRNG key, as `jax.random.key(0)` makes it,"
 
 
@@ -216,25 +220,9 @@ def _kind_of(hint: Any) -> Kind | None:
         values = typing.get_args(hint)
         return Kind(", ".join(map(repr, values)), lambda x: x in values)
     if origin is Sequence:
-        (of,) = typing.get_args(hint)
-        return _sequence_of([each for each in _parts(of) if inspect.isclass(each)])
+        return _A_SEQUENCE
     if origin is os.PathLike:
         return Kind("a path", lambda x: isinstance(x, os.PathLike))
     if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
         return Kind(_A_KEY, lambda x: isinstance(x, hint))
     return None
-
-
-def _sequence_of(classes: Sequence[type]) -> Kind:
-    names = [f"`{each.__name__}`" for each in classes if not _is_tree(each)]
-    words = "a tuple or a list" + (f" of {' or '.join(names)}" if names else "")
-
-    def has(x: Any) -> bool:
-        is_one = isinstance(x, Sequence) and not isinstance(x, str | bytes)
-        return is_one and (not names or all(isinstance(e, tuple(classes)) for e in x))
-
-    return Kind(words, has)
-
-
-def _is_tree(hint: Any) -> bool:
-    return issubclass(hint, jaxtyping.PyTree) or hint is object

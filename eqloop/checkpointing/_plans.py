@@ -177,10 +177,7 @@ def plans(
         at once: ... KiB
         rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient
     """
-    if not callable(f):
-        raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
     check_device("plans", device)
-
     return _finding(f, device, True)
 
 

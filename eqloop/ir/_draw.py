@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from .._calls import open_call, typed
+from .._calls import open_call
 from .._tracebacks import border
 from ._dot import dot_text
 from ._graph import graph
@@ -83,7 +83,7 @@ class Drawing:
         return self.tree
 
 
-@typed
+@border
 def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
     """Draws what a function does.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from .._calls import typed
+from .._tracebacks import border
 from ._algebra import simplify_algebra
 from ._atoms import check_closed, count_equations
 from ._common import eliminate_common_subexpressions
@@ -57,7 +57,7 @@ class Report:
         return "\n".join(lines)
 
 
-@typed
+@border
 def optimize(
     jaxpr: jex.ClosedJaxpr,
     passes: Sequence[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]] = PASSES,
@@ -92,6 +92,11 @@ def optimize(
     """
     check_closed(jaxpr, "optimize")
     check_passes(passes, "optimize")
+    if not (report is None or callable(report)):
+        raise TypeError(
+            f"optimize: `report` must be a function of a `Report`, such as `print`, "
+            f"not {report!r}."
+        )
     runs: list[tuple[str, int, int]] = []
     before = count = count_equations(jaxpr)
     changed = bool(passes)

@@ -90,8 +90,8 @@ def check_progress(owner: str, progress: object) -> None:
     """Makes sure that `as_progress` has made a bar, or `None`, of a setting."""
     if int_of(progress) is not None:
         raise ValueError(
-            f"{owner}: `progress` must be at least 1, after how many steps the bar "
-            f"moves, but it is {progress!r}."
+            f"{owner}: `progress`, the steps after which the bar moves, must be at "
+            f"least 1, but it is {progress!r}."
         )
     if not (progress is None or isinstance(progress, ProgressBar)):
         raise TypeError(

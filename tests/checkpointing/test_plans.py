@@ -206,7 +206,7 @@ def test_the_table():
 
 @pytest.mark.parametrize("wrong", [3, None, "f"])
 def test_what_is_no_function(wrong):
-    with pytest.raises(TypeError, match="plans: `f` must be callable, but"):
+    with pytest.raises(TypeError, match="plans: `f` must be a function, not "):
         el.plans(wrong)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
-from ..._calls import typed
 from ..._compat import form_of
+from ..._tracebacks import border
 from ._combine import COMBINING
 from ._control import CONTROL
 from ._derivatives import DERIVATIVES
@@ -21,7 +21,7 @@ _EXPRESSIONS = OPERATIONS | RANDOM
 _registered: dict[str, Callable[[jex.JaxprEqn, Sequence[str]], str]] = {}
 
 
-@typed
+@border
 def register_handler(
     primitive: jex.Primitive | str,
     handler: Callable[[jex.JaxprEqn, Sequence[str]], str],

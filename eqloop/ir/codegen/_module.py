@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
-from ..._calls import open_call, typed
+from ..._calls import as_count, open_call, typed
 from ..._programs import equations, input_names, rewritable_programs
 from ..._tracebacks import border
 from .._atoms import Closed, check_closed, has_known_shape
@@ -33,7 +33,7 @@ _IMPORTS = {
 }
 
 
-@typed
+@border
 def to_python(
     f: Callable[..., Any], *, constant_limit: int = CONSTANT_LIMIT
 ) -> Callable[..., str]:
@@ -95,6 +95,8 @@ def to_python(
             f"to_python: `f` must be a function, but it is {f!r}. (For a jaxpr there "
             f"is `jaxpr_to_python`.)"
         )
+    what = "the most bytes of a constant array"
+    as_count("to_python", "constant_limit", what, constant_limit, least=0)
 
     @border
     def write(*args: Any, **kwargs: Any) -> str:
