@@ -45,6 +45,12 @@ def at(buffer, row):
     return lax.dynamic_index_in_dim(buffer, row, 0, keepdims=False)
 
 
+def by_few_bits(buffer, row):
+    """The same with indices of another type than those of JAX's own."""
+    start = row.astype(jnp.uint8), jnp.zeros((), jnp.uint8)
+    return lax.dynamic_slice(buffer, start, (1, WIDTH))[0]
+
+
 def by_slices(rows):
     """The ways to write a delay line that move all of its rows.
 
@@ -103,10 +109,6 @@ def rows_of(h):
 INDICES = np.array([3, 1, 3, 0, 7, -2, 1])
 
 
-def to_ring(i):
-    return i % FEW
-
-
 # For each way to write to a buffer: from the buffer, a row, the number of the step and
 # an index to the buffer.
 WRITES = {
@@ -136,7 +138,7 @@ def writing(write, w, loop, h, us, before=True):
     def step(carry, x):
         i, v, h = carry
         u, k = x
-        new = jnp.tanh(w[0] * h + w[1] * at(v, (i + 2) % FEW) + u * v[k])
+        new = jnp.tanh(w[0] * h + w[1] * by_few_bits(v, (i + 2) % FEW) + u * v[k])
         v = WRITES[write](v, new, i, k)
         return (i + 1, v, new), new * v[(i - 2) % FEW] * jnp.sum(v[jnp.array([0, 3])])
 

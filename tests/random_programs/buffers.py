@@ -43,6 +43,9 @@ WRITES = {
     "all": lambda rows, i, h: rows.at[:].add(jnp.broadcast_to(h, rows.shape)),
     "moved": lambda rows, i, h: jnp.roll(rows, 1, 0).at[i].set(h),
     "modulo": lambda rows, i, h: rows.at[i % 2].set(h),
+    "ring": lambda rows, i, h: rows.at[i % rows.shape[0]].set(h),
+    "scaled": lambda rows, i, h: rows.at[2 * i].set(h),
+    "line": lambda rows, i, h: jnp.concatenate([h[None], rows[:-1]]),
     "by_another": _unlike_zeros,
 }
 READS = {

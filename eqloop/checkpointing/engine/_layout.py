@@ -159,9 +159,9 @@ class Layout(AbstractLayout):
     def carries(self) -> int:
         """How many carries are stored on the device at once, at the most."""
         slots, order = self.order.slots, self.order.of_carries
-        if order is None or self.slots.take_device_memory:
+        if order is None or not self.is_elsewhere:
             return slots
-        # Those that the primal stores are elsewhere, and fetched one by one.
+        # Those that the primal stores are elsewhere, and one is fetched at a time.
         return slots - order.primal_slots + 1
 
     @property

@@ -271,7 +271,8 @@ class RowSource:
             first = jnp.clip(first, 0, self.rows - size)
         at = first.astype(jnp.int32) + strides[axis] * jnp.arange(size, dtype=jnp.int32)
         # These rows, and then the slice of them along all other axes.
-        starts = [0 if i == axis else start for i, start in enumerate(starts)]
+        # All starts of a slice have one type.
+        starts[axis] = 0 if isinstance(starts[axis], int) else first * 0
 
         def cut(array: Value, of_step: Value) -> Value:
             entries = self.entries(at, of_step)

@@ -437,9 +437,9 @@ def _list_along(
     rows = aval_of(writes[0][0].invars[0]).shape[axis]
     if not 0 < rows < MOST_ROWS or any(w is None or axis not in w.axes for w in found):
         return None
-    found = [write for write in found if write is not None]
+    writes_found = [write for write in found if write is not None]
     program, step, counters, counts, _ = counted
-    at = _rows_written(program, found, axis, rows)
+    at = _rows_written(program, writes_found, axis, rows)
     read = inputs_read(at, [True])[step.num_consts :][: step.num_carry]
     if at.effects or None in pick(counts, read):
         return None
@@ -450,7 +450,9 @@ def _list_along(
         return None
     by = counters[counter]
     settings = axis, rows, by.steps, count, counter, by.stride
-    return RowList(*settings, at, counts, offset)
+    found = RowList(*settings, at, counts, offset)
+    # Places in the list have 32 bits.
+    return found if found.length < 2**31 else None
 
 
 def _rows_written(
