@@ -462,6 +462,25 @@ def test_keys_of_the_steps():
     assert_close(found, expected)
 
 
+@pytest.mark.slow
+def test_segments_with_keys_of_their_own(tmp_path):
+    """A loop in segments splits its key for all of them."""
+
+    def step(h, x, *, key):
+        return 0.5 * h + x + jax.random.normal(key, h.shape), None
+
+    keep = lambda h, x, *, key: h + jax.random.normal(key)
+    back = lambda h, x, saved, *, key: saved - jax.random.normal(key)
+    values = []
+    for i, schedule in enumerate((None, el.Reversible(back, save=keep))):
+        scan = el.Scan(step, schedule=schedule)
+        run = el.Resumable(scan, tmp_path / str(i), every=3)
+        loss = lambda h, ys: jnp.sum(h**2)
+        grad = run.value_and_grad(loss, argnums="init")
+        values.append(grad(jnp.ones(3), jnp.ones((8, 3)), key=jax.random.key(0)))
+    assert_close(values[1], values[0])
+
+
 WRONG = {
     "ignores what is saved": lambda carry, x, rim: restored(carry, x, carry[0][:16]),
     "another": lambda carry, x, rim: restored(carry, x, 2 * rim),
