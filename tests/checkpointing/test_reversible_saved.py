@@ -1,6 +1,7 @@
 """Loops that are reversed by an inverse and by what it lacks, which each step saves."""
 
 import functools
+import tempfile
 
 import equinox as eqx
 import jax
@@ -72,7 +73,7 @@ SCHEDULES = {
     "parts": lambda f: saving(f, checkpoints=4),
     "every step": lambda f: saving(f, checkpoints=99),
     "on the host": lambda f: el.Offload(saving(f, checkpoints=2)),
-    "in files": lambda f: el.Spill(saving(f, checkpoints=2), "/tmp"),
+    "in files": lambda f: el.Spill(saving(f, checkpoints=2), tempfile.gettempdir()),
     "not the last": lambda f: el.StoreLast(saving(f, checkpoints=2), 3),
 }
 MODES = [
@@ -171,7 +172,7 @@ FORMS = {
     "device": (lambda s: s, 64),
     "cast": (lambda s: el.Cast(s, "float16"), 32),
     "host": (el.Offload, 64),
-    "files": (lambda s: el.Spill(s, "/tmp"), 0),
+    "files": (lambda s: el.Spill(s, tempfile.gettempdir()), 0),
 }
 
 
@@ -372,7 +373,7 @@ def tangents_of_batch(f, w, h, xs):
 PLACES = {
     "device": lambda s: s,
     "host": el.Offload,
-    "files": lambda s: el.Spill(s, "/tmp"),
+    "files": lambda s: el.Spill(s, tempfile.gettempdir()),
     "not the last": lambda s: el.StoreLast(s, 3),
 }
 HOW = [of_one, of_none, twice, gradient_of_batch, batch_of_gradients]
