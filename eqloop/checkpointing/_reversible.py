@@ -35,7 +35,8 @@ class Reversible(AbstractSchedule):
     Forward-mode derivatives of the gradient use the inverse as well, and so does the
     gradient of a batch. `Recursive(16)` is used instead for the gradient of a gradient
     in reverse mode, whose steps have no known inverse, for a loop whose step changes
-    references, and for a segment of another schedule.
+    references, for a loop that stops and whose steps see their batch, and for a segment
+    of another schedule.
 
     Args:
         inverse: `(carry, x) -> carry`, from the carry after a step and its `x` to the

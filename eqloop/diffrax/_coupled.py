@@ -10,6 +10,7 @@ so each of the two is computed from the other and from what is known by then, in
 direction. `l` draws the copies together, which makes the method stable.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
@@ -186,7 +187,7 @@ class Coupled(diffrax.AbstractWrappedSolver):
         is_leaf = lambda x: (
             isinstance(x, diffrax.AbstractTerm) and not isinstance(x, diffrax.MultiTerm)
         )
-        backwards = jax.tree.map(_Backwards, terms, is_leaf=is_leaf)
+        backwards = jax.tree.map(_backwards, terms, is_leaf=is_leaf)
         return self._increment(backwards, -t1, -t0, y, args)
 
     def _increment(
@@ -207,6 +208,16 @@ class _Increment(NamedTuple):
     error: PyTree
     between: PyTree
     result: Any
+
+
+def _backwards(term: diffrax.AbstractTerm[Any, Any]) -> Any:
+    """A term in reversed time, in which `-t` goes from `-t1` to `-t0`."""
+    # `diffeqsolve` puts terms into such ones, for either direction of time. Runge-Kutta
+    # solvers know them, and evaluate less.
+    if {field.name for field in dataclasses.fields(term)} == {"term", "direction"}:
+        wrapped: Any = term
+        return dataclasses.replace(wrapped, direction=-wrapped.direction)
+    return _Backwards(term)
 
 
 class _Backwards(diffrax.AbstractTerm[Any, Any]):

@@ -16,6 +16,7 @@ from typing import Any, final
 import diffrax
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .._calls import as_count
 from .._types import PyTree, Value
@@ -296,9 +297,9 @@ def _before_saving(
     if sub.ts is not None:
         # All times up to that of a state have been saved by then, but for those at the
         # very start, which are saved by the first step.
-        earlier = jnp.searchsorted(sub.ts, before.tprev, side="right")
         is_first = before.num_accepted_steps == 0
-        earlier = jnp.where(is_first, 0, earlier).astype(of_times.dtype)
+        is_later = lambda i: (i > 0) & (is_first | (sub.ts[i - 1] > before.tprev))
+        earlier = lax.while_loop(is_later, lambda i: i - 1, of_times)
         index, of_times = index - (of_times - earlier), earlier
     return dataclasses.replace(saved, save_index=index, saveat_ts_index=of_times)
 

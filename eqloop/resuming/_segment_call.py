@@ -24,6 +24,7 @@ from .._arrays import (
 from .._calls import enforce_annotations
 from .._programs import is_ref
 from .._types import PyTree, Value
+from ..checkpointing import AbstractSchedule, Layout, LoopSpec, Undo
 from ..loops import AbstractScan, cut_before, refuse_cuts
 from ._segments import Segments
 from ._sources import AbstractSource, resized
@@ -244,10 +245,13 @@ def call_scan(
     shared, own = (None, keys) if scan.split_keys else (keys, None)
     if own is None and cuts is None:
         return scan(carry, xs, length=steps, key=shared)
-    if scan.schedule is not None and scan.schedule.undo is not None:
+    schedule = scan.schedule
+    if schedule is not None and schedule.undo is not None:
         refuse_cuts(type(scan).__name__, scan.backward)
+        schedule = _OfPositioned(schedule)
     positioned = dataclasses.replace(
         scan,
+        schedule=schedule,
         in_axes=(axes_tree(scan.in_axes), 0),
         f_transform=lambda f: _positioned(_transformed(scan, f)),
         # Which would take the first of these steps for that of the loop.
@@ -271,6 +275,33 @@ def _positioned(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
         return f(carry, x, **keywords if key is None else {"key": key})
 
     return step
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfPositioned(AbstractSchedule):
+    """A schedule that undoes steps, for those that are given more among the `xs`."""
+
+    schedule: AbstractSchedule
+
+    @property
+    def undo(self) -> Undo | None:
+        undo = self.schedule.undo
+        return undo and Undo(_undoing(undo.inverse), undo.save and _undoing(undo.save))
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        return self.schedule.layout(loop)
+
+
+def _undoing(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """What undoes a step, or saves for it, of a step that is given its key so."""
+
+    def of_positioned(
+        carry: PyTree, x: PyTree, *saved: PyTree, **keywords: PyTree
+    ) -> PyTree:
+        x, (key, _) = x
+        return f(carry, x, *saved, **keywords if key is None else {"key": key})
+
+    return of_positioned
 
 
 def _refuse_captured_refs(program: Any) -> None:

@@ -1,6 +1,7 @@
 """Loops that are reversed by an inverse and by what it lacks, which each step saves."""
 
 import functools
+import tempfile
 
 import equinox as eqx
 import jax
@@ -72,7 +73,7 @@ SCHEDULES = {
     "parts": lambda f: saving(f, checkpoints=4),
     "every step": lambda f: saving(f, checkpoints=99),
     "on the host": lambda f: el.Offload(saving(f, checkpoints=2)),
-    "in files": lambda f: el.Spill(saving(f, checkpoints=2), "/tmp"),
+    "in files": lambda f: el.Spill(saving(f, checkpoints=2), tempfile.gettempdir()),
     "not the last": lambda f: el.StoreLast(saving(f, checkpoints=2), 3),
 }
 MODES = [
@@ -171,7 +172,7 @@ FORMS = {
     "device": (lambda s: s, 64),
     "cast": (lambda s: el.Cast(s, "float16"), 32),
     "host": (el.Offload, 64),
-    "files": (lambda s: el.Spill(s, "/tmp"), 0),
+    "files": (lambda s: el.Spill(s, tempfile.gettempdir()), 0),
 }
 
 
@@ -372,7 +373,7 @@ def tangents_of_batch(f, w, h, xs):
 PLACES = {
     "device": lambda s: s,
     "host": el.Offload,
-    "files": lambda s: el.Spill(s, "/tmp"),
+    "files": lambda s: el.Spill(s, tempfile.gettempdir()),
     "not the last": lambda s: el.StoreLast(s, 3),
 }
 HOW = [of_one, of_none, twice, gradient_of_batch, batch_of_gradients]
@@ -460,6 +461,25 @@ def test_keys_of_the_steps():
     h = jnp.ones(3)
     found, expected = (jax.grad(loss, 1)(s, h) for s in (schedule, None))
     assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_segments_with_keys_of_their_own(tmp_path):
+    """A loop in segments splits its key for all of them."""
+
+    def step(h, x, *, key):
+        return 0.5 * h + x + jax.random.normal(key, h.shape), None
+
+    keep = lambda h, x, *, key: h + jax.random.normal(key)
+    back = lambda h, x, saved, *, key: saved - jax.random.normal(key)
+    values = []
+    for i, schedule in enumerate((None, el.Reversible(back, save=keep))):
+        scan = el.Scan(step, schedule=schedule)
+        run = el.Resumable(scan, tmp_path / str(i), every=3)
+        loss = lambda h, ys: jnp.sum(h**2)
+        grad = run.value_and_grad(loss, argnums="init")
+        values.append(grad(jnp.ones(3), jnp.ones((8, 3)), key=jax.random.key(0)))
+    assert_close(values[1], values[0])
 
 
 WRONG = {

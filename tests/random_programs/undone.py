@@ -21,7 +21,8 @@ class Undone(Program):
     """A scan that adds to each half of its carry what a body makes of the other half.
 
     What is added is bounded: adding a large number, and subtracting it again, would
-    leave the inverse with fewer digits than the step has.
+    leave the inverse with fewer digits than the step has. Or the step forgets one half,
+    and saves it.
     """
 
     parameters: int = 0
@@ -29,6 +30,7 @@ class Undone(Program):
     checkpoints: int = 1
     is_checked: bool = True
     has_key: bool = False
+    forgets: bool = False
 
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
         parameters, one, other, key, xs = parts_of(
@@ -46,15 +48,25 @@ class Undone(Program):
             (one, other), keys = carry, [] if key is None else [key]
             one = _added(one, first(other, x, keys), 0.5)
             by, ys = second(one, x, keys)
+            other = list(map(jnp.zeros_like, other)) if self.forgets else other
             return (one, _added(other, by, 0.5)), ys
 
-        def inverse(carry: Any, x: Any, key: Any = None) -> Any:
+        def inverse(carry: Any, x: Any, *saved: Any, key: Any = None) -> Any:
             (one, other), keys = carry, [] if key is None else [key]
-            other = _added(other, second(one, x, keys)[0], -0.5)
+            if self.forgets:
+                (other,) = saved
+            else:
+                other = _added(other, second(one, x, keys)[0], -0.5)
             return _added(one, first(other, x, keys), -0.5), other
 
+        def save(carry: Any, x: Any, key: Any = None) -> Any:
+            return carry[1]
+
         schedule = el.Reversible(
-            inverse, checkpoints=self.checkpoints, check=self.is_checked
+            inverse,
+            save=save if self.forgets else None,
+            checkpoints=self.checkpoints,
+            check=self.is_checked,
         )
         transform = dataclasses.replace(
             self.transform, settings=(*self.transform.settings, ("schedule", schedule))
@@ -98,4 +110,5 @@ def undone(rng: random.Random, width: int, features: Features, length: int) -> P
         checkpoints=rng.randint(1, 4),
         is_checked=rng.random() < 0.5,
         has_key=has_key,
+        forgets=rng.random() < 0.4,
     )

@@ -39,6 +39,7 @@ def schedules() -> None:
         el.Cast(el.Binomial(8), "bfloat16"),
         el.Spill(el.Chunked(8), "directory"),
         el.Reversible(undo, checkpoints=3),
+        el.Reversible(undo, save=undo, check=False),
         el.StoreLast(el.Binomial(8), 100),
     ):
         el.Scan(step, schedule=schedule)
