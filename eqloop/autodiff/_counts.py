@@ -1,8 +1,15 @@
 """Settings of derivatives that are counts, mostly of directions."""
 
+from typing import Any, SupportsIndex
+
 from .._arrays import describe
-from .._calls import check_least
-from ..checkpointing import is_budget
+from .._calls import as_int_if_index, check_least
+from ..checkpointing import Budget, is_budget
+
+
+def as_int(count: SupportsIndex | Budget | None) -> Any:
+    """Makes an `int` of what can be used as one: the converter of such a setting."""
+    return as_int_if_index(count)
 
 
 def check_count(owner: str, name: str, what: str, count: object) -> None:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import Arrays
-from .._calls import as_int_if_index, setting
+from .._calls import setting
 from .._types import PyTree
 from ._call import Call
 from ._complex import check_reverse, common_dtype
-from ._counts import check_count
+from ._counts import as_int, check_count
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
@@ -54,7 +54,7 @@ class ForwardGrad(AbstractDerivative[...]):
         backpropagation](https://arxiv.org/abs/2202.08587), 2022.
     """
 
-    tangents: int = setting(default=1, converter=as_int_if_index)
+    tangents: int = setting(default=1, converter=as_int)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from .._arrays import Arrays
-from .._calls import NewP, P, as_int_if_index, check_bool, setting
+from .._calls import NewP, P, check_bool, setting
 from .._types import PyTree
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
-from ._counts import check_chunk_size
+from ._counts import as_int, check_chunk_size
 from ._derivative import AbstractExactDerivative
 
 
@@ -53,7 +53,7 @@ class Hessian(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, PyTree]
-    chunk_size: int | Budget | None = setting(default=None, converter=as_int_if_index)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, final
 import jax
 
 from .._arrays import Arrays, is_complex
-from .._calls import NewP, P, as_int_if_index, check_bool, setting
+from .._calls import NewP, P, check_bool, setting
 from .._types import PyTree
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
-from ._counts import check_chunk_size
+from ._counts import as_int, check_chunk_size
 from ._derivative import AbstractExactDerivative
 
 
@@ -31,7 +31,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
 
-    chunk_size: int | Budget | None = setting(default=None, converter=as_int_if_index)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     @abc.abstractmethod

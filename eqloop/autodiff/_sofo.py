@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import Arrays, describe
-from .._calls import as_int_if_index, setting
+from .._calls import setting
 from .._types import PyTree
 from ._call import Call
 from ._complex import check_forward, check_reverse, common_dtype
-from ._counts import check_count
+from ._counts import as_int, check_count
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
@@ -89,7 +89,7 @@ class SofoGrad(AbstractDerivative[...]):
         neuroscience](https://openreview.net/forum?id=Pox8jNQOo5), NeurIPS 2024.
     """
 
-    tangents: int = setting(default=32, converter=as_int_if_index)
+    tangents: int = setting(default=32, converter=as_int)
     damping: Any = setting(default=1e-3, static=False)
 
     @property
