@@ -21,7 +21,8 @@ line is what it was (`Line.ring`, `Line.of_ring`).
 For the way back, a ring is a buffer of which each step writes one row, and slots need
 not hold that (`leaves/_row_lists.py`).
 
-It gains: without, a delay line of 500 rows takes 10 times as long on a CPU.
+It gains: without, a delay line of 500 rows takes 40 times as long on a CPU, and 4 times
+the memory in a loop of 2,000 steps.
 """
 
 import dataclasses
