@@ -116,7 +116,7 @@ class Plan:
         made for arrays that are split over devices can be run where a trace does not
         know that they are: under `jit`, with automatic axes.
         """
-        return Pinned(self._layout)
+        return Pinned(self._layout, self.schedule.undo)
 
     @property
     def length(self) -> int:

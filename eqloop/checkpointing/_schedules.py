@@ -347,6 +347,7 @@ class Pinned(AbstractSchedule):
 
     Args:
         only: The plan's layout.
+        by: How steps are undone, if that is by an inverse.
 
     Raises:
         TypeError: If that is not a layout.
@@ -363,6 +364,12 @@ class Pinned(AbstractSchedule):
     """
 
     only: Layout
+    by: Undo | None = None
+
+    @property
+    def undo(self) -> Undo | None:
+        """How a step is undone, if it is."""
+        return self.by
 
     def __post_init__(self) -> None:
         if not isinstance(self.only, Layout):

@@ -525,3 +525,16 @@ def test_errors_within_what_saves_say_where_they_are():
     with pytest.raises((TypeError, IndexError)) as caught:
         el.Scan(damped, schedule=schedule)((jnp.ones(64), jnp.ones(64)), jnp.ones(3))
     assert "traced `inverse(carry, x, saved)`" in caught.value.__notes__[0]
+
+
+def test_a_pinned_plan_undoes_steps_as_well():
+    forget = lambda h, x: ((h + x).at[0].set(0.0), h[1])
+    recall = lambda h, x, first: (h - x).at[0].set(first)
+    schedule = el.Reversible(recall, save=lambda h, x: h[0], checkpoints=2)
+    h, xs = jnp.ones(4), jnp.linspace(0, 1, 9)
+    plan = el.Scan(forget, schedule=schedule).plan(h, xs)
+    scan = el.Scan(forget, schedule=plan.pinned)
+    assert scan.plan(h, xs).pinned == plan.pinned
+    loss = lambda scan: lambda h, xs: jnp.sum(scan(h, xs)[1] ** 2)
+    actual = jax.grad(loss(scan), (0, 1))(h, xs)
+    assert_close(actual, jax.grad(loss(el.Scan(forget)), (0, 1))(h, xs), 1e-5, 1e-5)
