@@ -98,7 +98,12 @@ def _found(
     tree: PyTree, name: str, length_name: str
 ) -> Iterator[tuple[str, _PythonValue]]:
     """What is in a tree, a list of numbers as a whole."""
-    is_list = lambda x: type(x) in (list, tuple) and x and all(map(is_scalar, x))
+
+    def is_list(node: Any) -> bool:
+        return (
+            type(node) in (list, tuple) and len(node) > 0 and all(map(is_scalar, node))
+        )
+
     for path, node in jtu.tree_flatten_with_path(tree, is_leaf=is_list)[0]:
         whole = name + jtu.keystr(path)
         yield whole, _in_words(node, whole, length_name)

@@ -254,7 +254,8 @@ def frontier(
         "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
         "`loop.frontier(…)`, as `loop.plan(…)`.",
         DeprecationWarning,
-        stacklevel=2,
+        # Past the border of the library, too.
+        stacklevel=3,
     )
     return loop.frontier(*args, device=device, **kwargs)
 

@@ -57,6 +57,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **each("in_specs out_specs", NO_SPECS),
     **each("branches layers eqns", NO_LISTS),
     **each("invars outvars constvars consts", (3.5, TEXT, OBJECT, 7, ARRAY)),
+    "save": (3.5, TEXT, OBJECT, ARRAY, 7),
     "key": NO_KEYS,
     "device": NO_DEVICES,
     "jaxpr": NO_JAXPRS,

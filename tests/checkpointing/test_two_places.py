@@ -350,9 +350,9 @@ def test_what_budget_takes(tmp_path):
     for wrong in (dict(disk="1GiB"), dict(directory=tmp_path)):
         with pytest.raises(ValueError, match="`disk` and `directory` belong together"):
             el.Budget("1MiB", **wrong)
-    with pytest.raises(ValueError, match="Budget: `host`: '1 lb' is not an amount"):
+    with pytest.raises(ValueError, match="Budget: `host='1 lb'` is not an amount"):
         el.Budget("1MiB", host="1 lb")
-    with pytest.raises(TypeError, match="Budget: `disk`: the memory must be an int"):
+    with pytest.raises(TypeError, match="Budget: `disk` must be an int"):
         el.Budget("1MiB", disk=1.5, directory=tmp_path)
     with pytest.raises(NotADirectoryError, match="Budget: `directory` must be an"):
         el.Budget("1MiB", disk="1GiB", directory=tmp_path / "none")

@@ -152,7 +152,7 @@ def _tried(
             types = [jax.tree.leaves(one.function[1]) for one in programs]
             runs = runs and _has_room(compiled, types, _MOST_BYTES)
             if runs:
-                times = _best_times(compiled, types)
+                times = _best_times(programs, compiled)
             else:
                 # A loop that computes nothing starts no kernel, and takes no time.
                 told = (roofline(one.as_text(), rates()) for one in compiled)
@@ -250,7 +250,7 @@ def run_times(
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
                 return None
-            return _best_times(compiled, of_each)
+            return _timed(compiled, of_each)
     except Exception:
         return None
 
@@ -278,6 +278,13 @@ def _has_room(
 
 
 def _best_times(
+    programs: Sequence[_ShortLoop], compiled: Sequence[Any]
+) -> list[tuple[float, float]]:
+    """The times of short loops, see `_timed`."""
+    return _timed(compiled, [jax.tree.leaves(one.function[1]) for one in programs])
+
+
+def _timed(
     compiled: Sequence[Any], types: Sequence[Sequence[Aval]]
 ) -> list[tuple[float, float]]:
     """The time of each, and by what part of it two halves of the runs differ.
@@ -290,10 +297,10 @@ def _best_times(
     with jax.ensure_compile_time_eval(), on_device:
         # Arguments that are alike are made once.
         made = functools.cache(_made_up)
-        return _timed(compiled, [list(map(made, of_one)) for of_one in types])
+        return _in_turn(compiled, [list(map(made, of_one)) for of_one in types])
 
 
-def _timed(
+def _in_turn(
     compiled: Sequence[Any], arguments: Sequence[Sequence[Value]]
 ) -> list[tuple[float, float]]:
     # The first time, memory is touched that was never used before.
