@@ -204,16 +204,11 @@ def decided(
         if not last.is_compiled or (is_small and not any(chosen)):
             break
     if not (fits := [t for t in tries if t.peak_bytes <= most]):
-        # What an error says would do is to do, whatever was tried before.
-        tries.append(least := whole.decision(choice.smallest()))
-        if least.peak_bytes > most:
-            better = choice.faster(
-                least.chosen, _LITTLE_MORE * choice.peak(least.chosen)
-            )
-            _refuse(tries, whole.decision(better), limit, most)
+        fits = [_least(whole, limit, most)]
         # Some parts may be faster where others take the most.
-        chosen = choice.faster(least.chosen, choice.peak(least.chosen))
-        fits = [t for t in (least, whole.decision(chosen)) if t.peak_bytes <= most]
+        chosen = choice.faster(fits[0].chosen, choice.peak(fits[0].chosen))
+        faster = whole.decision(chosen)
+        fits += [faster] if faster.peak_bytes <= most else []
     best = min(fits, key=lambda t: choice.nanoseconds(t.chosen))
     return whole.faster_if_leaner(best, most)
 
@@ -318,19 +313,32 @@ class _Whole:
         return gradient
 
 
-def _refuse(
-    tries: Sequence[Decision], better: Decision, limit: Limit, most: int
-) -> NoReturn:
+def _least(whole: _Whole, limit: Limit, most: int) -> Decision:
+    """A decision that takes little memory, and fits."""
+    choice, tries = whole.choice, list[Decision]()
+    smallest = choice.smallest()
+    better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
+    # Which of them takes the least, only the compiler knows. They do not depend on the
+    # budget. So what an error says would do is to do.
+    for chosen in dict.fromkeys((smallest, better, choice.fastest)):
+        tries.append(last := whole.decision(chosen))
+        if last.peak_bytes <= most:
+            return last
+    _refuse(tries, limit, most)
+
+
+def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
+    little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
+    time = lambda t: t.choice.nanoseconds(t.chosen)
+    better = min(little, key=time)
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
     needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
-    times = [d.choice.nanoseconds(d.chosen) for d in (better, least)]
-    advice = ""
-    if needed < more <= _LITTLE_MORE * needed and times[0] < _MUCH_FASTER * times[1]:
-        share = f"{times[0] / times[1]:.2g}"
+    advice, share = "", time(better) / (time(least) or 1.0)
+    if share < _MUCH_FASTER:
         advice = (
-            f" With {more} bytes it should take {share} times as long as with that."
+            f" With {more} bytes it should take {share:.2g} times as long as with that."
         )
     inputs = ", inputs and outputs included," if limit.is_total else ""
     what = "the loop" if part.is_loop else "what begins"
