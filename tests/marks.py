@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+# A test has many cases from this number on.
+_MANY = 6
+
 
 def slow(*case: Any, id: str | None = None) -> Any:
     """A case for `pytest.mark.parametrize` that is as slow as it is like the others."""
@@ -20,8 +23,8 @@ def slow_if(is_slow: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
 def leave_some(items: Iterable[pytest.Item]) -> None:
     """Marks some cases of tests that are `sampled` as slow, the same ones each time.
 
-    Of a test with one parameter, every second case is run. Of a test with several, as
-    many as it takes for every value of each to be there.
+    Of a test with one parameter, every second case is run, or every third of many. Of a
+    test with several, as many as it takes for every value of each to be there.
     """
     tests = collections.defaultdict[str, list[pytest.Function]](list)
     for item in items:
@@ -49,7 +52,8 @@ def _left(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
         for case in cases
     ]
     if len(set(zip(*(dict(v).values() for v in values), strict=True))) == 1:
-        return list(cases[1::2])
+        every = 2 if len(cases) < _MANY else 3
+        return [case for i, case in enumerate(cases) if i % every]
     left, seen = list[pytest.Function](), set[tuple[str, int]]()
     for case, own in zip(cases, values, strict=True):
         if seen.issuperset(own):

@@ -16,6 +16,8 @@ import eqloop as el
 from .asserts import assert_close
 from .marks import slow
 
+pytestmark = pytest.mark.sampled
+
 
 @jax.custom_batching.custom_vmap
 def mixed(n: Any) -> Any:

@@ -13,6 +13,8 @@ from eqloop.checkpointing.planning import _paces, _trials
 
 from ..mapping.devices import DEVICES, explicit_mesh_of, mesh_of
 
+pytestmark = pytest.mark.sampled
+
 WIDTH, ROWS, STEPS = 8, 64, 300
 
 

@@ -21,6 +21,8 @@ diffrax = pytest.importorskip("diffrax")
 import eqloop.diffrax  # noqa: E402
 from eqloop.diffrax import CheckpointedAdjoint  # noqa: E402
 
+pytestmark = pytest.mark.sampled
+
 ADJOINTS = {
     "default": CheckpointedAdjoint(),
     "checkpoints": CheckpointedAdjoint(checkpoints=3),

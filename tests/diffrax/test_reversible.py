@@ -14,6 +14,8 @@ from ..marks import slow
 diffrax = pytest.importorskip("diffrax")
 from eqloop.diffrax import Coupled, ReversibleAdjoint  # noqa: E402
 
+pytestmark = pytest.mark.sampled
+
 WIDTH = 4
 # By a solver: it, and the same as it is solved under another adjoint. Loops over the
 # stages of these are differentiable in every mode.

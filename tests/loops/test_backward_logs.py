@@ -16,6 +16,8 @@ from ..mapping.devices import mesh_of
 from ..marks import slow
 from ..schedules import EVERY_KIND, NESTED
 
+pytestmark = pytest.mark.sampled
+
 LENGTH, WIDTH = 9, 3
 H0 = jnp.array([0.3, -0.2, 0.9])
 XS = jnp.cos(jnp.arange(LENGTH * WIDTH, dtype=float)).reshape(LENGTH, WIDTH)

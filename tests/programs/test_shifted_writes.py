@@ -14,6 +14,8 @@ from eqloop._programs import without_shifted_writes
 from ..compiling import AS_USED
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LENGTH = 12
 
 

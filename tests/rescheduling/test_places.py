@@ -13,6 +13,8 @@ import eqloop as el
 
 from ..asserts import assert_close
 
+pytestmark = pytest.mark.sampled
+
 W, XS = jnp.array([0.9, -0.4]), jnp.linspace(0.1, 1.0, 12)
 
 
