@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
-from .._programs import Formula
 from .._types import PyTree
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
@@ -61,7 +60,7 @@ class LoopOption:
     runs_again: bool
 
 
-def is_left_open(formula: Formula | None) -> bool:
+def is_left_open(formula: object) -> bool:
     """Whether a primitive is a loop that is left open."""
     if not isinstance(formula, PlannedLoop) or formula.saves is not None:
         return False
@@ -71,7 +70,7 @@ def is_left_open(formula: Formula | None) -> bool:
     return isinstance(planner, Fitted) and bool(formula.problem.loop.length)
 
 
-def options_of(formula: Formula | None, perturbed: PyTree) -> list[LoopOption] | None:
+def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
     Args:

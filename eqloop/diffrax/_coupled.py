@@ -23,7 +23,7 @@ from .._types import PyTree, Value
 
 
 @final
-class Coupled(diffrax.AbstractWrappedSolver):
+class Coupled(diffrax.AbstractWrappedSolver[Any]):
     """A solver of Diffrax, made reversible by coupling two copies of the solution.
 
     A step is undone by arithmetic, so
