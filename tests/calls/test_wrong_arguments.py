@@ -352,7 +352,7 @@ def problems(error: Exception, parameter: str) -> Iterator[str]:
         yield "it does not name the parameter"
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/eqloop/" in f.filename.replace("\\", "/")]
-    # Each is two lines: the file, and the statement. Python 3.13 shows all lines of that.
+    # Each is two lines, of which Python 3.13 shows the second, a statement, in full.
     if len(ours) > 4:
         yield f"{len(ours)} frames of its traceback are ours"
 
