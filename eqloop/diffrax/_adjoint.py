@@ -212,5 +212,6 @@ def _with_field(solver: PyTree, field: str, value: PyTree) -> PyTree:
 
 
 def has_unsafe_path(terms: PyTree) -> bool:
+    """Whether there is a Brownian path that gives other numbers when asked again."""
     is_path = lambda x: isinstance(x, diffrax.UnsafeBrownianPath)
     return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))

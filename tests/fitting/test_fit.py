@@ -68,6 +68,22 @@ def test_the_least_that_an_error_names_is_enough():
     assert temp_bytes(gradient(fit), W, X) <= least
 
 
+def test_what_takes_the_least_is_for_the_compiler_to_say(monkeypatch: Any):
+    # As it was for an H100, where what stores the least takes more than all else.
+    def taken(_: Any, ways: Any) -> int:
+        return 1000 if all(way.stores == "everything" for way in ways) else 5000
+
+    def f(w: jax.Array, x: jax.Array) -> jax.Array:
+        for k in range(8):
+            x = jnp.tanh(jnp.cos(x @ w) + k)
+        return jnp.sum(x)
+
+    monkeypatch.setattr("eqloop.fitting._decision._Whole._bytes", taken)
+    assert el.Fit(f, 2000).plan(W, X).peak_bytes == 1000
+    with pytest.raises(ValueError, match="which is 1000 bytes"):
+        el.Fit(f, 500).plan(W, X)
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.99, 2.0])
 def test_a_leaner_gradient_is_taken_if_it_runs_faster(factor: float, monkeypatch: Any):
     monkeypatch.setattr("eqloop.fitting._decision._WORTH_RUNNING", 0.0)

@@ -54,7 +54,7 @@ from ...._programs import (
     with_parts,
     without_dead_code,
 )
-from ...._types import Aval, PyTree, Value
+from ...._types import PyTree, Value
 from .._buffers import (
     MOST_ROWS,
     Block,
@@ -523,9 +523,9 @@ def listing(step: Step, lists: Sequence[tuple[int, RowList]], lead: int) -> Step
         traced(lambda leaf, own=own: [own.started(leaf)], [types[lead + leaf]])
         for leaf, own in lists
     ]
-    carry = [*types, typeof_zero(), *(program.out_avals[0] for program in of_lists)]
+    carry = [
+        *types,
+        jax.typeof(zero()),
+        *(program.out_avals[0] for program in of_lists),
+    ]
     return make_step(move, step.const_types, carry, step.x_types)
-
-
-def typeof_zero() -> Aval:
-    return jax.typeof(zero())
