@@ -80,7 +80,7 @@ def test_gains_are_ratios_of_programs_without_a_special_case():
     ]
     (line,) = _gains.text({"cpu": {"ablation": record(*outcomes)}}).splitlines()[2:]
     assert line == (
-        "| mixed storage | 2 | 1.62 x, up to 2.00 x |  | 1.50 x, up to 1.50 x | "
+        "| mixed storage | 2 |  | 1.62 x, up to 2.00 x | 1.50 x, up to 1.50 x | "
         "1.50 x, up to 1.50 x |  |  |"
     )
 
