@@ -108,9 +108,12 @@ def measure(
     errors = _errors(runnable, results)
     del results
     seconds, busy = np.empty((2, len(runnable), rounds))
+    clocks = clock, time.process_time
     for turn in range(rounds):
         for row, case in enumerate(runnable):
-            times = _seconds((clock, time.process_time), programs[case.name], *case.args)
+            times = _seconds(
+                (clock, time.process_time), programs[case.name], *case.args
+            )
             seconds[row, turn], busy[row, turn] = times
     measured = {
         case.name: Measurement(

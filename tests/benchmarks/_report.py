@@ -126,7 +126,16 @@ def _claim_table(verdicts: Sequence[Verdict]) -> str:
 def _claim_cells(verdict: Verdict) -> tuple[str, ...]:
     return (
         verdict.text,
-        f"{verdict.figure:.3g}{verdict.unit}",
+        _measured(verdict),
         f"{verdict.at_most:.3g}{verdict.unit}",
         "holds" if verdict.holds else "**misses**",
     )
+
+
+def _measured(verdict: Verdict) -> str:
+    """The median of the rounds, and between which bounds half of them are."""
+    text = f"{verdict.figure:.3g}{verdict.unit}"
+    if verdict.quartiles is None:
+        return text
+    low, high = (f"{each:.3g}" for each in verdict.quartiles)
+    return text if low == high else f"{text}, {low} to {high}"
