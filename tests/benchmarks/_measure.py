@@ -111,9 +111,7 @@ def measure(
     clocks = clock, time.process_time
     for turn in range(rounds):
         for row, case in enumerate(runnable):
-            times = _seconds(
-                (clock, time.process_time), programs[case.name], *case.args
-            )
+            times = _seconds(clocks, programs[case.name], *case.args)
             seconds[row, turn], busy[row, turn] = times
     measured = {
         case.name: Measurement(

@@ -185,12 +185,18 @@ def merged(results: Results, group: str, record: Record) -> Results:
 
 
 def with_claims(record: Record, anew: Record) -> Record:
-    """A group with the claims, and not the rows, of another measurement of it."""
-    found = {outcome.title: outcome.verdicts for outcome in anew.outcomes}
-    outcomes = (
-        dataclasses.replace(one, verdicts=found.get(one.title, one.verdicts))
-        for one in record.outcomes
-    )
+    """A group with the claims, and not the rows, of another measurement of it.
+
+    Those of peers that were not there this time are left as they were.
+    """
+    found = {outcome.title: outcome for outcome in anew.outcomes}
+    outcomes = list[Outcome]()
+    for old in record.outcomes:
+        new = found.get(old.title, old)
+        missing = [name for name, _ in new.skipped]
+        left = (v for v in old.verdicts if any(name in v.text for name in missing))
+        verdicts = new.verdicts if new is old else (*new.verdicts, *left)
+        outcomes.append(dataclasses.replace(old, verdicts=verdicts))
     claims = f"{anew.date}, commit `{anew.environment.commit}`"
     return dataclasses.replace(record, outcomes=tuple(outcomes), claims=claims)
 
