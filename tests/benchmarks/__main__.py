@@ -5,6 +5,7 @@ With `--write docs/benchmarks.md` it writes the page of the documentation as wel
 
 import argparse
 import datetime
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,7 +62,9 @@ def _run(options: argparse.Namespace) -> int:
     where = environment()
     print(report.environment(where), flush=True)
     for name in options.only:
-        record = _measure(where, _comparisons(name, options.quick))
+        comparisons = _comparisons(name, options.quick)
+        of_title = (one for one in comparisons if re.search(options.titles, one.title))
+        record = _measure(where, of_title)
         holds = holds and all(outcome.holds for outcome in record.outcomes)
         if options.write:
             data = data_of(options.write)
@@ -100,6 +103,12 @@ def _options() -> argparse.Namespace:
         "whose times need a quiet machine",
     )
     parser.add_argument(
+        "--titles",
+        default="",
+        metavar="PATTERN",
+        help="with --claims: only the comparisons with such a title",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="the first comparison of each group, once: to see that it runs",
@@ -116,6 +125,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in GROUPS]:
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    if options.titles and not options.claims:
+        parser.error("--titles needs --claims: a group is replaced as a whole")
     if options.claims and not options.write:
         parser.error("--claims needs --write, with the page that has the rows")
     if options.render and not options.write:

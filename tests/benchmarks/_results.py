@@ -87,6 +87,8 @@ class Outcome:
         rows: what was measured.
         skipped: cases that could not be run, each with the package it lacked.
         verdicts: what the claims came to.
+        claimed: when, and at which commit, the claims were measured anew, if they were
+            without the rows.
     """
 
     title: str
@@ -96,6 +98,7 @@ class Outcome:
     rows: tuple[Row, ...]
     skipped: tuple[tuple[str, str], ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    claimed: str | None = None
 
     @property
     def disagreeing(self) -> list[str]:
@@ -144,15 +147,12 @@ class Record:
         date: when.
         busy: how many cores other programs kept busy meanwhile; `None` if unknown.
         outcomes: what the comparisons measured.
-        claims: when, and at which commit, the claims were measured anew, if they were
-            without the rest.
     """
 
     environment: Environment
     date: str
     busy: float | None
     outcomes: tuple[Outcome, ...]
-    claims: str | None = None
 
 
 Results = Mapping[str, Mapping[str, Record]]
@@ -190,15 +190,17 @@ def with_claims(record: Record, anew: Record) -> Record:
     Those of peers that were not there this time are left as they were.
     """
     found = {outcome.title: outcome for outcome in anew.outcomes}
+    when = f"{anew.date}, commit `{anew.environment.commit}`"
     outcomes = list[Outcome]()
     for old in record.outcomes:
-        new = found.get(old.title, old)
+        if (new := found.get(old.title)) is None:
+            outcomes.append(old)
+            continue
         missing = [name for name, _ in new.skipped]
         left = (v for v in old.verdicts if any(name in v.text for name in missing))
-        verdicts = new.verdicts if new is old else (*new.verdicts, *left)
-        outcomes.append(dataclasses.replace(old, verdicts=verdicts))
-    claims = f"{anew.date}, commit `{anew.environment.commit}`"
-    return dataclasses.replace(record, outcomes=tuple(outcomes), claims=claims)
+        verdicts = (*new.verdicts, *left)
+        outcomes.append(dataclasses.replace(old, verdicts=verdicts, claimed=when))
+    return dataclasses.replace(record, outcomes=tuple(outcomes))
 
 
 def load(path: Path) -> Results:
@@ -219,9 +221,9 @@ def save(results: Results, path: Path) -> None:
     }
     for groups in data.values():
         for record in groups.values():
-            if record["claims"] is None:
-                del record["claims"]
             for outcome in record["outcomes"]:
+                if outcome["claimed"] is None:
+                    del outcome["claimed"]
                 for name in ("rows", "verdicts"):
                     outcome[name] = tuple(map(_without_none, outcome[name]))
     path.write_text(json.dumps(_rounded(data), indent=1) + "\n")
@@ -238,7 +240,6 @@ def _record(data: dict[str, Any]) -> Record:
         date=data["date"],
         busy=data["busy"],
         outcomes=tuple(map(_outcome, data["outcomes"])),
-        claims=data.get("claims"),
     )
 
 
