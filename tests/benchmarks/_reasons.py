@@ -75,8 +75,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "GRU of width 128, 1024|8 LSTMs|neural ODE by|wave equation on 32 x 32, 1024",
         "predicted time|over the fastest",
-        "Measured with the plans of 24 November, whose pieces were timed in another way; "
-        "the steps that were measured again since hold these.",
+        "Measured with the plans of 24 November, whose pieces were timed in another "
+        "way, and not again since.",
         version="0.12",
     ),
     Reason(
