@@ -18,8 +18,6 @@ from ._verdicts import Found, judged
 # For each kind of device so many steps that not everything fits into what is close to
 # its cores: a TPU has 128 MiB there, which XLA does not count.
 KINDS = {"h100": 1000, "v5e": 200_000, "v6e": 200_000}
-# Those of programs that are run, on a device that is here.
-LENGTH_HERE = 1000
 # Of a TPU that differs little from another one, this is enough.
 IN_PART = {"v6e": ("steps",)}
 
@@ -47,14 +45,15 @@ def _found(
     """What is found of each case, as soon as it is known."""
     is_left = lambda key: options.again or key not in known
     if options.run:
-        device = jax.devices(options.run)[0]
+        name = f"{jax.devices(options.run)[0].device_kind}, JAX {jax.__version__}"
         asked = [
             (group, case.name)
             for _, group, case in _asked_for(options, ["here"])
-            if is_left(f"{device.device_kind} | {group} | {case.name}")
+            if is_left(f"{name} | {group} | {case.name}")
         ]
-        for (group, name), one in run_all(options.run, LENGTH_HERE, asked, options.workers):
-            yield f"{device.device_kind} | {group} | {name}", one
+        settings = options.run, options.length, asked, options.workers, options.within
+        for (group, case), one in run_all(*settings):
+            yield f"{name} | {group} | {case}", one
         return
     for kind, group, case in _asked_for(options, options.kinds):
         key = f"{kind} | {group} | {case.name}"
@@ -73,7 +72,7 @@ def _asked_for(
         for group in options.only:
             if group not in IN_PART.get(kind, GROUPS):
                 continue
-            for case in GROUPS[group](KINDS.get(kind, LENGTH_HERE)):
+            for case in GROUPS[group](KINDS.get(kind, options.length)):
                 if fnmatch.fnmatch(case.name, options.match):
                     yield kind, group, case
 
@@ -101,7 +100,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--run", metavar="PLATFORM", help="on a device that is here, and run it as well"
     )
+    parser.add_argument("--length", type=int, default=1000, help="of what is run")
     parser.add_argument("--workers", type=int, default=2, help="that compile to run")
+    parser.add_argument(
+        "--within", type=float, default=float("inf"), help="seconds to begin them in"
+    )
     parser.add_argument("--again", action="store_true", help="what is known, too")
     return parser.parse_args()
 

@@ -34,8 +34,8 @@ class Found:
         kernels: How many kernels and copies a GPU starts for each step, if its loops
             have known numbers of trips.
         wrong: What is wrong.
-        error: The greatest difference from what the processor of the host computes,
-            relative to the greatest entry of an array, if it was run.
+        error: The greatest difference from what plain JAX computes, relative to the
+            greatest entry of an array, if it was run.
         seconds: How long it ran, if it was run.
     """
 
