@@ -202,7 +202,7 @@ def test_the_page_says_where_it_was_measured_and_what_was_not():
     assert one.index("### Maps in chunks") < one.index("## How this is measured")
     assert one.index("## How this is measured") < one.index("- a machine\n")
     assert "not quiet" not in one
-    assert "Not measured yet" in one
+    assert "There are no times yet" in one
     elsewhere = dataclasses.replace(WHERE, platform="gpu", machine="another")
     results = {
         "cpu": {"modes": record(outcome(), busy=1.5), "maps": record(outcome())},

@@ -35,8 +35,27 @@ def main() -> int:
         if page:
             save(found, data_of(page))
     if page:
+        save(_in_order(found, options), data_of(page))
         write(page)
     return int(count > 0)
+
+
+def _in_order(
+    found: Mapping[str, Found], options: argparse.Namespace
+) -> Mapping[str, Found]:
+    """As the cases are listed: processes side by side find them in any order."""
+    kinds = [_here(options.run)] if options.run else options.kinds
+    asked = [
+        f"{kind} | {group} | {case.name}"
+        for kind, group, case in _asked_for(options, kinds)
+    ]
+    others = [key for key in found if key not in asked]
+    return {key: found[key] for key in [*others, *asked] if key in found}
+
+
+def _here(platform: str) -> str:
+    """What the page calls a device that is here."""
+    return f"{jax.devices(platform)[0].device_kind}, JAX {jax.__version__}"
 
 
 def _found(
@@ -45,7 +64,7 @@ def _found(
     """What is found of each case, as soon as it is known."""
     is_left = lambda key: options.again or key not in known
     if options.run:
-        name = f"{jax.devices(options.run)[0].device_kind}, JAX {jax.__version__}"
+        name = _here(options.run)
         asked = [
             (group, case.name)
             for _, group, case in _asked_for(options, ["here"])

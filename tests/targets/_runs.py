@@ -75,9 +75,10 @@ def _said(pipes: Sequence[Any]) -> Iterator[Any]:
     """What comes from all processes, until each has said that it is done."""
     left = list(pipes)
     while left:
-        for pipe in multiprocessing.connection.wait(left):
+        ready: list[Any] = multiprocessing.connection.wait(left)
+        for pipe in ready:
             try:
-                said = pipe.recv()  # pyright: ignore[reportAttributeAccessIssue]
+                said = pipe.recv()
             except EOFError:  # It was killed.
                 said = None
             if said is None:
