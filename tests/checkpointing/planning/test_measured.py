@@ -473,6 +473,10 @@ def test_a_plan_that_takes_long_says_so_once(
     assert caplog.messages
     assert all("planning a loop of 4094 steps" in line for line in caplog.messages)
     assert "jax_compilation_cache_dir" in caplog.messages[0]
+    assert f"asked for at {__file__}" in caplog.messages[0]
+    el.measurements(None)
+    plan(length=LENGTH - 2)
+    assert len(caplog.messages) == len(set(caplog.messages))
 
 
 def test_times_that_scatter_say_so(runs: Runs):
