@@ -161,9 +161,13 @@ def automatic_sharding(x: Value) -> NamedSharding | None:
 
 
 def automatic_shardings(tree: PyTree) -> list[NamedSharding | None]:
-    """The same of each array in a tree, and of each `jax.ShapeDtypeStruct`."""
-    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)
-    return list(map(automatic_sharding, filter(is_array, jax.tree.leaves(tree))))
+    """The same of each array in a tree, and of each `jax.ShapeDtypeStruct`.
+
+    Those of NumPy are among them: Equinox traces them as well.
+    """
+    kinds = jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, kinds)]
+    return list(map(automatic_sharding, arrays))
 
 
 def on_mesh(aval: Aval) -> Aval:

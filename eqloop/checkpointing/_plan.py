@@ -344,7 +344,8 @@ def _leaves(
 
 def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """Rows of names and values, under a title."""
-    return "\n".join([title, *(f"  {name:<19}{value}" for name, value in rows)])
+    width = max(19, *(len(name) + 2 for name, _ in rows))
+    return "\n".join([title, *(f"  {name:<{width}}{value}" for name, value in rows)])
 
 
 def _listed(paths: list[str]) -> str:

@@ -44,6 +44,11 @@ from .whiles._while_layout import AbstractWhileLayout
 
 # Below a table with loops that have no schedule.
 _HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient"
+# In place of a table without loops.
+_NONE = (
+    "No loop is differentiated in reverse mode here, and no other has a plan. For the "
+    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...)."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +103,8 @@ class Plans(Sequence[LoopPlan]):
         return self.loops[index]
 
     def __str__(self) -> str:
+        if not self.loops:
+            return _NONE
         head = ("loop", "steps", "batch", "schedule", "stored", "evaluations", "memory")
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -199,19 +206,23 @@ def _finding(
             if any(map(finder.has_stand_ins, finder.of_jax.values())):
                 with as_run():
                     finder.see_run(_program(f, args, kwargs))
-            finder.split_as(program, automatic_shardings((args, kwargs)))
+            typed = eqx.filter((args, kwargs), _is_typed)
+            finder.split_as(program, automatic_shardings(typed))
             found = finder.of_program(program, 0, None)
         return Plans(tuple(found.loops), found.peak)
 
     return find
 
 
+def _is_typed(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
 def _program(
     f: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: dict[str, Any]
 ) -> jex.ClosedJaxpr:
     """The program of a call, in which types can stand for arrays."""
-    is_typed = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)
-    arrays, rest = partition((args, kwargs), is_typed)
+    arrays, rest = partition((args, kwargs), _is_typed)
     call = lambda args, kwargs: f(*args, **kwargs)
     take = lambda out: (eqx.filter(out, eqx.is_array), None)
     names = call_names(f, args, kwargs, [*[False] * len(flatten(f)[0]), *rest.taken])

@@ -54,7 +54,8 @@ class Reversible(AbstractSchedule):
         checkpoints: How many carries are stored, at the starts of parts of about equal
             length, including the initial carry. The last carry is also kept.
         check: Whether to compare the inverse with the step, at the first step of each
-            gradient, on the values of that call.
+            gradient, on the values of that call; and what the way back comes to, with
+            the carry from which the loop, or a part of it, has started.
 
     Raises:
         TypeError: If `inverse` or `save` cannot be called, or `checkpoints` is not an
@@ -62,8 +63,9 @@ class Reversible(AbstractSchedule):
             does not take what it is given; if `save` returns something else than
             arrays.
         ValueError: If `checkpoints` is less than 1. While a gradient is computed, if
-            the inverse does not undo the first step, with how far it is off. A program
-            that is compiled raises JAX's own error, with the same message.
+            the inverse does not undo the first step, or does not come back to the
+            start, with how far it is off. A program that is compiled raises JAX's own
+            error, with the same message.
 
     Examples:
         >>> import jax, jax.numpy as jnp

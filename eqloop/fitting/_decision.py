@@ -22,7 +22,7 @@ from ..checkpointing import (
 )
 from ._again import Roles
 from ._choice import Choice, Chosen
-from ._options import Way, options_of_parts
+from ._options import EVERYTHING, Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
@@ -240,7 +240,15 @@ class _Whole:
 
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
-        ways, key = self._ways(chosen), self._key(chosen)
+        return self._decision(self._ways(chosen), chosen)
+
+    def plain(self) -> Decision:
+        """What it is to decide nothing."""
+        ways = (EVERYTHING,) * len(self.ways)
+        return self._decision(ways, self.choice.fastest)
+
+    def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
+        key = self._key(ways)
         if (known := recall(key)) is None:
             size = self._bytes(ways)
             known = {} if size is None else {"bytes": float(size)}
@@ -264,7 +272,7 @@ class _Whole:
         other = self.decision(leaner)
         if other.peak_bytes > most or not can_be_run(self.cut.program):
             return best
-        key = key_of((self._key(chosen), self._key(leaner)))
+        key = key_of((self._key(best.ways), self._key(other.ways)))
         if (known := recall(key)) is None:
             both = [self._gradient(decision.ways) for decision in (best, other)]
             seen = run_times(both, self._inputs) or [(1.0, 0.0)] * 2
@@ -276,13 +284,12 @@ class _Whole:
 
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
-        return recall(self._key(chosen)) is not None
+        return recall(self._key(self._ways(chosen))) is not None
 
     def _ways(self, chosen: Chosen) -> tuple[Way, ...]:
         return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
 
-    def _key(self, chosen: Chosen) -> str:
-        ways = self._ways(chosen)
+    def _key(self, ways: tuple[Way, ...]) -> str:
         return key_of((self.cut.program, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
@@ -324,6 +331,11 @@ def _least(whole: _Whole, limit: Limit, most: int) -> Decision:
         tries.append(last := whole.decision(chosen))
         if last.peak_bytes <= most:
             return last
+    # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
+    # any schedule: what lies close to its cores is not counted.
+    tries.append(last := whole.plain())
+    if last.peak_bytes <= most:
+        return last
     _refuse(tries, limit, most)
 
 

@@ -22,6 +22,7 @@ from .._arrays import (
     as_arrays,
     as_length,
     automatic_sharding,
+    automatic_shardings,
     axes_tree,
     axis_sizes,
     common_length,
@@ -181,14 +182,12 @@ def open_abstractly(
     """
     opened: list[OpenedLoop] = []
     found: list[tuple[NamedSharding | None, ...]] = []
-    given = jax.tree.leaves(args)
+    shardings = automatic_shardings(args)
 
     def open_traced(*args: PyTree) -> None:
         loop = open_call(*args)
-        # Leaf by leaf, as it is for Equinox to say which of them are traced: those of
-        # NumPy are in some of its versions.
-        traced = zip(jax.tree.leaves(args), given, strict=True)
-        known = {id(x): automatic_sharding(own) for x, own in traced}
+        traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
+        known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
         of = lambda x: known.get(id(x)) or automatic_sharding(x)
         opened.append(loop)

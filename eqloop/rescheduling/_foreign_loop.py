@@ -46,6 +46,11 @@ class ForeignLoop:
     carry: tuple[ShapeDtypeStruct, ...]
     scope: str = ""
 
+    @property
+    def is_of_gradient(self) -> bool:
+        """Whether it is the way back of a loop, outside of any other."""
+        return self.depth == 0 and "transpose(" in self.scope
+
     def __str__(self) -> str:
         steps = "" if self.length is None else f" of {self.length} steps"
         return f"{self.name}{steps} at {self.place or 'an unknown line'}"

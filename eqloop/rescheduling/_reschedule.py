@@ -172,7 +172,13 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         result, notes = self._run(args, kwargs)
         is_as_before = all(note.why and not note.has_bar for note in notes)
         if self._is_told_something and is_as_before:
-            self._warn(notes)
+            self._warn(f"is run otherwise, as {_left(notes)}")
+        elif any(note.loop.is_of_gradient for note in notes):
+            self._warn(
+                "stores less for a gradient that it takes itself, which is taken as "
+                "before, unless it is differentiated again. Reschedule the function "
+                "inside: `jax.grad(el.Reschedule(f, …))`"
+            )
         return result
 
     def plans(self, *args: P.args, **kwargs: P.kwargs) -> RescheduledLoops:
@@ -224,11 +230,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         outs = jax.core.eval_jaxpr(new.jaxpr, new.consts, *arrays)
         return call.kept.join(outs), notes
 
-    def _warn(self, notes: list[Note]) -> None:
-        left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
-        what = f"every loop in it is left to JAX:{left}" if left else "it has none"
+    def _warn(self, what: str) -> None:
         name = getattr(self.f, "__qualname__", repr(self.f))
-        text = f"Reschedule: no loop of `{name}` is run otherwise, as {what}."
+        text = f"Reschedule: no loop of `{name}` {what}."
         # How many frames of JAX are between the user's call and this one, who knows?
         here = place_now() or Place("<unknown>", 0, "")
         warnings.warn_explicit(text, UserWarning, here.file, here.line)
@@ -269,3 +273,8 @@ def _planner(whiles: object) -> Bounded | Online | None:
         )
     check_least("Reschedule", "whiles", count, 1)
     return Online(UNLIMITED, count)
+
+
+def _left(notes: list[Note]) -> str:
+    left = "".join(f"\n  {note.loop}: {note.why}" for note in notes)
+    return f"every loop in it is left to JAX:{left}" if left else "it has none"

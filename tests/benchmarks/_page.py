@@ -83,8 +83,9 @@ _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
 _NO_ACCELERATOR = """\
 ## On a GPU
 
-Not measured yet. On a machine with a GPU, the command above adds this section and
-leaves the figures for the CPU as they are.
+There are no times yet; what was run on one has [its own page](on_a_gpu_and_a_tpu.md).
+On a machine with a GPU, the command above adds this section and leaves the figures for
+the CPU as they are.
 """
 
 

@@ -124,7 +124,7 @@ def test_what_is_not_differentiated_has_no_plan():
     (found,) = el.plans(jax.grad(lambda xs: loss(el.Recursive(2), 1.0, xs)))(XS)
     both = el.plans(grad_of(el.Recursive(2)))(1.0, XS)[0]
     assert found.plan.peak_bytes <= both.plan.peak_bytes
-    assert str(el.plans(forward)(XS)).endswith("at once: 0 B")
+    assert "el.plans(jax.grad(f))" in str(el.plans(forward)(XS))
 
 
 @pytest.mark.slow

@@ -292,3 +292,51 @@ def test_an_inverse_that_gives_something_else():
     refused = pytest.raises(TypeError, match="a carry of the types")
     with jax.numpy_dtype_promotion("standard"), refused:
         double(1, jnp.ones(5))
+
+
+def pushed(h, x):
+    return jnp.tanh(h) + x, h
+
+
+AT_REST = {
+    "nothing is undone": lambda h, x: h,
+    "x is forgotten": lambda h, x: jnp.arctanh(jnp.clip(h, -0.999, 0.999)),
+}
+
+
+@pytest.mark.parametrize("inverse", AT_REST.values(), ids=AT_REST)
+@pytest.mark.parametrize("checkpoints", [1, 3])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.vmap])
+def test_a_loop_that_starts_at_rest_is_checked_at_its_end(inverse, checkpoints, wrap):
+    # Its first step moves nothing, so that any inverse undoes that.
+    schedule = el.Reversible(inverse, checkpoints=checkpoints)
+    scan = el.Scan(pushed, schedule=schedule)
+    xs = jnp.zeros((20, 3)).at[5:].set(0.2)
+    gradient = wrap(jax.grad(lambda h, xs: jnp.sum(scan(h, xs)[1] ** 2)))
+    args = jnp.zeros(3), xs
+    if wrap is jax.vmap:
+        args = jnp.zeros((2, 3)), jnp.stack([xs, 2 * xs])
+    with pytest.raises(Exception, match="does not come to the carry from which"):
+        jax.block_until_ready(gradient(*args))
+
+
+def test_errors_that_have_grown_too_large_are_told():
+    contract = lambda c, _: ((0.5 * c[0] + 1, c[1] + c[0] ** 2), None)
+    expand = lambda c, _: (2 * (c[0] - 1) + 1e-6, c[1])
+
+    def gradient(**settings):
+        scan = el.Scan(contract, schedule=el.Reversible(expand, **settings))
+        return jax.grad(lambda h: scan((h, 0.0), length=40)[0][1])(1.0)
+
+    with pytest.raises(ValueError, match=r"rounding errors have grown .*checkpoints="):
+        gradient()
+    assert jnp.isfinite(gradient(check=False))
+    np.testing.assert_allclose(gradient(checkpoints=20), 16 / 3, rtol=1e-4)
+
+
+def test_a_loop_that_comes_to_no_numbers_is_not_blamed():
+    scan = el.Scan(
+        lambda h, _: (h * 1e30, None), schedule=el.Reversible(lambda h, _: h / 1e30)
+    )
+    gradient = jax.grad(lambda h: jnp.sum(scan(h, length=4)[0]))
+    assert not jnp.isfinite(gradient(jnp.ones(2))).all()

@@ -264,7 +264,7 @@ def test_the_page_says_where_it_was_measured_and_what_was_not():
     assert one.index("### Maps in chunks") < one.index("## How this is measured")
     assert one.index("## How this is measured") < one.index("- a machine\n")
     assert "not quiet" not in one
-    assert "Not measured yet" in one
+    assert "There are no times yet" in one
     elsewhere = dataclasses.replace(WHERE, platform="gpu", machine="another")
     results = {
         "cpu": {"modes": record(outcome(), busy=1.5), "maps": record(outcome())},
@@ -273,7 +273,7 @@ def test_the_page_says_where_it_was_measured_and_what_was_not():
     two = _page.text(results)
     assert "up to 1.5 of its cores" in two
     assert "On a GPU, with JAX 0.10, on 2026-01-02:\n\n- another" in two
-    assert "Not measured yet" not in two
+    assert "There are no times yet" not in two
 
 
 def test_groups_measured_apart_say_so():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop.fitting._options import EVERYTHING
 
 from ..asserts import assert_close, assert_same
 from ..compiling import AS_USED, programs_compiled, temp_bytes
@@ -289,3 +290,13 @@ def test_outside_of_jit():
 def test_a_device_that_is_named():
     plan = el.Fit(layers, TIGHT, device="cpu").plan(W, X)
     assert plan.device == "cpu"
+
+
+def test_nobody_is_refused_what_the_plain_gradient_takes(monkeypatch: Any):
+    # As on a TPU, whose compiler does not count what lies close to its cores.
+    taken = lambda _, ways: 100 if set(ways) == {EVERYTHING} else 1000
+    monkeypatch.setattr("eqloop.fitting._decision._Whole._bytes", taken)
+    f = lambda w: over_time(w, 1.01 * X)
+    assert el.Fit(f, 500).plan(W).peak_bytes == 100
+    with pytest.raises(ValueError, match="at least 100 B"):
+        el.Fit(f, 50).plan(W)

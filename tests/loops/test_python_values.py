@@ -167,3 +167,36 @@ def test_keys_that_have_a_default_or_another_place():
     keywords = lambda h, x, **rest: (h + x, None)
     assert el.Scan(keywords)(0.0, XS, key=jax.random.key(0))[0] == 3
     assert hash(el.Scan(step)) == hash(el.Scan(step))
+
+
+STEP = lambda h, x: (jnp.tanh(h + x), None)
+LAYER = lambda key: eqx.nn.Linear(3, 3, key=key)
+ASKED = {
+    "plan": lambda h, xs: el.CheckpointedScan(STEP).plan(h, xs),
+    "frontier": lambda h, xs: el.CheckpointedScan(STEP).frontier(h, xs)[0],
+    "layers": lambda h, xs: el.StackedLayers.init(
+        LAYER, 4, key=jax.random.key(0), schedule=el.Chunked(1)
+    ).plan(h),
+    "while": lambda h, xs: el.plans(
+        jax.grad(
+            lambda h: jnp.sum(
+                el.CheckpointedWhileLoop(
+                    lambda h: jnp.sum(h) < 3, lambda h: jnp.tanh(h) + 1, max_steps=9
+                )(h)
+            )
+        )
+    )(h),
+    "plans": lambda h, xs: el.plans(
+        jax.grad(lambda h, xs: jnp.sum(el.CheckpointedScan(STEP)(h, xs)[0]))
+    )(h, xs),
+    "Fit": lambda h, xs: el.Fit(
+        lambda h, xs: jnp.sum(el.Scan(STEP)(h, xs)[0]), "1MiB"
+    ).plan(h, xs),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_what_a_loop_takes_is_the_same_for_arrays_of_numpy(ask):
+    h, xs = np.zeros(3, np.float32), np.ones((20, 3), np.float32)
+    assert str(ask(h, xs)) == str(ask(jnp.asarray(h), jnp.asarray(xs)))
+    assert str(ask(h, jnp.asarray(xs))) == str(ask(jnp.asarray(h), xs))

@@ -183,6 +183,17 @@ def test_a_function_without_loops_is_the_function():
         el.Reschedule(jnp.sin)(XS)  # it was told to do nothing
 
 
+def test_a_function_that_takes_its_gradient_itself_is_told_so():
+    loss = lambda w: jnp.sum(
+        lax.scan(lambda h, x: (jnp.sin(w * h + x), None), 0.0, XS)[0]
+    )
+    with pytest.warns(UserWarning, match=r"inside: `jax.grad\(el.Reschedule"):
+        el.Reschedule(jax.grad(loss), el.Recursive(2))(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.grad(el.Reschedule(loss, el.Recursive(2)))(1.0)
+
+
 def test_what_is_left_is_said_where_nothing_is_taken():
     f = el.Reschedule(root, el.Recursive(2))
     with pytest.warns(

@@ -5,10 +5,12 @@
     python -m tests.targets --match 'gru: *'           # cases whose names are like this
     python -m tests.targets --write docs/on_a_gpu_and_a_tpu.md
     python -m tests.targets --render docs/on_a_gpu_and_a_tpu.md
+    python -m tests.targets --run gpu --workers 8      # here, to see that it is right
 
-Nothing is run. Every schedule, loop and map is compiled, on the steps of the benchmarks
-and in the modes in which they are used (`_cases.py`). The optimised programs are read
-(`_hlo.py`), and a case is wrong (`_verdicts.py`) if
+Every schedule, loop and map is compiled, on the steps of the benchmarks and in the
+modes in which they are used (`_cases.py`). Nothing is run, but with `--run`
+(`_runs.py`). The optimised programs are read (`_hlo.py`), and a case is wrong
+(`_verdicts.py`) if
 
 - it takes more memory than its plan says,
 - the processor of the host computes anything,
@@ -19,4 +21,7 @@ and in the modes in which they are used (`_cases.py`). The optimised programs ar
 With `--write`, the figures of the page (a JSON file beside it) are extended by cases
 that are not there yet, so that one can stop and go on; `--again` compiles all of them.
 It takes two hours, and `pip install 'eqloop[targets]'`.
+
+On a GPU, XLA may try for minutes which kernel is the fastest for each large product;
+with `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false` it tries those of libraries only.
 """

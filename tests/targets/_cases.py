@@ -6,6 +6,7 @@ that an array with so many rows has one for each step. Arrays are types: none is
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 import eqloop as el
+from eqloop._device import PlannedDevice, planning_device
 
 from ..benchmarks import _problems as problems
+from ..fits import _functions as fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Case:
             plans say what it takes.
         is_static: Whether all numbers of trips are known.
         rows: How many rows arrays have of which a loop should write only parts.
+        plain: The same in plain JAX, if it can be said so.
+        make: Makes the arrays, if any others would not do.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Case:
     is_planned: bool = False
     is_static: bool = True
     rows: tuple[int, ...] = ()
+    plain: Callable[..., Any] | None = None
+    make: Callable[[], Any] | None = None
 
 
 # The steps of the benchmarks: a cell, the initial carry and `xs` of a number of steps.
@@ -55,6 +62,15 @@ STEPS: Mapping[str, Callable[[int], Any]] = {
     "relaxation": lambda length: problems.relaxation(length, 48),
     "convolutions": lambda length: problems.convolutions(length, 12, 6),
     "attention": lambda length: problems.attention(length, 24, 48),
+}
+
+
+# Some of them at sizes that keep a GPU busy.
+LARGE_STEPS: Mapping[str, Callable[[int], Any]] = {
+    "256 LSTMs of width 512": lambda length: problems.lstm(length, 512, 256),
+    "wave, 512 x 512": lambda length: problems.wave(length, 512),
+    "convolutions, 64 x 64 x 32": lambda length: problems.convolutions(length, 64, 32),
+    "attention, 512 tokens": lambda length: problems.attention(length, 512, 256),
 }
 
 
@@ -104,33 +120,104 @@ def _scan(schedule: Any, **settings: Any) -> Callable[..., Any]:
     return lambda cell, init, xs: el.Scan(cell, schedule=schedule, **settings)(init, xs)
 
 
-def _problems(length: int) -> Iterator[tuple[str, Any]]:
-    for name, make in STEPS.items():
-        yield name, eqx.filter_eval_shape(lambda make=make: make(length))
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """A step, the initial carry and `xs`, of which the arrays are types."""
+
+    name: str
+    types: Any
+    make: Callable[[], Any]
+
+    @property
+    def length(self) -> int:
+        return self.types[2].shape[0]
 
 
-def _gradient(run: Callable[..., Any], problem: Any, name: str, **about: Any) -> Case:
+def _problems(
+    length: int, steps: Mapping[str, Callable[[int], Any]] = STEPS
+) -> Iterator[_Problem]:
+    for name, make in steps.items():
+        made = functools.partial(make, length)
+        yield _Problem(name, eqx.filter_eval_shape(made), made)
+
+
+def _plain(cell: Any, init: Any, xs: Any) -> Any:
+    return lax.scan(lambda c, x: cell(c, x), init, xs)
+
+
+def _checkpointed(cell: Any, init: Any, xs: Any) -> Any:
+    return lax.scan(jax.checkpoint(lambda c, x: cell(c, x)), init, xs)
+
+
+def _by_hand(cell: Any, init: Any, xs: Any) -> Any:
+    """A loop in a loop, of about equal lengths."""
+    root = math.isqrt(xs.shape[0])
+    while xs.shape[0] % root:
+        root -= 1
+    segment = lambda c, xs: lax.scan(lambda c, x: cell(c, x), c, xs)
+    segments = xs.reshape(root, -1, *xs.shape[1:])
+    return lax.scan(jax.checkpoint(segment), init, segments)
+
+
+def _gradient(
+    run: Callable[..., Any], problem: _Problem, name: str, **about: Any
+) -> Case:
     """The gradient of a loss in all inputs."""
-    loss, args = _of_arrays(lambda *args: _sum(run(*args)), *problem)
-    return Case(name, jax.grad(loss, (0, 1, 2)), args, **about)
+    of = lambda run: _of_arrays(lambda *args: _sum(run(*args)), *problem.types)
+    gradient = lambda loss: jax.grad(loss, (0, 1, 2))
+    return Case(
+        f"{problem.name}: {name}",
+        gradient(of(run)[0]),
+        of(run)[1],
+        steps=problem.length,
+        plain=gradient(of(_plain)[0]),
+        make=lambda: eqx.partition(problem.make(), eqx.is_array)[0],
+        **about,
+    )
+
+
+def _scheduled(problem: _Problem, name: str, schedule: Any) -> Case:
+    n = problem.length
+    return _gradient(
+        _scan(schedule),
+        problem,
+        name,
+        is_planned=True,
+        is_static=_is_static(name, n),
+        rows=(n, n + 1),
+    )
 
 
 def steps(length: int) -> Iterator[Case]:
     """Every schedule of a gradient, for every step."""
-    scan = lambda cell, init, xs: lax.scan(lambda c, x: cell(c, x), init, xs)
-    for step, problem in _problems(length):
-        n = problem[2].shape[0]
-        yield _gradient(scan, problem, f"{step}: lax.scan", steps=n)
-        for name, schedule in schedules(n).items():
-            yield _gradient(
-                _scan(schedule),
-                problem,
-                f"{step}: {name}",
-                steps=n,
-                is_planned=True,
-                is_static=_is_static(name, n),
-                rows=(n, n + 1),
-            )
+    for problem in _problems(length):
+        yield _gradient(_plain, problem, "lax.scan")
+        for name, schedule in schedules(problem.length).items():
+            yield _scheduled(problem, name, schedule)
+
+
+def large(length: int) -> Iterator[Case]:
+    """What people use instead, schedules and budgets, of steps that take long."""
+    root = round(length**0.5)
+    others = {
+        "lax.scan": _plain,
+        "jax.checkpoint on the step": _checkpointed,
+        "nested by hand": _by_hand,
+    }
+    for problem in _problems(length, LARGE_STEPS):
+        for name, run in others.items():
+            yield _gradient(run, problem, name)
+        for name, schedule in {
+            "Recursive(16)": el.Recursive(16),
+            "Chunked(root)": el.Chunked(root),
+            "Chunked(1)": el.Chunked(1),
+            "Chunked(1, batch=8)": el.Chunked(1, batch=8),
+            "Offload(Chunked(1))": el.Offload(el.Chunked(1)),
+            "Offload(Chunked(root))": el.Offload(el.Chunked(root)),
+        }.items():
+            yield _scheduled(problem, name, schedule)
+        for share in (0.1, 0.3, 0.6):
+            yield _within(share, problem)
 
 
 def _with_output(cell: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +230,7 @@ def _with_output(cell: Callable[..., Any]) -> Callable[..., Any]:
 
 def ways(length: int) -> Iterator[Case]:
     """Every schedule in other modes and under `vmap`, for a few steps."""
-    every = dict(_problems(length))
+    every = {problem.name: problem.types for problem in _problems(length)}
     for step in ("tanh", "lstm, 8 at once", "wave"):
         for name, schedule in schedules(length).items():
             static = _is_static(name, length)
@@ -485,27 +572,66 @@ class _Layer(eqx.Module):
         return h + jnp.tanh(h @ self.weight)
 
 
+def _within(share: float, problem: _Problem) -> Case:
+    """A budget of a share of what storing everything takes."""
+
+    def run(cell: Any, init: Any, xs: Any) -> Any:
+        full = el.Scan(cell, schedule=el.StoreAll()).plan(init, xs).peak_bytes
+        return _scan(el.Budget(int(share * full), measure=False))(cell, init, xs)
+
+    n = problem.length
+    name = f"{share} of everything"
+    about: Any = dict(is_planned=True, is_static=False, rows=(n, n + 1))
+    return _gradient(run, problem, name, **about)
+
+
 def budgets(length: int) -> Iterator[Case]:
     """Budgets of some share of what storing everything takes."""
-    for step, problem in _problems(length):
-        steps = problem[2].shape[0]
+    for problem in _problems(length):
         for share in (0.02, 0.1, 0.3, 0.6, 0.9):
+            yield _within(share, problem)
 
-            def run(cell: Any, init: Any, xs: Any, share: float = share) -> Any:
-                full = el.Scan(cell, schedule=el.StoreAll()).plan(init, xs).peak_bytes
-                return _scan(el.Budget(int(share * full), measure=False))(
-                    cell, init, xs
-                )
 
-            yield _gradient(
-                run,
-                problem,
-                f"{step}: {share} of everything",
-                steps=steps,
-                is_planned=True,
+def functions(length: int) -> Iterator[Case]:
+    """Whole functions, in shares of what their plain gradients take."""
+    for name in fits.NAMES:
+        make = functools.partial(fits.function, name, length / 1000)
+        made = make()
+        types = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made.args
+        )
+        plain = jax.value_and_grad(made.plain)
+        # How much that is, the compiler of the device says.
+        taken = functools.cache(lambda device, f=plain, of=types: _taken(device, f, of))
+
+        def fitted(share: float, made: Any = made, taken: Any = taken) -> Any:
+            def loss(*args: Any) -> jax.Array:
+                nbytes = int(share * taken(planning_device()))
+                return el.Fit(made.plain, nbytes)(*args)
+
+            return jax.value_and_grad(loss)
+
+        for shown, gradient in {
+            "lax.scan": plain,
+            "jax.checkpoint on each part": jax.value_and_grad(made.by_parts),
+            "0.3 of everything": fitted(0.3),
+            "0.6 of everything": fitted(0.6),
+            "0.9 of everything": fitted(0.9),
+        }.items():
+            yield Case(
+                f"{name}: {shown}",
+                gradient,
+                types,
+                plain=plain,
+                make=lambda make=make: make().args,
                 is_static=False,
-                rows=(steps, steps + 1),
             )
+
+
+def _taken(device: PlannedDevice, f: Callable[..., Any], types: Any) -> int:
+    memory = device.lower(f, *types).compile().memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
 
 
 GROUPS: Mapping[str, Callable[[int], Iterator[Case]]] = {
@@ -513,4 +639,6 @@ GROUPS: Mapping[str, Callable[[int], Iterator[Case]]] = {
     "ways": ways,
     "loops": loops,
     "budgets": budgets,
+    "large": large,
+    "functions": functions,
 }

@@ -1,8 +1,8 @@
-"""The page about devices that are not here: tables of what their compilers say."""
+"""The page about other devices: tables of what compilers say, and of what was run."""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..benchmarks._report import folded, table
@@ -25,16 +25,24 @@ _GROUPS = {
     ),
     "ways": ("Modes, and vmap", "Three examples in each batch."),
     "loops": ("Loops, maps and policies", "Their gradients."),
+    "large": (
+        "Steps that take long",
+        "Gradients of loops that keep a GPU busy. Others of plain JAX are beside them.",
+    ),
+    "functions": (
+        "Whole functions",
+        "`Fit` with a share of what the plain gradient takes.",
+    ),
 }
 
 _INTRODUCTION = """\
 # On a GPU and a TPU
 
-**Nothing on this page was run.** These are the words of the compilers. JAX's plug-ins
-for GPUs and TPUs contain the compilers of these devices, which do not need the devices.
-They tell exactly how much memory XLA gives a program, on the device and on its host,
-and, for a GPU, how many kernels it starts. How long these take, they do not tell. One
-command compiles everything again, on any machine, and writes this page:
+Most of this page is what compilers say. JAX's plug-ins for GPUs and TPUs contain the
+compilers of these devices, which do not need the devices. They tell exactly how much
+memory XLA gives a program, on the device and on its host, and, for a GPU, how many
+kernels it starts. How long these take, they do not tell. One command compiles
+everything again, on any machine, and writes this page:
 
 ```sh
 python -m pip install -e '.[test,targets]'
@@ -56,6 +64,18 @@ its cores is not counted, so that small loops take nothing. **Planned** is what 
 has foreseen. **Kernels** are those that a GPU starts for each step of the loop, copies
 among them, for the value and for the gradient. Small steps take about as long as it
 takes to start these. A dash is a loop whose iterations are not known beforehand.
+"""
+
+_WAS_RUN = """\
+These were run, too, by the same command on a machine with the device:
+
+```sh
+python -m tests.targets --run gpu --workers 8 --write docs/on_a_gpu_and_a_tpu.md
+```
+
+**Difference** is the greatest one from the gradient of plain JAX, or of the same loop
+on the processor of the host, relative to the greatest entry of an array. Carries that
+are stored in bfloat16 differ by more.
 """
 
 
@@ -92,7 +112,9 @@ def text(results: Results) -> str:
 
 
 def _sections(results: Results) -> Iterator[str]:
-    for kind, title in _KINDS.items():
+    kinds = dict.fromkeys(key.split(" | ")[0] for key in results)
+    run = {kind: kind for kind in kinds if kind not in _KINDS}
+    for kind, title in (run | _KINDS).items():
         groups = {
             group: {
                 key.split(" | ")[2]: found
@@ -104,12 +126,14 @@ def _sections(results: Results) -> Iterator[str]:
         if not any(groups.values()):
             continue
         yield f"## {title}\n"
+        if kind in run:
+            yield _WAS_RUN
         yield _summary(groups) + "\n"
         for group, cases in groups.items():
             if cases:
                 heading, about = _GROUPS[group]
                 yield f"### {heading} ({title})\n\n{about}\n"
-                yield from _tables(cases, is_gpu=kind == "h100")
+                yield from _tables(cases, _columns(kind, cases))
 
 
 def _summary(groups: Mapping[str, Mapping[str, Found]]) -> str:
@@ -129,28 +153,51 @@ def _is_refused(found: Found) -> bool:
     return any("Budget: " in why for why in found.wrong)
 
 
-def _tables(cases: Mapping[str, Found], is_gpu: bool) -> Iterator[str]:
+def _columns(kind: str, cases: Mapping[str, Found]) -> Sequence[str]:
+    """Those of which there is anything."""
+    every = cases.values()
+    if kind in _KINDS:
+        return list(_CELLS)[: 4 if kind == "h100" else 3]
+    has_times = any(found.seconds is not None for found in every)
+    return list(_CELLS)[: None if has_times else -1]
+
+
+def _tables(cases: Mapping[str, Found], columns: Sequence[str]) -> Iterator[str]:
     parts = dict[str, dict[str, Found]]()
     for name, found in cases.items():
         step, _, rest = name.rpartition(": ")
         parts.setdefault(step, {})[rest] = found
     for step, rows in parts.items():
-        shown = _table(rows, is_gpu)
+        named = [
+            (f"`{name}`" if "(" in name else name, *_row(found, columns))
+            for name, found in rows.items()
+        ]
+        shown = table(("", *columns), named)
         yield (folded(step, shown) if step else shown) + "\n"
 
 
-def _table(rows: Mapping[str, Found], is_gpu: bool) -> str:
-    columns = ["", "memory", "planned", "on the host", *["kernels a step"] * is_gpu]
-    return table(columns, [_row(name, found, is_gpu) for name, found in rows.items()])
-
-
-def _row(name: str, found: Found, is_gpu: bool) -> Sequence[str]:
-    cells = [_size(found.temp), _size(found.planned), _size(found.host or None)]
-    if found.wrong and not found.temp and not found.host:
-        cells = ["-", "", ""]
-    kernels = "-" if found.kernels is None else f"{found.kernels:.1f}"
-    return (f"`{name}`" if "(" in name else name, *cells, *[kernels] * is_gpu)
+def _row(found: Found, columns: Sequence[str]) -> Iterator[str]:
+    is_known = not found.wrong or found.temp or found.host
+    for column in columns:
+        if is_known or column in ("memory", "kernels a step"):
+            yield _CELLS[column](found) if is_known else "-"
+        else:
+            yield ""
 
 
 def _size(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 1e6:,.3f} MB"
+
+
+def _or_nothing(figure: float | None, form: str, factor: float = 1.0) -> str:
+    return "" if figure is None else form.format(factor * figure)
+
+
+_CELLS: Mapping[str, Callable[[Found], str]] = {
+    "memory": lambda found: _size(found.temp),
+    "planned": lambda found: _size(found.planned),
+    "on the host": lambda found: _size(found.host or None),
+    "kernels a step": lambda found: _or_nothing(found.kernels, "{:.1f}") or "-",
+    "difference": lambda found: _or_nothing(found.error, "{:.0e}"),
+    "time": lambda found: _or_nothing(found.seconds, "{:,.2f} ms", 1e3),
+}

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import jax
+
 import eqloop as el
 from eqloop._device import planning_device
 
@@ -32,6 +34,9 @@ class Found:
         kernels: How many kernels and copies a GPU starts for each step, if its loops
             have known numbers of trips.
         wrong: What is wrong.
+        error: The greatest difference from what plain JAX computes, relative to the
+            greatest entry of an array, if it was run.
+        seconds: How long it ran, if it was run.
     """
 
     temp: int = 0
@@ -39,12 +44,17 @@ class Found:
     planned: int | None = None
     kernels: float | None = None
     wrong: tuple[str, ...] = ()
+    error: float | None = None
+    seconds: float | None = None
 
 
-def judged(case: Case) -> Found:
+def judged(case: Case) -> tuple[Found, jax.stages.Compiled | None]:
     """Compiles a case for the device that plans are made for.
 
     A case that does not compile is wrong, whatever its error says.
+
+    Returns:
+        What the compiler says, and the program, a function of all arrays.
     """
     try:
         planned = _planned(case)
@@ -52,18 +62,19 @@ def judged(case: Case) -> Found:
             compiled = planning_device().lower(case.function, *case.args).compile()
     except Exception as error:
         first, *_ = str(error).splitlines() or [""]
-        return Found(wrong=(f"{type(error).__name__}: {first[:200]}",))
+        return Found(wrong=(f"{type(error).__name__}: {first[:200]}",)), None
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
     assert text is not None
     temp, program = memory.temp_size_in_bytes, Optimised(text)
-    return Found(
+    found = Found(
         temp,
         memory.host_temp_size_in_bytes,
         planned,
         _kernels(case, program),
         tuple(dict.fromkeys(_faults(case, temp, planned, program, [*told, text]))),
     )
+    return found, compiled
 
 
 def _planned(case: Case) -> int | None:

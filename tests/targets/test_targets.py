@@ -104,3 +104,27 @@ def test_nothing_is_wrong(kind, group, pattern):
     )
     assert ran.returncode == 0, ran.stdout
     assert ran.stdout.startswith(kind)
+
+
+@pytest.mark.slow
+def test_what_is_run_is_right_and_timed():
+    options = "--run", "cpu", "--length", "16", "--only", "steps"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.targets",
+            *options,
+            "--match",
+            "lorenz: Chunked(*",
+        ],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
+    lines = [line for line in ran.stdout.splitlines() if "lorenz: Chunked(" in line]
+    assert sum(" off" in line for line in lines) == 2 * sum(
+        line.endswith(" ms") for line in lines
+    )

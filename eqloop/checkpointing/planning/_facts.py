@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import threading
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -52,7 +53,7 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
 
     Raises:
         TypeError: If it is not a path.
-        ValueError: If there is something else in the file.
+        ValueError: If there is something else in the file, or no such folder.
 
     Examples:
         >>> import pathlib, tempfile
@@ -66,6 +67,11 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
         raise TypeError(
             f"measurements: `path` must be a path or None, not {path!r} of type "
             f"{type(path).__name__}."
+        )
+    if path is not None and not (file := pathlib.Path(path).absolute()).parent.is_dir():
+        raise ValueError(
+            f"measurements: there is no folder {str(file.parent)!r} for the file "
+            f"{file.name!r}. Make it, or pass another path."
         )
     with _guard:
         found = {} if path is None else _read(pathlib.Path(path))
@@ -87,7 +93,12 @@ def remember(found: Mapping[str, Fact]) -> None:
     with _guard:
         _known.update(found)
         if _file_in_use:
-            _write(_file_in_use[0])
+            try:
+                _write(_file_in_use[0])
+            except (
+                OSError
+            ) as error:  # A full disk, say. The plans are made all the same.
+                warnings.warn(f"measurements: {error}", stacklevel=1)
         elif (path := _file_beside_cache()) is not None:
             # A cache that cannot be written to is none, as it is for JAX.
             with contextlib.suppress(ValueError, OSError):

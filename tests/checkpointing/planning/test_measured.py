@@ -473,6 +473,10 @@ def test_a_plan_that_takes_long_says_so_once(
     assert caplog.messages
     assert all("planning a loop of 4094 steps" in line for line in caplog.messages)
     assert "jax_compilation_cache_dir" in caplog.messages[0]
+    assert f"asked for at {__file__}" in caplog.messages[0]
+    el.measurements(None)
+    plan(length=LENGTH - 2)
+    assert len(caplog.messages) == len(set(caplog.messages))
 
 
 def test_times_that_scatter_say_so(runs: Runs):
@@ -501,3 +505,20 @@ def test_facts_are_of_this_package_and_of_these_flags(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     monkeypatch.setattr(_facts, "_package", lambda: "another")
     assert _facts.key_of(["a step"]) != key
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        el.measurements(tmp_path / "nowhere" / "times.json")
+
+
+def test_a_file_that_cannot_be_written_any_more_hinders_no_plan(tmp_path):
+    folder = tmp_path / "there"
+    folder.mkdir()
+    el.measurements(folder / "times.json")
+    folder.rmdir()
+    try:
+        with pytest.warns(UserWarning, match=r"measurements: .*times.json"):
+            _facts.remember({"key": {"bytes": 1.0}})
+    finally:
+        el.measurements(None)

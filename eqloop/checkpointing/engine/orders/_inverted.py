@@ -1,7 +1,9 @@
 """Reversal by an inverse: the carry before a step is computed from the one after it."""
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.core
@@ -9,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._arrays import Arrays, Flags, as_array, pick, where_run
-from ...._types import Index, PyTree, Value
+from ...._arrays import Arrays, Flags, as_array, axes_of, pick, vary, where_run
+from ...._types import Aval, Index, PyTree, Value
 from ....progress import tied
 from .._costs import StepCost
 from .._loop import Loop
@@ -28,6 +30,11 @@ from ._order import AbstractSlotOrder, Event
 # that cancel, and then its error is as large as theirs.
 _OFF_BY = 1000, 100
 
+# The way back may miss the carry from which it should have come by so much, relative to
+# the largest number in a leaf, and by so many `eps` of the largest one in the carry.
+# Rounding errors have grown over many steps by then. Those of few bits grow fast.
+_MISSED_BY, _EPS_MISSED, _EPS_OF_CARRY = 0.05, 100, 1000
+
 
 @dataclasses.dataclass(frozen=True)
 class Inverted(AbstractSlotOrder):
@@ -40,7 +47,8 @@ class Inverted(AbstractSlotOrder):
     Attributes:
         steps: How many steps the loop has.
         parts: How many parts there are.
-        checks: Whether to check that the inverse undoes the first step.
+        checks: Whether to check that the inverse undoes the first step, and that it
+            comes back to the carry at the start of each part.
     """
 
     steps: int
@@ -138,10 +146,20 @@ class Inverted(AbstractSlotOrder):
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
+        # What is saved is read by the inverse, and is no result of it.
+        saved = carries.saved or (False,) * len(carries.arrays)
+        compared = tuple(self.checks and not flag for flag in saved)
+        state = cts, _Missed.by_none(pick(walk.sweep.step.carry_types, compared))
         for count, size in reversed(self.groups):
             position, row = position - count * size, row - count
-            cts = _reverse_parts(walk, carries, (count, size), position, row, cts)
-        return cts
+            parts = count, size
+            state = _reverse_parts(walk, carries, parts, position, row, state, compared)
+        cts, missed = state
+        if not any(compared):
+            return cts
+        paths = walk.sweep.loop.carry_paths
+        names = pick(paths, compared) if len(paths) == len(compared) else None
+        return _unless(missed, names, cts)
 
     # What it costs.
 
@@ -172,8 +190,9 @@ def _reverse_parts(
     parts: tuple[int, int],
     start: int,
     row: int,
-    cts: Cotangents,
-) -> Cotangents:
+    state: tuple[Cotangents, "_Missed"],
+    compared: Flags,
+) -> tuple[Cotangents, "_Missed"]:
     """Reverses equal parts.
 
     Args:
@@ -182,11 +201,13 @@ def _reverse_parts(
         parts: The number of parts and their size.
         start: The position at which the first of them starts.
         row: The row of the carry at `start`.
-        cts: The cotangents after the last of them.
+        state: The cotangents after the last of them, and where the way back was off.
+        compared: Which leaves of the carry are compared at the start of each part.
     """
     count, size = parts
 
-    def back(i: Index, cts: Cotangents) -> Cotangents:
+    def back(i: Index, state: PyTree) -> PyTree:
+        cts, missed = state
         part = count - 1 - i
         begin = start + part * size
         # A loop that may end early goes back from where it has ended. All rows behind
@@ -206,11 +227,126 @@ def _reverse_parts(
 
         # The carry at the end of this part: that at the start of the next one, or the
         # last carry of the loop.
-        state = (carries.read(row + part + 1), cts)
+        last = carries.read(row + part + 1)
         unroll = None if walk.count is not None else min(walk.unroll, size)
-        return lax.fori_loop(0, steps, step_back, state, unroll=unroll)[1]
+        again, cts = lax.fori_loop(0, steps, step_back, (last, cts), unroll=unroll)
+        if any(compared):
+            first = carries.read(row + part)
+            read = (pick(carry, compared) for carry in (first, last, again))
+            missed = missed.or_by(*read)
+        return cts, missed
 
-    return lax.fori_loop(0, count, back, cts)
+    return lax.fori_loop(0, count, back, state)
+
+
+class _Missed(NamedTuple):
+    """Which leaves the way back has missed at the start of a part, by more than may be.
+
+    Attributes:
+        offs: For each leaf the greatest difference; 0 if it was not missed.
+        sizes: Its greatest number.
+    """
+
+    offs: Value
+    sizes: Value
+
+    @classmethod
+    def by_none(cls, types: Sequence[Aval]) -> "_Missed":
+        """None of the leaves, which are of these types, was missed so far."""
+        axes = frozenset[str]().union(*map(axes_of, types))
+        none = vary(jnp.zeros(len(types), jnp.float32), axes)
+        return cls(none, none)
+
+    def or_by(self, first: Arrays, last: Arrays, again: Arrays) -> "_Missed":
+        """This, or by another part.
+
+        Args:
+            first: The carry at the start of the part, as it is stored.
+            last: The carry at its end.
+            again: What the inverse has made of that.
+        """
+        first, last, again = (
+            [lax.stop_gradient(_as_numbers(leaf)) for leaf in carry]
+            for carry in (first, last, again)
+        )
+        sizes = [
+            jnp.maximum(_greatest(one), _greatest(other))
+            for one, other in zip(first, last, strict=True)
+        ]
+        largest = functools.reduce(jnp.maximum, sizes)
+        offs = list[Value]()
+        for stored, found, size in zip(first, again, sizes, strict=True):
+            off, dtype = _greatest(found, stored), jax.typeof(stored).dtype
+            is_near = off <= _may_be_missed_by(dtype, size, largest)
+            # Where numbers are not finite, there is no way back.
+            is_near |= ~jnp.isfinite(largest)
+            # A way back that is not finite itself is off by more than any number.
+            off = jnp.where(jnp.isnan(off), jnp.inf, off)
+            offs.append(jnp.where(is_near, 0.0, off))
+        missed = jnp.stack(offs) > 0
+        return _Missed(
+            jnp.where(missed, jnp.stack(offs), self.offs),
+            jnp.where(missed, jnp.stack(sizes), self.sizes),
+        )
+
+
+def _greatest(leaf: Value, other: Value | None = None) -> Value:
+    """The greatest number in a leaf, or its greatest difference from another."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        # Which is all that matters: such leaves have to be equal.
+        equal = leaf == (leaf if other is None else other)
+        return jnp.max(1 - equal.astype(jnp.float32), initial=0.0)
+    # Few bits have no room for the difference.
+    wide = np.float32 if leaf.dtype.itemsize < 4 else leaf.dtype
+    numbers = leaf.astype(wide)
+    if other is not None:
+        numbers = numbers - other.astype(wide)
+    return jnp.max(jnp.abs(numbers), initial=0.0).astype(jnp.float32)
+
+
+def _may_be_missed_by(dtype: np.dtype, size: Value, largest: Value) -> Value:
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.zeros_like(size)
+    eps = float(jnp.finfo(dtype).eps)
+    of_leaf = min(max(_MISSED_BY, _EPS_MISSED * eps), 1.0)
+    of_carry = min(_EPS_OF_CARRY * eps, _MISSED_BY)
+    return of_leaf * size + of_carry * largest
+
+
+def _unless(
+    missed: _Missed, names: Sequence[str] | None, cts: Cotangents
+) -> Cotangents:
+    """The cotangents, which are wrong if the way back has missed a carry.
+
+    Raises:
+        ValueError: If it has.
+    """
+    if not isinstance(missed.offs, jax.core.Tracer):
+        _report(names, *map(np.asarray, missed))
+        return cts
+    report = functools.partial(_report, names)
+    told = jax.ShapeDtypeStruct((), jnp.int32)
+    number = jax.pure_callback(report, told, *missed, vmap_method="sequential")
+    # Some of them depend on the callback, which would be removed otherwise.
+    tie = functools.partial(tied, number)
+    if cts.carry:
+        return dataclasses.replace(cts, carry=tie(cts.carry))
+    return dataclasses.replace(cts, consts=tie(cts.consts), xs=tie(cts.xs))
+
+
+def _report(names: Sequence[str] | None, offs: Value, sizes: Value) -> Value:
+    if not (missed := np.flatnonzero(offs)).size:
+        return np.zeros((), np.int32)
+    i = missed[0]
+    name = f"leaf {i} of the carry" if names is None else names[i]
+    raise ValueError(
+        f"Reversible: on its way back `inverse` does not come to the carry from which "
+        f"the loop has started. At {name}, whose largest entry is {sizes[i]:.3g}, it "
+        f"is off by {offs[i]:.3g}, so the gradient is wrong. Either it does not undo "
+        f"some step, or rounding errors have grown too large, as they do where a step "
+        f"contracts: then store carries in between by `checkpoints=`. `check=False` "
+        f"checks nothing."
+    )
 
 
 def _as_numbers(leaf: Value) -> Value:
