@@ -205,7 +205,7 @@ SciPy's L-BFGS does the rest. It asks for the loss and its gradient about a doze
 def loss_and_gradient(log_sodium):
     axon = Axon(jnp.asarray(log_sodium, jnp.float32))
     loop = eqx.tree_at(lambda loop: loop.f, budgeted, axon)
-    slope, value = gradient(loop)
+    value, slope = gradient(loop)
     errors.append(float(value) ** 0.5)
     print(f"gradient {len(errors):>2}: error {errors[-1]:6.3f} mV")
     return float(value), np.asarray(slope.f.log_sodium, float)

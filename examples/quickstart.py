@@ -159,8 +159,9 @@ def train(model, days):
 
 def draw(measured, forecast, file):
     """Draws the pole's path, and its x against time."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    path, line = figure.subplots(1, 2, width_ratios=(1, 2.4))
+    # Narrow, so that it can be read on a phone.
+    figure = Figure(figsize=(5, 6.4), layout="constrained")
+    path, line = figure.subplots(2, 1, height_ratios=(1.6, 1))
     years = 1962 + np.arange(TRAIN + TEST)[-len(measured) :] / 365.2422
     for pole, style in (
         (measured, {"color": "0.75", "lw": 4, "label": "measured"}),
@@ -171,7 +172,7 @@ def draw(measured, forecast, file):
     path.set(xlabel="x (m)", ylabel="y (m)", aspect="equal", title="the pole's path")
     line.set(xlabel="year", ylabel="x (m)", title="days that the model had not seen")
     figure.legend(*line.get_legend_handles_labels(), loc="outside lower right", ncols=2)
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=160)
 
 
 def main():

@@ -3,7 +3,10 @@
 Their cells become Markdown, so they look as any other page and are found by the search.
 """
 
+import base64
 import json
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,21 @@ def shown(output: dict[str, Any]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
         picture = "".join(data["image/png"]).replace("\n", "")
-        source = f'src="data:image/png;base64,{picture}" style="--least: 470px"'
+        least = _least_width(base64.b64decode(picture))
+        source = f'src="data:image/png;base64,{picture}" style="--least: {least}px"'
         return f'<p><img alt="what the code draws" {source}></p>'
     text = "".join(data["text/plain"]).strip("\n")
     return f"```{{.text .output}}\n{text}\n```"
+
+
+def _least_width(png: bytes) -> int:
+    """How many pixels of a phone a picture needs for text of 9 pixels.
+
+    The text of the notebooks' pictures is 10 points high, and a file says how many of
+    its pixels are a metre.
+    """
+    (width,) = struct.unpack(">I", png[16:20])
+    at = png.index(b"pHYs") + 4
+    (per_metre,) = struct.unpack(">I", png[at : at + 4])
+    points = width / per_metre / 0.0254 * 72
+    return math.ceil(9 * points / 10)

@@ -44,7 +44,7 @@ def norms(cell, max_norm=math.inf, xs=XS):
 def main():
     """Draws the norms."""
     mpl.use("Agg")
-    mpl.rcParams.update({"font.size": 14})
+    mpl.rcParams.update({"svg.hashsalt": "eqloop", "font.size": 14})
     figure, axes = pyplot.subplots(figsize=(6.4, 4.4), layout="constrained")
     curves = {
         "weights too large": (norms(recurrent(2.5)), "tab:blue"),
@@ -54,11 +54,13 @@ def main():
     }
     for label, (curve, color) in curves.items():
         axes.semilogy(curve, color=color, label=label, linewidth=1.6)
+    # Written out, as small exponents could not be read on a phone.
+    axes.yaxis.set_major_formatter("{x:.0e}")
     axes.set(xlabel="step", ylabel="norm of the cotangent", xlim=(0, STEPS))
     axes.set_title("The backward pass goes from right to left", fontsize=14)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=150)
+    figure.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ With `--write docs/benchmarks.md` it writes the page of the documentation as wel
 
 import argparse
 import datetime
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ import jax
 from . import _report as report
 from ._comparison import Comparison
 from ._machine import environment, watch
-from ._results import Environment, Record, data_of, load, merged, save
+from ._results import Environment, Record, data_of, load, merged, save, with_claims
 from .groups import GROUPS
 
 
@@ -61,11 +62,16 @@ def _run(options: argparse.Namespace) -> int:
     where = environment()
     print(report.environment(where), flush=True)
     for name in options.only:
-        record = _measure(where, _comparisons(name, options.quick))
+        comparisons = _comparisons(name, options.quick)
+        of_title = (one for one in comparisons if re.search(options.titles, one.title))
+        record = _measure(where, of_title)
         holds = holds and all(outcome.holds for outcome in record.outcomes)
         if options.write:
             data = data_of(options.write)
-            save(merged(load(data), name, record), data)
+            results = load(data)
+            if options.claims:
+                record = with_claims(results[where.place][name], record)
+            save(merged(results, name, record), data)
     return int(options.check and not holds)
 
 
@@ -91,6 +97,18 @@ def _options() -> argparse.Namespace:
         help="measure nothing: write the page from the figures that there are",
     )
     parser.add_argument(
+        "--claims",
+        action="store_true",
+        help="with --write: replace only what came of the claims, and leave the rows, "
+        "whose times need a quiet machine",
+    )
+    parser.add_argument(
+        "--titles",
+        default="",
+        metavar="PATTERN",
+        help="with --claims: only the comparisons with such a title",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="the first comparison of each group, once: to see that it runs",
@@ -107,6 +125,10 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in GROUPS]:
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    if options.titles and not options.claims:
+        parser.error("--titles needs --claims: a group is replaced as a whole")
+    if options.claims and not options.write:
+        parser.error("--claims needs --write, with the page that has the rows")
     if options.render and not options.write:
         parser.error("--render needs --write, with the page to be written")
     return options

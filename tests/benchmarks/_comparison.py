@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ._claims import Claim
+from ._claims import Claim, Figure
 from ._measure import Case, Measurement, measure
 from ._results import Outcome, Row, Verdict
 
@@ -67,12 +67,18 @@ class Comparison:
                 if case.name not in measured
             ),
             verdicts=tuple(
-                Verdict(claim.text, figure, claim.at_most, claim.unit)
+                _verdict(claim, figure)
                 for claim in self.claims
                 if all(name in measured for name in claim.cases)
                 if (figure := claim.figure(measured)) is not None
             ),
         )
+
+
+def _verdict(claim: Claim, figure: Figure) -> Verdict:
+    low, median, high = np.quantile(figure, [0.25, 0.5, 0.75]).tolist()
+    quartiles = (low, high) if np.size(figure) > 1 else None
+    return Verdict(claim.text, median, claim.at_most, claim.unit, quartiles)
 
 
 def _row(case: Case, measurement: Measurement) -> Row:

@@ -55,6 +55,8 @@ class Measurement:
     Attributes:
         seconds: one run per round; entries of equal index, across cases, were taken
             one after the other.
+        busy: how long the cores of a CPU were busy with each of the runs, whatever else
+            they had to do; the same as `seconds` where a device does the work.
         compile_seconds: tracing, lowering and compiling, once per round of those; the
             first call of what is not compiled before.
         temp_bytes: what XLA allocates besides arguments and results; 0 for what is not
@@ -66,6 +68,7 @@ class Measurement:
     """
 
     seconds: np.ndarray
+    busy: np.ndarray
     compile_seconds: np.ndarray
     temp_bytes: int
     error: float
@@ -104,13 +107,16 @@ def measure(
     results = {case.name: programs[case.name](*case.args) for case in runnable}
     errors = _errors(runnable, results)
     del results
-    seconds = np.empty((len(runnable), rounds))
+    seconds, busy = np.empty((2, len(runnable), rounds))
+    clocks = clock, time.process_time
     for turn in range(rounds):
         for row, case in enumerate(runnable):
-            seconds[row, turn] = _seconds(clock, programs[case.name], *case.args)
+            times = _seconds(clocks, programs[case.name], *case.args)
+            seconds[row, turn], busy[row, turn] = times
     measured = {
         case.name: Measurement(
             seconds=seconds[row],
+            busy=busy[row] if jax.default_backend() == "cpu" else seconds[row],
             compile_seconds=compile_seconds[row],
             temp_bytes=temp_bytes(programs[case.name]) if case.is_compiled else 0,
             error=errors[case.name],
@@ -193,11 +199,12 @@ def forget_programs() -> None:
 
 
 def _seconds(
-    clock: Callable[[], float], program: Callable[..., Any], *args: Any
-) -> float:
-    start = clock()
+    clocks: Sequence[Callable[[], float]], program: Callable[..., Any], *args: Any
+) -> list[float]:
+    """How long a run takes, by each of the clocks."""
+    starts = [clock() for clock in clocks]
     jax.block_until_ready(program(*args))
-    return clock() - start
+    return [clock() - start for clock, start in zip(clocks, starts, strict=True)]
 
 
 def _errors(cases: Sequence[Case], results: dict[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from ._reasons import reason_for
 from ._results import Environment, Outcome, Row, Verdict
 
 # So many claims stand in the open; more are folded away.
@@ -94,10 +95,19 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
     return "\n\n".join([*parts, folded(summary, _claim_table(held))])
 
 
-def missed(outcomes: Iterable[Outcome]) -> str:
-    """A table of the claims that comparisons miss; nothing if they miss none."""
-    rows = _titled_claims(outcomes, hold=False)
-    return table(("missed", "claim", "measured", "at most"), rows) if rows else ""
+def missed(outcomes: Iterable[Outcome], version: str) -> str:
+    """A table of the claims that comparisons miss; nothing if they miss none.
+
+    Args:
+        outcomes: The comparisons.
+        version: That of JAX.
+    """
+    rows = [
+        (*row, reason_for(*row[:2], version))
+        for row in _titled_claims(outcomes, hold=False)
+    ]
+    header = ("missed", "claim", "measured", "at most", "why")
+    return table(header, rows) if rows else ""
 
 
 def held_claims(outcomes: Sequence[Outcome]) -> str:
@@ -126,7 +136,16 @@ def _claim_table(verdicts: Sequence[Verdict]) -> str:
 def _claim_cells(verdict: Verdict) -> tuple[str, ...]:
     return (
         verdict.text,
-        f"{verdict.figure:.3g}{verdict.unit}",
+        _measured(verdict),
         f"{verdict.at_most:.3g}{verdict.unit}",
         "holds" if verdict.holds else "**misses**",
     )
+
+
+def _measured(verdict: Verdict) -> str:
+    """The median of the rounds, and between which bounds half of them are."""
+    text = f"{verdict.figure:.3g}{verdict.unit}"
+    if verdict.quartiles is None:
+        return text
+    low, high = (f"{each:.3g}" for each in verdict.quartiles)
+    return text if low == high else f"{text}, {low} to {high}"

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.benchmarks import (
+    _claims,
+    _comparison,
     _gains,
     _h100,
     _headlines,
@@ -21,6 +23,7 @@ from tests.benchmarks import (
     _once,
     _page,
     _plots,
+    _reasons,
     _report,
     _results,
 )
@@ -80,7 +83,7 @@ def test_gains_are_ratios_of_programs_without_a_special_case():
     ]
     (line,) = _gains.text({"cpu": {"ablation": record(*outcomes)}}).splitlines()[2:]
     assert line == (
-        "| mixed storage | 2 | 1.62 x, up to 2.00 x |  | 1.50 x, up to 1.50 x | "
+        "| mixed storage | 2 |  | 1.62 x, up to 2.00 x | 1.50 x, up to 1.50 x | "
         "1.50 x, up to 1.50 x |  |  |"
     )
 
@@ -162,7 +165,7 @@ def test_the_newest_version_of_jax_comes_first():
     assert "| A title | another | 0.5x | 1x |" in folded
     assert "a claim" not in open_
     _, missed = text.split("## Missed claims")
-    assert "| A title | a claim | 1.5x | 1x |" in missed
+    assert "| A title | a claim | 1.5x | 1x |  |" in missed
 
 
 def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
@@ -189,11 +192,70 @@ def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
 def test_missed_claims_are_listed_at_the_end_and_not_folded_away():
     late = outcome(row(), verdicts=(verdict("a claim", 1.5), verdict("another", 0.5)))
     _, missed = _page.text({"cpu": {"cells": record(late)}}).split("## Missed claims")
-    assert "| A title | a claim | 1.5x | 1x |" in missed
+    assert "| A title | a claim | 1.5x | 1x |  |" in missed
     assert "another" not in missed
     assert "1 of 2 claims hold" in missed
     held = outcome(row(), verdicts=(verdict("another", 0.5),))
     assert "| missed |" not in _page.text({"cpu": {"cells": record(held)}})
+
+
+def test_every_claim_that_is_missed_has_its_reason():
+    used = set()
+    for place, groups in KEPT.items():
+        version = _results.version_of(groups)
+        for outcome in (one for record in groups.values() for one in record.outcomes):
+            for missed in (v for v in outcome.verdicts if not v.holds):
+                about = outcome.title, missed.text, version
+                reasons = [one for one in _reasons.REASONS if one.is_for(*about)]
+                assert len(reasons) == 1, (place, *about)
+                used |= set(reasons)
+    assert used == set(_reasons.REASONS)
+
+
+def test_a_reason_is_shown_beside_the_claim(monkeypatch):
+    reason = _reasons.Reason("A ti", "claim", "Because.", version="0.10")
+    monkeypatch.setattr(_reasons, "REASONS", (reason,))
+    late = outcome(row(), verdicts=(verdict("a claim", 1.5),))
+    page = _page.text({"cpu": {"cells": record(late)}})
+    assert "| A title | a claim | 1.5x | 1x | Because. |" in page
+    assert not reason.is_for("A title", "a claim", "0.12")
+
+
+def test_a_claim_is_missed_by_three_of_four_rounds():
+    claim = _claims.Claim("a claim", lambda _: np.array([]), 1.0, "x", ())
+    rounds = np.array([0.9, 1.0, 1.2, 1.3, 1.3])
+    verdicts = [_comparison._verdict(claim, rounds + by) for by in (0.0, 0.01)]
+    assert [one.holds for one in verdicts] == [True, False]
+    assert "| a claim | 1.2x, 1 to 1.3 | 1x | holds |" in _report.section(
+        outcome(verdicts=(verdicts[0],))
+    )
+    once = _comparison._verdict(claim, 1.5)
+    assert once.quartiles is None
+    assert not once.holds
+
+
+def test_claims_alone_are_measured_anew():
+    """The rows stay, and so do the claims beside a peer that is not there now."""
+    claims = verdict("time, ours", 2.0), verdict("time, ours over powerpax", 0.5)
+    old = record(outcome(row(seconds=0.7), verdicts=claims))
+    found = outcome(
+        row(seconds=9.0),
+        verdicts=(verdict("time, ours", 0.9),),
+        skipped=(("powerpax", "powerpax"),),
+    )
+    (one,) = (both := _results.with_claims(old, record(found))).outcomes
+    assert one.rows == old.outcomes[0].rows
+    assert [v.figure for v in one.verdicts] == [0.9, 0.5]
+    assert "- claims of 1 of 1 comparisons: 2026-01-02, commit `abc`" in _page.text(
+        {"cpu": {"cells": both}}
+    )
+
+
+def test_the_figures_are_of_special_cases_that_there_are():
+    names = {f"without {special.name}" for special in SPECIAL_CASES}
+    for groups in KEPT.values():
+        for found in groups["ablation"].outcomes:
+            assert {row.name for row in found.rows} <= {"as it is", *names}
 
 
 def test_the_page_says_where_it_was_measured_and_what_was_not():

@@ -212,6 +212,16 @@ class Layout(AbstractLayout):
         return self.order.steps_with_residuals
 
     @property
+    def steps_read_from_residuals(self) -> int:
+        """How many steps are reversed from residuals that were stored before.
+
+        They compute again what a policy does not keep.
+        """
+        in_blocks = self.block > 1 and self.reversal.stores_residuals
+        is_stored = self.stores_residuals or in_blocks
+        return self.order.length if is_stored else self.steps_with_residuals
+
+    @property
     def _run_again(self) -> int:
         """How many steps are run once more before the way back.
 

@@ -132,7 +132,7 @@ def _chosen(
         return most
     hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
     alike = [layout for time, layout in seen if time <= (1 + hardly) * seen[0][0]]
-    return min(alike, key=lambda one: (one.evaluations, times.stored_bytes(one)))
+    return min(alike, key=lambda one: (times.evaluations(one), times.stored_bytes(one)))
 
 
 def _heads(
@@ -145,16 +145,19 @@ def _heads(
     guess = Guess(times, checked)
     tried = {layout for layout, _ in checked}
     taken = guess.at_best if len(checked) < _HOPEFUL_TRIALS else guess
-    groups: dict[frozenset[Piece], tuple[float, Layout]] = {}
+    groups: dict[tuple[frozenset[Piece], bool], tuple[float, Layout]] = {}
     for time, layout in _by_duration(problem, times.rounded):
-        first, found = groups.get(pieces := times.pieces(layout), (time, None))
+        # What a step keeps is another program of the same piece: the fastest that keeps
+        # chosen values says nothing of the fastest that stores all it has computed.
+        alike = times.pieces(layout), layout.kept is None
+        first, found = groups.get(alike, (time, None))
         # Each nest is a program of its own, and takes as long to compile as the others:
         # here, and in the program of the user. So of layouts that are alike, one that
         # is hardly slower and has fewer of them is taken instead.
         if found and (_WORTHWHILE * time > first or not _is_simpler(layout, found)):
             continue
         if layout not in tried and taken(layout) <= nbytes:
-            groups[pieces] = first, layout
+            groups[alike] = first, layout
     timed = ((times.duration(layout), layout) for _, layout in groups.values())
     return sorted(timed, key=lambda item: item[0])
 

@@ -24,11 +24,8 @@ def computed_again(problem: Problem, active: Active, layout: Layout) -> int:
     """
     if problem.policy is None:
         return 0
-    length = layout.order.length
-    in_blocks = layout.block > 1 and layout.reversal.stores_residuals
-    is_stored = layout.stores_residuals or in_blocks
-    stored = length if is_stored else layout.steps_with_residuals
-    again = 0 if not problem.step.jaxpr.effects else length - stored
+    stored = layout.steps_read_from_residuals
+    again = layout.order.length - stored if problem.step.jaxpr.effects else 0
     if stored:
         everything = dataclasses.replace(problem, policy=None)
         least = _work_of_reversal(everything, active)

@@ -100,6 +100,13 @@ class Paces:
         """The bytes of what a layout stores on the device."""
         return layout.stored_bytes(self.of(layout).cost)
 
+    def evaluations(self, layout: Layout) -> int:
+        """How often steps are evaluated, with those that compute values again."""
+        own, least = self.of(layout).cost.reversal, self.base.cost.reversal
+        is_again = own > least and not math.isclose(own, least)
+        again = layout.steps_read_from_residuals if is_again else 0
+        return layout.evaluations + again
+
     @property
     def base(self) -> Pace:
         """Those where nothing is chosen."""

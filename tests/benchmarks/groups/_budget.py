@@ -10,7 +10,7 @@ import numpy as np
 import eqloop as el
 
 from .. import _loops as loops
-from .._claims import Claim, Measurements, memory, time_ratio
+from .._claims import NO_SLOWER, Claim, Measurements, memory, time_ratio
 from .._comparison import Comparison
 from .._measure import Case
 from .._problems import gradient, gru, lorenz, recurrent, wave
@@ -59,7 +59,7 @@ def _sweep(title: str, args: tuple[Any, ...]) -> Comparison:
             *(memory(scan.name, nbytes) for nbytes, scan in scans.items()),
             *(_prediction(scan.name) for scan in scans.values()),
             *(time_ratio(more, less, 1.1) for less, more in growing),
-            time_ratio(scans[8 * MEBI].name, plain.name, 1.0),
+            time_ratio(scans[8 * MEBI].name, plain.name, NO_SLOWER),
         ],
     )
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._claims import Claim, memory_ratio, time_ratio
+from .._claims import NO_SLOWER, Claim, memory_ratio, time_ratio
 from .._comparison import Comparison
 from .._measure import Case
 
@@ -53,9 +53,12 @@ def _comparison(
         Case(name, partial(gradient_of, field, saved, adapts, name), args, "diffrax")
         for name in (THEIRS, OURS)
     ]
+    # What is gained in a batch is gained by steps that all examples take together. With
+    # steps of its own each takes its own way back, and most of the time is the solve's.
     claims: list[Claim] = [
-        time_ratio(OURS, THEIRS, 0.6 if batch else 1.0),
-        memory_ratio(OURS, THEIRS, 1.0),
+        time_ratio(OURS, THEIRS, 0.6 if batch and not adapts else NO_SLOWER),
+        # The rows that are saved are nearly all there is, and both hold them.
+        memory_ratio(OURS, THEIRS, 1.0 if SAVED[saved] == {"t1": True} else 1.01),
     ]
     rounds = 5 if batch else 15
     return Comparison(title, cases, claims, tolerance=1e-2, rounds=rounds)
