@@ -95,6 +95,40 @@ def check_fits(
         ) from None
 
 
+def check_takes(
+    owner: str,
+    name: str,
+    f: Callable[..., Any],
+    given: Sequence[str],
+    *,
+    keywords: Sequence[str] = (),
+    why: str = "It is",
+) -> None:
+    """Checks that a function of a user takes what it will be called with.
+
+    Args:
+        owner: The name of the transform.
+        name: Which of its settings the function is.
+        f: The function.
+        given: What it is given by position, in words.
+        keywords: What it is given by name.
+        why: How the sentence begins that says so.
+
+    Raises:
+        TypeError: If it does not take these.
+    """
+    try:
+        inspect.signature(f).bind(*given, **dict.fromkeys(keywords))
+    except TypeError as error:
+        call = ", ".join([*given, *(f"{name}={name}" for name in keywords)])
+        raise TypeError(
+            f"{owner}: `{name}` does not take what it is given: {error}. {why} called "
+            f"as `{name}({call})`."
+        ) from None
+    except ValueError:
+        pass  # it has no signature that Python knows
+
+
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:
     """A signature for error messages, in which only the names are of interest."""
     empty = inspect.Signature.empty
