@@ -13,11 +13,12 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import equinox as eqx
 import jax
 from jax.extend import source_info_util
+
+from ._signatures import check_fits
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,13 +36,26 @@ def border(f: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            return f(*args, **kwargs)
+            return _called(f, args, kwargs)
         except Exception as error:
             _leave_out_frames(error)
             _leave_out_sources(error)
             raise
 
     return cast(_Function, call)
+
+
+def _called(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    __tracebackhide__ = True
+    try:
+        return f(*args, **kwargs)
+    except TypeError as error:
+        was_entered = error.__traceback__ and error.__traceback__.tb_next
+        if not was_entered:
+            check_fits(f, args, kwargs)
+        raise
 
 
 def rule(f: _Function) -> _Function:
@@ -58,55 +72,6 @@ def rule(f: _Function) -> _Function:
             raise
 
     return cast(_Function, call)
-
-
-def _is_called(name: str, attribute: object) -> bool:
-    """Whether an attribute of a class is a method that users call."""
-    is_public = name == "__call__" or not name.startswith("_")
-    return is_public and isinstance(attribute, types.FunctionType)
-
-
-if TYPE_CHECKING:
-    # What errors look like is nothing that type checkers know.
-    from abc import ABCMeta as BorderMeta
-
-    from equinox import Module as AbstractBordered
-else:
-
-    class BorderMeta(type(eqx.Module)):
-        """The same of the public methods of a class, and of a call of the class."""
-
-        def __new__(mcs, name, bases, namespace, **kwargs):
-            called = {key: f for key, f in namespace.items() if _is_called(key, f)}
-            bordered = {key: border(f) for key, f in called.items()}
-            return super().__new__(mcs, name, bases, namespace | bordered, **kwargs)
-
-        @border
-        def __call__(cls, *args, **kwargs):
-            return super().__call__(*args, **kwargs)
-
-    class AbstractBordered(eqx.Module, metaclass=BorderMeta):
-        """A module that users make and call."""
-
-        def __hash__(self):
-            return hash_of(self, super().__hash__)
-
-
-def hash_of(module: object, of_leaves: Callable[[], int]) -> int:
-    """The hash of a module, whose leaves have to be hashable.
-
-    Raises:
-        TypeError: If they are not, as if the module is given to `jax.jit`.
-    """
-    try:
-        return of_leaves()
-    except TypeError:
-        name = type(module).__name__
-        raise TypeError(
-            f"{name}: it holds arrays, and so has no hash, which `jax.jit` asks for. "
-            f"Compile it by `el.Jit` or `equinox.filter_jit`, or have `jax.jit` "
-            f"compile a function that it is an argument of."
-        ) from None
 
 
 def _leave_out_frames(error: Exception) -> None:
@@ -207,7 +172,9 @@ def _package_at(file: str) -> str:
     for name in (*_OWN, *_CALLED):
         module = getattr(sys.modules.get(name), "__file__", None) or ""
         folder, base = os.path.split(module)
-        if file == module or (base == "__init__.py" and file.startswith(folder + os.sep)):
+        if file == module or (
+            base == "__init__.py" and file.startswith(folder + os.sep)
+        ):
             return name
     return ""
 

@@ -22,6 +22,7 @@ from ._partition import (
     partition,
     paths,
 )
+from ._tree_differences import prefix_difference
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
@@ -304,12 +305,13 @@ def broadcast_prefix(
     spec_leaves, spec_treedef = flatten(spec)
     try:
         subtrees = spec_treedef.flatten_up_to(tree)
-    except ValueError as error:
+    except ValueError:
+        difference = prefix_difference(spec, tree, spec_name, tree_name)
         raise ValueError(
-            f"{owner}: {spec_name}={spec!r} is not a prefix of {tree_name}, whose "
-            f"structure is {flatten(tree)[1]}. Give one {noun} for all leaves, or the "
-            f"same containers as in {tree_name}, from the top down. ({error})"
-        ) from error
+            f"{owner}: {spec_name}={describe(spec)} is not a prefix of {tree_name}: "
+            f"{difference}. Give one {noun} for all leaves, or the same containers as "
+            f"in {tree_name}, from the top down."
+        ) from None
     broadcast: list[tuple[Value, str]] = []
     for leaf, path, subtree in zip(
         spec_leaves, paths(spec, spec_name), subtrees, strict=True

@@ -1,7 +1,7 @@
 """`IfElse`: the function whose condition holds."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, final
+from typing import ClassVar, Generic, final
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import describe, is_dynamic
 from .._calls import R, check_bool
-from .._tracebacks import AbstractBordered
+from .._classes import AbstractBordered
 from .._types import PyTree
 from ._branches import run_one
 from ._cond import as_condition
@@ -55,6 +55,8 @@ class IfElse(AbstractBordered, Generic[R]):
         >>> sign([x < 0, x > 0, True])
         Array(1, dtype=int32, weak_type=True)
     """
+
+    _made_otherwise: ClassVar[str] = " The functions are given as one list."
 
     branches: Sequence[Callable[..., R]]
     check_conditions: bool = eqx.field(default=True, static=True, kw_only=True)

@@ -44,12 +44,13 @@ from .._calls import (
     check_takes,
     explained,
 )
+from .._classes import SettingMeta
 from .._types import PyTree, Value
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Truncate:
+class Truncate(metaclass=SettingMeta):
     """Cuts the gradient every so many steps: truncated backpropagation through time.
 
     Steps are counted from 0, in the order of running. Before the steps `every`,
@@ -96,7 +97,7 @@ class Truncate:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ClipCotangent:
+class ClipCotangent(metaclass=SettingMeta):
     """Limits the norm of the cotangent of the carry in each step of the backward pass.
 
     The norm is that of all leaves of the cotangent together. So a gradient that

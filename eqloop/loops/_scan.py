@@ -27,9 +27,9 @@ from .._calls import (
     setting,
     typed,
     value_in_words,
-    without_annotations,
 )
 from .._device import DeviceLike, planning_for_call
+from .._signatures import without_annotations
 from .._tracebacks import border
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
+from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, overload
 
 import equinox as eqx
 import jax
@@ -19,8 +19,8 @@ from .._calls import (
     setting,
     typed,
 )
+from .._classes import AbstractBordered
 from .._device import DeviceLike, planning_for_call
-from .._tracebacks import AbstractBordered
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import (
     AbstractSchedule,
@@ -121,6 +121,11 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         [Scan over layers](https://docs.kidger.site/equinox/tricks/#improve-compilation-speed-with-scan-over-layers)
         in Equinox's tricks.
     """
+
+    _made_otherwise: ClassVar[str] = (
+        " `el.StackedLayers.init(make, depth, key=key)` makes the layers, and "
+        "`el.StackedLayers.from_layers` stacks those that there are."
+    )
 
     layers: Layer
     schedule: AbstractSchedule | None = eqx.field(

@@ -10,13 +10,14 @@ from typing import Any, SupportsIndex, final
 
 from .._arrays import describe
 from .._calls import check_least, int_of
+from .._classes import SettingMeta
 from .._types import PyTree
 from ._display import require_tqdm
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ProgressBar:
+class ProgressBar(metaclass=SettingMeta):
     """A progress bar, by [tqdm](https://tqdm.github.io), for a loop or a map.
 
     For the setting `progress`, `True` means `ProgressBar()`, and an `int` means

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from ..._arrays import Flags, nbytes, pick, refuse_symbolic
+from ..._classes import SettingMeta
 from ..._types import PyTree
 from ._forward import Active
 from ._layout import Layout
@@ -31,7 +32,7 @@ class Undo(NamedTuple):
     save: Callable[..., PyTree] | None
 
 
-class AbstractSchedule(abc.ABC):
+class AbstractSchedule(metaclass=SettingMeta):
     """How to trade memory for recomputation: the base class of all schedules.
 
     For a schedule of your own, write a frozen dataclass that subclasses this one, and
