@@ -152,7 +152,7 @@ def kinds_of(hint: Any) -> tuple[Kind, ...]:
 def in_words(kinds: Sequence[Kind]) -> str:
     """All of them, as in "an int or None"."""
     *most, last = [kind.words for kind in kinds]
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} or {last}" if most else last.removesuffix(",")
 
 
 def _either(one: Kind, other: Kind) -> Kind:

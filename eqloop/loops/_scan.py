@@ -39,8 +39,8 @@ from ..checkpointing import (
     Plan,
     Recursive,
     StoreAll,
-    as_jax_policy,
     as_loop_policy,
+    as_policy_or_wrong,
     form_to_plan,
     frontier_of,
     left_open,
@@ -84,7 +84,7 @@ class AbstractLoop(AbstractTransform[Function]):
     f: Callable[..., PyTree]
     schedule: AbstractSchedule | None = setting(default=None)
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
+    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
@@ -292,10 +292,8 @@ def check_schedule(owner: str, schedule: object) -> None:
 
 def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
     """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
-    policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
-    if policy != AUTO:
-        policy = as_jax_policy(policy)
-    elif not schedule.can_choose_policy:
+    policy = as_loop_policy(owner, policy)  # `eqx.tree_at` may have put in a name
+    if policy == AUTO and not schedule.can_choose_policy:
         raise ValueError(
             f"{owner}: with `policy='auto'` a budget chooses what each step "
             f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
