@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .._arrays import (
@@ -13,6 +14,7 @@ from .._arrays import (
     flatten,
     is_inexact_scalar,
     paths,
+    pick,
     structure_differences,
 )
 from .._calls import (
@@ -26,6 +28,7 @@ from .._calls import (
     setting,
     typed,
 )
+from .._tracebacks import border
 from .._types import PyTree, Value
 from ._call import is_differentiable
 
@@ -83,10 +86,41 @@ class Vjp(AbstractTransform, Generic[P]):
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
         f = functools.partial(enforce_annotations(self.f), **kwargs)
-        return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
+        value, pull, *aux = eqx.filter_vjp(f, *args, has_aux=self.has_aux)
+        moving = eqx.filter(value, eqx.is_inexact_array)
+        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), moving)
+        return value, jax.tree_util.Partial(functools.partial(_pull, types), pull), *aux
 
     def __check_init__(self) -> None:
         check_bool("Vjp", "has_aux", self.has_aux)
+
+
+@border
+def _pull(
+    types: PyTree, pull: Callable[[PyTree], tuple[PyTree, ...]], cotangent: PyTree, /
+) -> tuple[PyTree, ...]:
+    """Pulls a cotangent back, if it fits the value."""
+    if jax.tree.structure(types) != jax.tree.structure(cotangent):
+        differences = structure_differences(types, cotangent, "")
+        listing = "\n".join(
+            f"  at value{d.path}: {d.one or 'nothing'}, and in the cotangent "
+            f"{d.other or 'nothing'}"
+            for d in differences
+        )
+        raise ValueError(
+            f"Vjp: value and cotangent must be the same trees:\n{listing}\nGive None "
+            f"for each leaf that is no array of floating-point or complex numbers."
+        )
+    names = pick(paths(types, "value"), [x is not None for x in flatten(types)[0]])
+    leaves = jax.tree.leaves(types), jax.tree.leaves(cotangent)
+    for name, leaf, given in zip(names, *leaves, strict=True):
+        dtype = getattr(given, "dtype", leaf.dtype)
+        if jnp.shape(given) != leaf.shape or dtype != leaf.dtype:
+            raise TypeError(
+                f"Vjp: the cotangent of {name}, which is {describe(leaf)}, cannot be "
+                f"{describe(given)}. A cotangent has the shape and dtype of its value."
+            )
+    return pull(cotangent)
 
 
 @final

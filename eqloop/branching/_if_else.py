@@ -101,8 +101,8 @@ def _as_conditions(conditions: PyTree, count: int) -> jax.Array:
         )
     if vector.size != count:
         raise ValueError(
-            f"IfElse: there are {count} branches, but {vector.size} conditions: give "
-            f"one for each branch. For an `else`, give True, and set "
+            f"IfElse: `conditions` must have one for each branch, {count}, but it has "
+            f"{vector.size}. For an `else`, give True, and set "
             f"`check_conditions=False`."
         )
     return vector

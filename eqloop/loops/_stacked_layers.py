@@ -216,7 +216,10 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             )
         if not layers:
             raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
-        return StackedLayers(stack(f"{_NAME}.from_layers", layers), **settings)
+        are_stacks = all(isinstance(layer, StackedLayers) for layer in layers)
+        instead = "\nThese are stacks. For one of all their layers: `[*a, *b]`."
+        stacked = stack(f"{_NAME}.from_layers", layers, instead if are_stacks else "")
+        return StackedLayers(stacked, **settings)
 
     def unstack(self) -> list[Layer]:
         """The layers, one by one.

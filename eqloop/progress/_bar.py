@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex, final
 
 from .._arrays import describe
-from .._calls import check_least, int_of
+from .._calls import check_least, check_takes, int_of
 from .._classes import SettingMeta
 from .._types import PyTree
 from ._display import require_tqdm
@@ -75,6 +75,8 @@ class ProgressBar(metaclass=SettingMeta):
                 f"ProgressBar: `desc` must be a string, or a function `desc(i, carry, "
                 f"y)` that returns one, not {describe(self.desc)}."
             )
+        if callable(self.desc):
+            check_takes("ProgressBar", "desc", self.desc, ["i", "carry", "y"])
 
 
 def as_progress(progress: ProgressBar | bool | int | SupportsIndex | None) -> Any:
