@@ -36,6 +36,9 @@ else:
     class BorderMeta(type(eqx.Module)):
         """The same of the public methods of a class, and of a call of the class."""
 
+        # What a class says besides if the call does not fit.
+        _made_otherwise = ""
+
         def __new__(mcs, name, bases, namespace, **kwargs):
             called = {key: f for key, f in namespace.items() if _is_called(key, f)}
             bordered = {key: _bordered(f) for key, f in called.items()}
@@ -47,6 +50,8 @@ else:
 
     class SettingMeta(abc.ABCMeta):
         """The same of a call of a class that is no module."""
+
+        _made_otherwise = ""
 
         @border
         def __call__(cls, *args, **kwargs):

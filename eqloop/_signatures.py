@@ -52,8 +52,8 @@ _AS_WRITTEN = {
 }
 
 
-def _how(cls: type, made: inspect.Signature) -> str:
-    hint = getattr(cls, "_made_otherwise", "")
+def _how(cls: Any, made: inspect.Signature) -> str:
+    hint = cls._made_otherwise
     if not inspect.isfunction(cls.__call__):
         return hint
     _, *arguments = inspect.signature(cls.__call__).parameters.values()

@@ -302,6 +302,19 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
     return dict(schedule=schedule, policy=policy)
 
 
+DEFAULT_BASE = 16
+
+
+def check_base(owner: str, base: int, schedule: AbstractSchedule | None) -> None:
+    """Checks the `base` of a loop whose schedule is `Recursive(base)` by default."""
+    Recursive(base)  # raises, should `base` not be valid
+    if schedule is not None and base != DEFAULT_BASE:
+        raise ValueError(
+            f"{owner}: `base={base}` is for the schedule `el.Recursive(base)`, and "
+            f"`schedule={schedule!r}` is another one. Give one of the two."
+        )
+
+
 def check_unroll(owner: str, unroll: object) -> None:
     """Checks that `unroll` says how many steps to run at once."""
     if not isinstance(unroll, int):
@@ -582,12 +595,13 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         base: The number of segments at each level. The loop stores about
             `base * log(length, base)` carries and runs each step about
             `log(length, base)` times more.
-        schedule: Replaces `Recursive(base)`, if given.
+        schedule: Replaces `Recursive(base)`, if given; then there is no `base`.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` is not
-            the name of a policy. `__call__` lists what the call raises.
+        ValueError: If `base` is less than 2, or given beside a `schedule`, `unroll` is
+            less than 1, or `policy` is not the name of a policy. `__call__` lists what
+            the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -603,7 +617,7 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         See [`Recursive`][eqloop.Recursive], the schedule that `base` stands for.
     """
 
-    base: int = eqx.field(default=16, static=True)
+    base: int = eqx.field(default=DEFAULT_BASE, static=True)
 
     if TYPE_CHECKING:
 
@@ -619,4 +633,4 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         return None
 
     def __check_init__(self) -> None:
-        Recursive(self.base)  # raises, should `base` not be valid
+        check_base(type(self).__name__, self.base, self.schedule)

@@ -65,7 +65,7 @@ class AbstractSchedule(metaclass=SettingMeta):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "layout" in vars(cls):
-            cls.layout = _checked(cls.layout)
+            cls.layout = _with_check(cls.layout)
 
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
@@ -110,7 +110,7 @@ class AbstractSchedule(metaclass=SettingMeta):
         """
 
 
-def _checked(
+def _with_check(
     layout: Callable[[Any, "LoopSpec"], Layout],
 ) -> Callable[[Any, "LoopSpec"], Layout]:
     """A `layout` that may be a user's, and has to return one."""
