@@ -14,7 +14,6 @@ from .._arrays import (
     flatten,
     is_inexact_scalar,
     paths,
-    pick,
     structure_differences,
 )
 from .._calls import (
@@ -29,7 +28,7 @@ from .._calls import (
     typed,
 )
 from .._tracebacks import border
-from .._types import PyTree, Value
+from .._types import PyTree, ShapeDtypeStruct, Value
 from ._call import is_differentiable
 
 
@@ -88,7 +87,7 @@ class Vjp(AbstractTransform, Generic[P]):
         f = functools.partial(enforce_annotations(self.f), **kwargs)
         value, pull, *aux = eqx.filter_vjp(f, *args, has_aux=self.has_aux)
         moving = eqx.filter(value, eqx.is_inexact_array)
-        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), moving)
+        types = jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), moving)
         return value, jax.tree_util.Partial(functools.partial(_pull, types), pull), *aux
 
     def __check_init__(self) -> None:
@@ -100,7 +99,9 @@ def _pull(
     types: PyTree, pull: Callable[[PyTree], tuple[PyTree, ...]], cotangent: PyTree, /
 ) -> tuple[PyTree, ...]:
     """Pulls a cotangent back, if it fits the value."""
-    if jax.tree.structure(types) != jax.tree.structure(cotangent):
+    leaves, treedef = flatten(types)
+    given, given_treedef = flatten(cotangent)
+    if treedef != given_treedef:
         differences = structure_differences(types, cotangent, "")
         listing = "\n".join(
             f"  at value{d.path}: {d.one or 'nothing'}, and in the cotangent "
@@ -111,14 +112,12 @@ def _pull(
             f"Vjp: value and cotangent must be the same trees:\n{listing}\nGive None "
             f"for each leaf that is no array of floating-point or complex numbers."
         )
-    names = pick(paths(types, "value"), [x is not None for x in flatten(types)[0]])
-    leaves = jax.tree.leaves(types), jax.tree.leaves(cotangent)
-    for name, leaf, given in zip(names, *leaves, strict=True):
-        dtype = getattr(given, "dtype", leaf.dtype)
-        if jnp.shape(given) != leaf.shape or dtype != leaf.dtype:
+    for name, leaf, ct in zip(paths(types, "value"), leaves, given, strict=True):
+        if not _is_cotangent_of(leaf, ct):
             raise TypeError(
-                f"Vjp: the cotangent of {name}, which is {describe(leaf)}, cannot be "
-                f"{describe(given)}. A cotangent has the shape and dtype of its value."
+                f"Vjp: the cotangent of {name}, which is {_kind(leaf)}, cannot be "
+                f"{describe(ct)}. A cotangent has the shape and dtype of its value, or "
+                f"is None if that is no array of floating-point or complex numbers."
             )
     return pull(cotangent)
 
@@ -204,6 +203,18 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
                 f"{describe(tangent)}. A tangent has the shape and dtype of its "
                 f"primal, or is None."
             )
+
+
+def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
+    if leaf is None or ct is None:
+        return leaf is ct
+    return (
+        jnp.shape(ct) == leaf.shape and getattr(ct, "dtype", leaf.dtype) == leaf.dtype
+    )
+
+
+def _kind(leaf: ShapeDtypeStruct | None) -> str:
+    return "not differentiated" if leaf is None else describe(leaf)
 
 
 def _fits(leaf: Value, tangent: Value) -> bool:
