@@ -87,7 +87,7 @@ class Vjp(AbstractTransform, Generic[P]):
         f = functools.partial(enforce_annotations(self.f), **kwargs)
         value, pull, *aux = eqx.filter_vjp(f, *args, has_aux=self.has_aux)
         moving = eqx.filter(value, eqx.is_inexact_array)
-        types = jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), moving)
+        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), moving)
         return value, jax.tree_util.Partial(functools.partial(_pull, types), pull), *aux
 
     def __check_init__(self) -> None:

@@ -65,7 +65,7 @@ class AbstractSchedule(metaclass=SettingMeta):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "layout" in vars(cls):
-            cls.layout = _with_check(cls.layout)
+            setattr(cls, "layout", _with_check(cls.layout))  # noqa: B010
 
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
