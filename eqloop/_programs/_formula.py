@@ -228,6 +228,7 @@ class Formula(HoldsPrograms):
         primal = self.settled(marks, reverse=True)
         return linearization(primal(*inputs), None, self.out_tree.unflatten(moves_out))
 
+    @rule
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         return self.vjp_bwd_retval_logs(res, outgrad)[0]
 
