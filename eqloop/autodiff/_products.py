@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from .._arrays import (
     describe,
     flatten,
+    is_dynamic,
     is_inexact_scalar,
     paths,
     structure_differences,
@@ -208,9 +209,9 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
 def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
     if leaf is None or ct is None:
         return leaf is ct
-    return (
-        jnp.shape(ct) == leaf.shape and getattr(ct, "dtype", leaf.dtype) == leaf.dtype
-    )
+    # A Python number takes the dtype that is asked for.
+    fits = not is_dynamic(ct) or ct.dtype == leaf.dtype
+    return fits and jnp.shape(ct) == leaf.shape
 
 
 def _kind(leaf: ShapeDtypeStruct | None) -> str:
