@@ -9,6 +9,7 @@ import builtins
 import functools
 import itertools
 import os
+import re
 import sys
 import traceback
 import types
@@ -25,8 +26,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OWN = ("eqloop", "jaxtyping", "beartype")
 # They are left out where this library calls them, and not where the user does.
 _CALLED = ("jax", "equinox", "contextlib", "functools", "dataclasses")
-# No check of this library raises these. If one comes out of it, it is to be seen where.
+# Unless a check says so, these are mistakes of ours, and are to be seen where.
 _MISTAKES = (AssertionError, AttributeError, LookupError, NameError)
+# What a check says begins with the name of what was called.
+_TOLD = re.compile(r"[A-Z]\w+: ")
 
 
 def border(f: _Function) -> _Function:
@@ -80,7 +83,7 @@ def _leave_out_frames(error: Exception) -> None:
     if mode == "off" or not frames:
         return
     is_own = _package(frames[-1][0]) == "eqloop"
-    if is_own and isinstance(error, _MISTAKES):
+    if is_own and isinstance(error, _MISTAKES) and not _TOLD.match(str(error)):
         return
     chain = [error, *(source for _, source in _sources(error))]
     if mode == "tracebackhide":

@@ -125,6 +125,13 @@ def test_calls_that_do_not_fit(name):
     assert not [p for p in places if p.startswith(PACKAGE) or p == "<string>"]
 
 
+def test_a_layer_that_is_not_there():
+    with pytest.raises(IndexError, match="there is no layer 7") as caught:
+        el.StackedLayers(LAYER)[7]
+    places = [f.filename for f in traceback.extract_tb(caught.value.__traceback__)]
+    assert not [p for p in places if p.startswith(PACKAGE)]
+
+
 def test_classes_of_users_say_what_they_need():
     class Fixed(el.AbstractSchedule):
         def __init__(self, steps):
