@@ -425,6 +425,52 @@ def test_a_list_is_kept_if_it_is_smaller():
     assert elsewhere.saved_once == ()
 
 
+def test_a_plan_says_why_slots_hold_a_buffer():
+    def whole(step, *init, schedule=None):
+        scan = el.Scan(step, schedule=schedule or el.Binomial(30))
+        return scan.plan(init, jnp.ones((100, WIDTH))).held_whole
+
+    def write(index, after, put=lambda v, h, i: v.at[i].set(h)):
+        def step(carry, x):
+            v, k = carry
+            i = index(v, k) % FEW
+            return (put(v, jnp.sin(v[i]) + x, i), after(k)), None
+
+        return step
+
+    itself, one_more = lambda v, k: k, lambda k: k + 1
+    by_insert = lambda v, h, i: jnp.insert(v[:-1], 0, h, axis=0)
+    assert whole(write(itself, one_more), BUFFER, ZERO) == ()
+    for step, reason in (
+        (write(lambda v, k: jnp.argmax(v[0]), one_more), "depends on carry[0]"),
+        (write(lambda v, k: k.astype(int), lambda k: k + 0.1), "depends on carry[1]"),
+        (write(itself, one_more, by_insert), "its rows are moved"),
+    ):
+        start = 0.0 if "carry[1]" in reason else 0
+        ((path, why),) = whole(step, BUFFER, start)
+        assert path == "carry[0]"
+        assert reason in why
+    ((_, why),) = whole(write(itself, one_more), BUFFER, 0, schedule=el.Binomial(3))
+    assert why == "a list of its rows takes more"
+    # A state that is computed as a whole is no such buffer.
+    masked = lambda c, x: ((jnp.where(x > 0, jnp.sin(c[0]) + x, c[0]),), None)
+    assert whole(masked, BUFFER[0]) == ()
+
+
+def test_the_plans_of_a_gradient_know_of_lists():
+    def step(carry, x):
+        i, v = carry
+        return ((i + 1) % FEW, v.at[i].set(jnp.sin(v[i]) + x)), None
+
+    xs, init = jnp.ones((100, WIDTH)), (jnp.zeros((), jnp.int32), BUFFER)
+    scan = el.Scan(step, schedule=el.Binomial(30))
+    loss = lambda v: jnp.sum(scan((init[0], v), xs)[0][1] ** 2)
+    (found,) = el.plans(jax.grad(loss))(BUFFER)
+    expected = scan.plan(init, xs)
+    assert found.plan.slot_bytes == expected.slot_bytes == 8
+    assert found.plan.saved_once == expected.saved_once == ("carry[1]",)
+
+
 @pytest.mark.parametrize("write", ["roll", "newest last"])
 def test_the_memory_of_a_delay_line(write):
     """Slots hold none of it, and XLA has no more than the plan says."""

@@ -91,19 +91,28 @@ class Counts:
         each = enumerate(zip(*read, strict=True))
         return frozenset(leaf for leaf, flags in each if any(flags))
 
+    def unknown_to(self, program: jex.ClosedJaxpr) -> list[int]:
+        """The leaves that a program of a step's inputs reads, and that are not these.
+
+        Args:
+            program: The program.
+        """
+        each = zip(self._read(program), self.formulas, self.walked, strict=True)
+        return [
+            leaf
+            for leaf, (flag, formula, walked) in enumerate(each)
+            if flag and formula is None and not walked
+        ]
+
     def to_compute(self, program: jex.ClosedJaxpr) -> "Counts | None":
         """The part of these that a program needs; `None` if it needs anything else.
 
         Args:
             program: From the inputs of a step.
         """
-        is_known = [
-            formula is not None or walked
-            for formula, walked in zip(self.formulas, self.walked, strict=True)
-        ]
-        read = self._read(program)
-        if any(flag and not known for flag, known in zip(read, is_known, strict=True)):
+        if self.unknown_to(program):
             return None
+        read = self._read(program)
 
         def without_formula(flags: Sequence[bool]) -> list[bool]:
             pairs = zip(flags, self.formulas, strict=True)

@@ -59,8 +59,10 @@ from .._buffers import (
     Buffer,
     CounterIndex,
     Following,
+    Moved,
     RingIndex,
     Understood,
+    leaves_in,
 )
 from .._in_place import writes_rows
 from .._loop import Loop, element, put_part, zero
@@ -277,6 +279,47 @@ def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
         else None
         for leaf, known in enumerate(after)
     )
+
+
+def reasons_for_whole(
+    step: Step, loop: Loop, carries: int, paths: Sequence[str]
+) -> list[str | None]:
+    """For each leaf of the carry, why no list stands for it, in the words of a plan.
+
+    Args:
+        step: The step, without outputs.
+        loop: The loop, with the `starts` of the carry of this step.
+        carries: How many carries are stored on the device at once, at most.
+        paths: The user's names for the leaves.
+
+    Returns:
+        `None` for leaves that have a list, and for those that are computed as a whole.
+    """
+    lists = row_lists(step, loop)
+    if step.inverse is not None or is_symbolic(loop.length):
+        return [None] * step.num_carry
+    program, counters = program_to_follow(step), counters_of(step, loop)
+    counts = counts_of(step, loop, counters)
+
+    def reason(leaf: int, known: Understood) -> str | None:
+        if (rows := lists[leaf]) is not None:
+            is_larger = not rows.takes_less(carries)
+            return "a list of its rows takes more" if is_larger else None
+        # Of other values with some of it, most are chosen entry by entry.
+        if leaf not in leaves_in(known) or not isinstance(known, Moved | Buffer):
+            return None
+        if not isinstance(known, Buffer) or known.leaf != leaf:
+            return "its rows are moved"
+        made = {block.made for block in known.blocks}
+        writes = [row_write(e) for e in program.eqns if made.intersection(e.outvars)]
+        atoms = [atom for write in writes if write is not None for atom in write.at]
+        unknown = counts.unknown_to(with_parts(program, outvars=atoms))
+        if not unknown:
+            return None
+        return f"where a row goes depends on {', '.join(paths[i] for i in unknown)}"
+
+    after = enumerate(carry_after(program, step, counters))
+    return [reason(leaf, known) for leaf, known in after]
 
 
 def lacks_counter(step: Step) -> bool:
