@@ -254,8 +254,8 @@ def frontier(
         "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
         "`loop.frontier(…)`, as `loop.plan(…)`.",
         DeprecationWarning,
-        # Past the border of the library, too.
-        stacklevel=3,
+        # Past the border of the library, too, and the check of the call.
+        stacklevel=4,
     )
     return loop.frontier(*args, device=device, **kwargs)
 

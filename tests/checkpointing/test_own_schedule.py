@@ -203,7 +203,15 @@ def test_the_parts_of_plans_are_not_public():
         "plan": {
             *("bytes_elsewhere", "block", "columns", "computed_again", "device"),
             "evaluations",
-            *("holds", "is_measured", "kept", "length", "levels", "peak_bytes"),
+            *(
+                "held_whole",
+                "holds",
+                "is_measured",
+                "kept",
+                "length",
+                "levels",
+                "peak_bytes",
+            ),
             *("pinned", "plot", "relative_time", "saved_once", "scatter", "schedule"),
             *("slot_bytes", "slots"),
         },
