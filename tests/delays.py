@@ -37,7 +37,10 @@ def _moved(read: Sequence[int], write: Callable[..., Any]) -> Callable[[Any], Ca
 
 
 def _counted(
-    write: Callable[..., Any], after: Callable[[Any], Any], rows: int = DELAY
+    write: Callable[..., Any],
+    after: Callable[[Any], Any],
+    rows: int = DELAY,
+    start: Any = 0,
 ) -> Callable[[Any], Case]:
     def made(w: Any) -> Case:
         def step(carry: Any, x: Any) -> tuple[Any, None]:
@@ -46,7 +49,7 @@ def _counted(
             old = [back(DELAY), back(8)] if back else [line[i], line[i + DELAY - 8]]
             return (after(i), write(line, _next(w, old, x), i)), None
 
-        return step, (0, jnp.zeros((rows, WIDTH)))
+        return step, (start, jnp.zeros((rows, WIDTH)))
 
     return made
 
@@ -56,6 +59,8 @@ def ways(steps: int) -> dict[str, Callable[[Any], Case]]:
     first, last = (-1, 7), (0, DELAY - 8)
     one_more = lambda i: i + 1
     by_update = lambda line, h, i: lax.dynamic_update_slice(line, h[None], (i, 0))
+    by_mask = lambda line, h, i: jnp.where((jnp.arange(DELAY) == i)[:, None], h, line)
+    in_ring, start = lambda i: (i + 1) % DELAY, jnp.zeros((), jnp.int32)
     return {
         "all rows": _counted(
             lambda line, h, i: line.at[i + DELAY].set(h), one_more, steps + DELAY
@@ -68,7 +73,10 @@ def ways(steps: int) -> dict[str, Callable[[Any], Case]]:
         "newest last": _moved(
             last, lambda line, h: jnp.concatenate([line[1:], h[None]])
         ),
-        "update": _counted(by_update, lambda i: (i + 1) % DELAY),
+        "shift": _moved(first, lambda line, h: line.at[1:].set(line[:-1]).at[0].set(h)),
+        "update": _counted(by_update, in_ring),
+        "update from an array": _counted(by_update, in_ring, start=start),
+        "mask from an array": _counted(by_mask, in_ring, start=start),
     }
 
 

@@ -22,6 +22,7 @@ from ._partition import (
     partition,
     paths,
 )
+from ._tree_differences import prefix_difference
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
@@ -205,14 +206,30 @@ def common_length(
         )
     if len(set(sizes.values())) > 1:
         listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
-        # `max_steps` cannot be left out.
-        may_go = length is not None and length_name == "length"
-        asked_for = ", or leave out `length`" if may_go else ""
         raise ValueError(
-            f"{name}: these lengths must all be the same:\n{listing}\nCheck the "
-            f"axes{asked_for}. A leaf whose axis is None is passed whole."
+            f"{name}: these lengths must all be the same:\n{listing}\n"
+            f"{_instead(sizes, length, length_name)} A leaf whose axis is None is "
+            f"passed whole."
         )
     return next(iter(sizes.values()))
+
+
+def _instead(sizes: Mapping[str, int], length: int | None, length_name: str) -> str:
+    """What to do about lengths that are not the same."""
+    if length is None:
+        return "Check the axes."
+    if length_name == "length":
+        return "Check the axes, or leave out `length`."
+    # One that cannot be left out: each step that may be run has an element.
+    given = {size for path, size in sizes.items() if path != length_name}
+    if len(given) > 1:
+        return "Check the axes."
+    (size,) = given
+    if size < length:
+        return f"Pass `{length_name}={size}`, or longer arrays."
+    one = set(sizes) == {length_name, "xs"}
+    first = f"xs[:{length}]" if one else f"jax.tree.map(lambda x: x[:{length}], xs)"
+    return f"Pass `{first}`, or `{length_name}={size}`."
 
 
 def refuse_split(owner: str, tree: PyTree, name: str, axes: Sequence[Axis]) -> None:
@@ -304,12 +321,13 @@ def broadcast_prefix(
     spec_leaves, spec_treedef = flatten(spec)
     try:
         subtrees = spec_treedef.flatten_up_to(tree)
-    except ValueError as error:
+    except ValueError:
+        difference = prefix_difference(spec, tree, spec_name, tree_name)
         raise ValueError(
-            f"{owner}: {spec_name}={spec!r} is not a prefix of {tree_name}, whose "
-            f"structure is {flatten(tree)[1]}. Give one {noun} for all leaves, or the "
-            f"same containers as in {tree_name}, from the top down. ({error})"
-        ) from error
+            f"{owner}: {spec_name}={describe(spec)} is not a prefix of {tree_name}: "
+            f"{difference}. Give one {noun} for all leaves, or the same containers as "
+            f"in {tree_name}, from the top down."
+        ) from None
     broadcast: list[tuple[Value, str]] = []
     for leaf, path, subtree in zip(
         spec_leaves, paths(spec, spec_name), subtrees, strict=True

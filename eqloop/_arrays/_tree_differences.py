@@ -64,6 +64,43 @@ def structure_differences(
         yield from _static_differences(one, other, path)
 
 
+def prefix_difference(
+    prefix: PyTree, tree: PyTree, path: str, other_path: str
+) -> str | None:
+    """Where a prefix tree first parts from a tree, in words; `None` if it is one.
+
+    Args:
+        prefix: A tree that may end above the leaves of the other one.
+        tree: Any PyTree.
+        path: What the prefix tree is called.
+        other_path: What the tree is called.
+
+    Examples:
+        >>> prefix_difference({"a": [0, 1]}, {"a": 2.0}, "in_axes", "xs")
+        "in_axes['a'] is a list of 2, where xs['a'] is 2.0"
+    """
+    if _is_leaf(prefix):
+        return None
+    children, others = _children(prefix), _children(tree)
+    if type(prefix) is not type(tree):
+        return f"{path} is a {kind(prefix)}, where {other_path} is {_a(tree)}"
+    for key in children | others:
+        if key not in others:
+            return f"{path} has {key}, and {other_path} has not"
+        if key not in children:
+            return f"{path} has no {key}, and {other_path} has one"
+        below = path + key, other_path + key
+        if found := prefix_difference(children[key], others[key], *below):
+            return found
+    if _shallow(prefix) != _shallow(tree):
+        return f"{path} and {other_path} are each a {kind(tree)}, but differ in it"
+    return None
+
+
+def _a(node: object) -> str:
+    return kind(node) if _is_leaf(node) else f"a {kind(node)}"
+
+
 def kind(node: object) -> str:
     """A node or a leaf in words: its type, or as `describe` has it."""
     if _is_leaf(node):

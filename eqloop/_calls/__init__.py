@@ -9,7 +9,7 @@ In the order in which a call meets them:
 - what JAX calls the function that it is handed (`_names.py`).
 """
 
-from ._arguments import typed, value_in_words, without_annotations
+from ._arguments import check_takes, typed, value_in_words
 from ._eager import NEEDS_VALUES, compiled_once
 from ._names import KnownAs, array_names, named_as
 from ._opening import (
@@ -71,6 +71,7 @@ __all__ = [
     "call_names",
     "check_bool",
     "check_least",
+    "check_takes",
     "compiled_once",
     "document_settings",
     "enforce_annotations",
@@ -85,5 +86,4 @@ __all__ = [
     "setting",
     "typed",
     "value_in_words",
-    "without_annotations",
 ]

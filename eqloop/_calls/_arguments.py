@@ -10,7 +10,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
 import jax
@@ -18,6 +18,7 @@ import jaxtyping
 import numpy as np
 
 from .._arrays import describe
+from .._signatures import called, check_fits
 from .._tracebacks import border
 from ._transform import int_of
 
@@ -64,7 +65,7 @@ def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
         for name, expected in kinds().items():
             if name in given and not any(k.has(given[name]) for k in expected):
                 raise TypeError(
-                    f"{_called(fn, args)}: `{name}` must be {in_words(expected)}, not "
+                    f"{called(fn, args)}: `{name}` must be {in_words(expected)}, not "
                     f"{value_in_words(given[name])}."
                 )
         return fn(*args, **kwargs)
@@ -72,34 +73,38 @@ def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
     return call
 
 
-def check_fits(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    instead: str = "",
-) -> dict[str, Any]:
-    """Checks that a function has parameters for these arguments, and no others.
+def check_takes(
+    owner: str,
+    name: str,
+    f: Callable[..., Any],
+    given: Sequence[str],
+    *,
+    keywords: Sequence[str] = (),
+    why: str = "It is",
+) -> None:
+    """Checks that a function of a user takes what it will be called with.
 
-    Returns:
-        The arguments by the names of the parameters.
+    Args:
+        owner: The name of the transform.
+        name: Which of its settings the function is.
+        f: The function.
+        given: What it is given by position, in words.
+        keywords: What it is given by name.
+        why: How the sentence begins that says so.
 
     Raises:
-        TypeError: If not: the parameters, and which is missing or too many.
+        TypeError: If it does not take these.
     """
     try:
-        return inspect.signature(fn).bind(*args, **kwargs).arguments
+        inspect.signature(f).bind(*given, **dict.fromkeys(keywords))
     except TypeError as error:
-        shown = _signature_of_call(fn, args)
+        call = ", ".join([*given, *(f"{name}={name}" for name in keywords)])
         raise TypeError(
-            f"{_called(fn, args)}{shown}: {error}.{instead and ' '}{instead}"
+            f"{owner}: `{name}` does not take what it is given: {error}. {why} called "
+            f"as `{name}({call})`."
         ) from None
-
-
-def without_annotations(signature: inspect.Signature) -> inspect.Signature:
-    """A signature for error messages, in which only the names are of interest."""
-    empty = inspect.Signature.empty
-    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=empty)
+    except ValueError:
+        pass  # it has no signature that Python knows
 
 
 def value_in_words(value: object) -> str:
@@ -111,31 +116,6 @@ def value_in_words(value: object) -> str:
     text, kind = describe(value), type(value).__name__
     is_plain = value is None or isinstance(value, bool | jax.Array | np.ndarray | type)
     return text if is_plain else f"{text}, of type {kind}"
-
-
-def _owner(fn: Callable[..., Any], args: tuple[Any, ...]) -> type | None:
-    """The class that a function is called on, or on an instance of it."""
-    first = next(iter(inspect.signature(fn).parameters), None)
-    if not args or first not in ("self", "cls"):
-        return None
-    return args[0] if first == "cls" else type(args[0])
-
-
-def _called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """A function, as whoever calls it writes it."""
-    if (owner := _owner(fn, args)) is None:
-        return fn.__qualname__
-    method = "" if fn.__name__ == "__call__" else f".{fn.__name__}"
-    return f"{owner.__name__}{method}"
-
-
-def _signature_of_call(
-    fn: Callable[..., Any], args: tuple[Any, ...]
-) -> inspect.Signature:
-    signature = without_annotations(inspect.signature(fn))
-    own = 0 if _owner(fn, args) is None else 1
-    parameters = list(signature.parameters.values())[own:]
-    return signature.replace(parameters=parameters)
 
 
 # Annotations in words.
@@ -172,7 +152,7 @@ def kinds_of(hint: Any) -> tuple[Kind, ...]:
 def in_words(kinds: Sequence[Kind]) -> str:
     """All of them, as in "an int or None"."""
     *most, last = [kind.words for kind in kinds]
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} or {last}" if most else last.removesuffix(",")
 
 
 def _either(one: Kind, other: Kind) -> Kind:

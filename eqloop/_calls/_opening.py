@@ -43,8 +43,8 @@ from .._arrays import (
     resolve_axes,
     with_weak_types,
 )
+from .._signatures import check_fits
 from .._types import PyTree, Value
-from ._arguments import check_fits
 from ._names import KnownAs
 
 _Arrays = TypeVar("_Arrays")

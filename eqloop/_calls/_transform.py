@@ -7,7 +7,6 @@ that inherit settings.
 
 import abc
 import dataclasses
-import functools
 import inspect
 import operator
 import re
@@ -26,7 +25,9 @@ from typing import (
 import equinox as eqx
 
 from .._arrays import describe
-from .._tracebacks import BorderMeta, border, hash_of
+from .._classes import BorderMeta, hash_of
+from .._signatures import check_made
+from .._tracebacks import border
 from .._types import Value
 
 # What transforms are generic in: the parameters and the results of their functions. A
@@ -153,7 +154,7 @@ class _TransformMeta(BorderMeta):
         _reject_unknown(cls, settings)
         if args or "f" in settings:
             if not is_abstract(cls):
-                _reject_unbound(cls, args, settings)
+                check_made(cls, args, settings)
             return super().__call__(*args, **settings)
         return Decorator(cls, settings)  # pyright: ignore
 
@@ -253,35 +254,6 @@ def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
             f"{cls.__name__} has no setting {name!r}. Its settings are: "
             f"{', '.join(sorted(known - {'f'}))}."
         )
-
-
-def _reject_unbound(cls: type, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
-    signature = _signature(cls)
-    try:
-        signature.bind(*args, **settings)
-    except TypeError as error:
-        made = _without_settings(signature)
-        _, *arguments = inspect.signature(cls.__call__).parameters.values()
-        given = [p for p in arguments if p.kind != p.KEYWORD_ONLY]
-        plain = inspect.Signature([p.replace(default=p.empty) for p in given])
-        called = _without_settings(plain)
-        raise TypeError(
-            f"{cls.__name__}{made}: {error}. Pass settings by keyword, and "
-            f"call the result: `el.{cls.__name__}{made}{called}`."
-        ) from None
-
-
-@functools.lru_cache(maxsize=256)
-def _signature(cls: type) -> inspect.Signature:
-    _, *parameters = inspect.signature(cls.__init__).parameters.values()
-    return inspect.Signature(parameters)
-
-
-def _without_settings(signature: inspect.Signature) -> inspect.Signature:
-    """Without annotations, and without what may be left out or given by keyword."""
-    parameters = signature.parameters.values()
-    shown = [p for p in parameters if p.kind != p.KEYWORD_ONLY or p.default is p.empty]
-    return inspect.Signature([p.replace(annotation=p.empty) for p in shown])
 
 
 # What settings may be.

@@ -50,6 +50,7 @@ from .._compat import (
     refuse_scan3,
     with_symbolic_zeros,
 )
+from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import Groups, behind, joined
 from ._equations import HoldsPrograms
@@ -194,6 +195,7 @@ class Formula(HoldsPrograms):
 
     # What JAX asks for.
 
+    @rule
     def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
         # The tangents come first, since they may leave the primal behind for `recall`.
         moves, leftover = self._moves(tangents), Leftover()
@@ -203,6 +205,7 @@ class Formula(HoldsPrograms):
         leftover.close()
         return outs, tangents
 
+    @rule
     def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
         moves = self._marks(nzs_in)
         primal = self.settled(moves, reverse=False)
@@ -210,10 +213,12 @@ class Formula(HoldsPrograms):
         residuals = Static(moves), primals
         return linearization(primal(*primals), residuals, moves_out)
 
+    @rule
     def linearized(self, residuals: PyTree, *tangents: PyTree) -> PyTree:
         moves, primals = residuals
         return linear_outputs(self._tangents(moves.value, primals, tangents))
 
+    @rule
     def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
         marks = self._marks(nzs_in)
         if any(moves_out := self.moves_out(marks)):
@@ -223,14 +228,17 @@ class Formula(HoldsPrograms):
         primal = self.settled(marks, reverse=True)
         return linearization(primal(*inputs), None, self.out_tree.unflatten(moves_out))
 
+    @rule
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         return self.vjp_bwd_retval_logs(res, outgrad)[0]
 
+    @rule
     def vjp_bwd_retval_logs(self, res: PyTree, outgrad: PyTree) -> PyTree:
         """The same, and a log of the backward rules in it (asked for by JAX 0.12)."""
         none = self.zero_cts(), None
         return none if res is None else self.sweep_back(res, outgrad)
 
+    @rule
     def transpose(self, out_ct: PyTree, *args: PyTree) -> PyTree:
         # JAX transposes a formula that is linear in some inputs, such as the tangents
         # of another one. In place of these inputs it passes accumulators of their
@@ -250,6 +258,7 @@ class Formula(HoldsPrograms):
             accumulator.accum(ct)
         return log
 
+    @rule
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
         # JAX also asks for a batch rule if no input is batched. Then the formula stays
         # as it is, unless there is a collective over the axis in it.

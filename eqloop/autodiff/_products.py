@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .._arrays import (
     describe,
     flatten,
+    is_dynamic,
     is_inexact_scalar,
     paths,
     structure_differences,
@@ -26,7 +28,8 @@ from .._calls import (
     setting,
     typed,
 )
-from .._types import PyTree, Value
+from .._tracebacks import border
+from .._types import PyTree, ShapeDtypeStruct, Value
 from ._call import is_differentiable
 
 
@@ -83,10 +86,41 @@ class Vjp(AbstractTransform, Generic[P]):
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
         f = functools.partial(enforce_annotations(self.f), **kwargs)
-        return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
+        value, pull, *aux = eqx.filter_vjp(f, *args, has_aux=self.has_aux)
+        moving = eqx.filter(value, eqx.is_inexact_array)
+        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), moving)
+        return value, jax.tree_util.Partial(functools.partial(_pull, types), pull), *aux
 
     def __check_init__(self) -> None:
         check_bool("Vjp", "has_aux", self.has_aux)
+
+
+@border
+def _pull(
+    types: PyTree, pull: Callable[[PyTree], tuple[PyTree, ...]], cotangent: PyTree, /
+) -> tuple[PyTree, ...]:
+    """Pulls a cotangent back, if it fits the value."""
+    leaves, treedef = flatten(types)
+    given, given_treedef = flatten(cotangent)
+    if treedef != given_treedef:
+        differences = structure_differences(types, cotangent, "")
+        listing = "\n".join(
+            f"  at value{d.path}: {d.one or 'nothing'}, and in the cotangent "
+            f"{d.other or 'nothing'}"
+            for d in differences
+        )
+        raise ValueError(
+            f"Vjp: value and cotangent must be the same trees:\n{listing}\nGive None "
+            f"for each leaf that is no array of floating-point or complex numbers."
+        )
+    for name, leaf, ct in zip(paths(types, "value"), leaves, given, strict=True):
+        if not _is_cotangent_of(leaf, ct):
+            raise TypeError(
+                f"Vjp: the cotangent of {name}, which is {_kind(leaf)}, cannot be "
+                f"{describe(ct)}. A cotangent has the shape and dtype of its value, or "
+                f"is None if that is no array of floating-point or complex numbers."
+            )
+    return pull(cotangent)
 
 
 @final
@@ -170,6 +204,18 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
                 f"{describe(tangent)}. A tangent has the shape and dtype of its "
                 f"primal, or is None."
             )
+
+
+def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
+    if leaf is None or ct is None:
+        return leaf is ct
+    # A Python number takes the dtype that is asked for.
+    fits = not is_dynamic(ct) or ct.dtype == leaf.dtype
+    return fits and jnp.shape(ct) == leaf.shape
+
+
+def _kind(leaf: ShapeDtypeStruct | None) -> str:
+    return "not differentiated" if leaf is None else describe(leaf)
 
 
 def _fits(leaf: Value, tangent: Value) -> bool:

@@ -88,6 +88,7 @@ def _trace(
 
     args, kwargs = rest.join(operands)
     taken = [*[False] * len(flatten(f)[0]), *rest.taken]
-    known_as = KnownAs("cond", f, call_names(f, args, kwargs, taken))
+    kind = "switch" if owner == "Switch" else "cond"
+    known_as = KnownAs(kind, f, call_names(f, args, kwargs, taken))
     branch = OpenedCall(rest.join, call, take, known_as)
     return jax.make_jaxpr(branch.on_arrays)(operands), branch.kept

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._arrays import describe
 from .._calls import R
-from .._tracebacks import AbstractBordered
+from .._classes import AbstractBordered
 from .._types import PyTree, Value
 from ._branches import check_branch, run_one
 

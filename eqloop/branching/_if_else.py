@@ -1,7 +1,7 @@
 """`IfElse`: the function whose condition holds."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, final
+from typing import ClassVar, Generic, final
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import describe, is_dynamic
 from .._calls import R, check_bool
-from .._tracebacks import AbstractBordered
+from .._classes import AbstractBordered
 from .._types import PyTree
 from ._branches import run_one
 from ._cond import as_condition
@@ -56,6 +56,8 @@ class IfElse(AbstractBordered, Generic[R]):
         Array(1, dtype=int32, weak_type=True)
     """
 
+    _made_otherwise: ClassVar[str] = " The functions are given as one list."
+
     branches: Sequence[Callable[..., R]]
     check_conditions: bool = eqx.field(default=True, static=True, kw_only=True)
 
@@ -99,8 +101,8 @@ def _as_conditions(conditions: PyTree, count: int) -> jax.Array:
         )
     if vector.size != count:
         raise ValueError(
-            f"IfElse: there are {count} branches, but {vector.size} conditions: give "
-            f"one for each branch. For an `else`, give True, and set "
+            f"IfElse: `conditions` must have one for each branch, {count}, but it has "
+            f"{vector.size}. For an `else`, give True, and set "
             f"`check_conditions=False`."
         )
     return vector

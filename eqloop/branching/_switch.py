@@ -1,14 +1,14 @@
 """`Switch`: one of several functions, as `jax.lax.switch` chooses."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, final
+from typing import ClassVar, Generic, final
 
 import jax
 import jax.numpy as jnp
 
 from .._arrays import describe
 from .._calls import R
-from .._tracebacks import AbstractBordered
+from .._classes import AbstractBordered
 from .._types import PyTree, Value
 from ._branches import Branches, check_branch, run_one
 
@@ -44,6 +44,8 @@ class Switch(AbstractBordered, Generic[R]):
     References:
         [`jax.lax.switch`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.switch.html).
     """
+
+    _made_otherwise: ClassVar[str] = " The functions are given as one list."
 
     branches: Sequence[Callable[..., R]]
 

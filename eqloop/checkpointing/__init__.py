@@ -30,7 +30,14 @@ from ._loop_options import (
 from ._plan import Plan, plan, usually_stored
 from ._plans import Plans, own_plans, plans
 from ._plot import axes_to_draw_on, format_axis
-from ._policies import AUTO, LoopPolicy, as_jax_policy, as_loop_policy, as_policy, name
+from ._policies import (
+    AUTO,
+    LoopPolicy,
+    as_jax_policy,
+    as_loop_policy,
+    as_policy_or_wrong,
+    name,
+)
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import form_to_plan, run_loop, run_while
@@ -102,7 +109,7 @@ __all__ = [
     "Viewing",
     "as_jax_policy",
     "as_loop_policy",
-    "as_policy",
+    "as_policy_or_wrong",
     "axes_to_draw_on",
     "can_be_run",
     "fitting",

@@ -23,10 +23,13 @@ from .engine._problem import (
     Counted,
     Placements,
     Problem,
+    again,
     all_active,
     needs_of_gradient,
+    settled_problem,
 )
 from .engine._step import Step, make_step
+from .engine.leaves._row_lists import reasons_for_whole
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
@@ -71,6 +74,9 @@ class Plan:
         saved_once: The paths of buffers that are read and that slots do not hold. If
             each of their rows is written once, the last carry has all of them, and
             otherwise a list of all rows that are written is saved.
+        held_whole: Buffers of which steps write or move rows, and which slots hold: the
+            path of each, and why. [Delay lines and
+            trees](../guides/delay_lines_and_trees.md) says what to write instead.
         scatter: By what part of itself a measured time differed when it was measured
             again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
@@ -104,6 +110,7 @@ class Plan:
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    held_whole: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     computed_again: int = dataclasses.field(default=0, repr=False)
     device: str | None = dataclasses.field(default=None, repr=False)
 
@@ -194,6 +201,9 @@ class Plan:
                 rows.append(("saved once", _listed(list(self.saved_once))))
             if unread:
                 rows.append(("and not", _listed(unread)))
+        if self.slots:
+            whole = self.held_whole[:_MOST_PATHS]
+            rows += [("held whole", f"{path}: {reason}") for path, reason in whole]
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
         if self.scatter > _NOISY:
@@ -336,10 +346,16 @@ def _leaves(
         return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    held, final = needs_of_gradient(alike(problem, active), active, wanted, layout)
+    known = alike(problem, active)
+    held, final = needs_of_gradient(known, active, wanted, layout)
+    step = again(settled_problem(known, active, reverse=True))
+    reasons = reasons_for_whole(step, problem.loop_back, layout.carries, paths)
+    each = zip(paths, held, reasons, strict=True)
+    whole = tuple((path, why) for path, is_held, why in each if is_held and why)
     once = [f and not h for h, f in zip(held, final, strict=True)]
     holds = tuple(zip(paths, held, strict=True))
-    return dict(holds=holds, saved_once=tuple(pick(paths, once)))
+    once = tuple(pick(paths, once))
+    return dict(holds=holds, saved_once=once, held_whole=whole)
 
 
 def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -16,8 +16,10 @@ import jax
 import jax.extend.core as jex
 from jax import ad_checkpoint, checkpoint_policies
 
+from .._arrays import describe
 from .._calls import typed
 from .._types import Aval, PyTree
+from .engine._loop_spec import AbstractSchedule
 
 __all__ = [
     "Policy",
@@ -291,30 +293,57 @@ def as_policy(
         >>> el.policies.as_policy("dots_saveable")
         el.policies.save_dots
     """
+    return _policy_of("as_policy", policy)
+
+
+def as_policy_or_wrong(
+    policy: "Policy | Callable[..., Any] | str | None",
+) -> "Policy | Callable[..., Any] | None":
+    """As `as_policy`, and whatever is wrong as it is: the converter of a field.
+
+    A converter does not know whose field it is. What is wrong is found later, by
+    `as_jax_policy`.
+    """
+    given: Any = policy
+    try:
+        return _policy_of("policy", given)
+    except (TypeError, ValueError):
+        return given
+
+
+def _policy_of(owner: str, policy: Any) -> "Policy | Callable[..., Any] | None":
     if policy is None or isinstance(policy, Policy):
         return policy
     if (maker := _maker(policy)) is not None:
-        raise ValueError(_not_called(maker))
+        raise ValueError(_not_called(owner, maker))
     if isinstance(policy, str):
-        return _from_name(policy)
+        return _from_name(owner, policy)
     if not callable(policy):
         raise TypeError(
-            f"A policy must be one of `eqloop.policies`, one of "
-            f"`jax.checkpoint_policies`, or the name of one, not {policy!r} of "
+            f"{owner}: `policy` must be one of `eqloop.policies`, one of "
+            f"`jax.checkpoint_policies`, or the name of one, not {describe(policy)} of "
             f"type {type(policy).__name__}. {_the_names()}"
         )
     return policy
 
 
 def as_jax_policy(
-    policy: "Policy | Callable[..., Any] | str | None",
+    owner: str, policy: "Policy | Callable[..., Any] | str | None"
 ) -> Callable[..., Any] | None:
     """A policy in any form, as `jax.checkpoint` is to be given it.
 
     With its flag `jax_remat3`, JAX asks a policy about named values and dots alone. It
     keeps all others only for the one policy that it knows to keep everything.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        policy: The policy.
+
+    Raises:
+        TypeError: If it is none.
+        ValueError: If it is not the name of one.
     """
-    policy = as_policy(policy)
+    policy = _policy_of(owner, policy)
     return _KEEP_ALL if _keeps_everything(policy) else policy
 
 
@@ -332,10 +361,16 @@ LoopPolicy: TypeAlias = Callable[..., Any] | Literal["auto"] | None
 
 
 def as_loop_policy(
-    policy: "Policy | Callable[..., Any] | str | None",
-) -> "Policy | Callable[..., Any] | str | None":
-    """The policy of a loop: as elsewhere, or `"auto"` if a budget is to choose it."""
-    return AUTO if isinstance(policy, str) and policy == AUTO else as_policy(policy)
+    owner: str, policy: "Policy | Callable[..., Any] | str | None"
+) -> LoopPolicy:
+    """The same of a loop: `"auto"` as well, if a budget is to choose it."""
+    if isinstance(policy, AbstractSchedule):
+        raise TypeError(
+            f"{owner}: `policy` says which values of a step are stored, but it is a "
+            f"schedule. Did you mean `schedule={policy!r}`?"
+        )
+    is_auto = isinstance(policy, str) and policy == AUTO
+    return AUTO if is_auto else as_jax_policy(owner, policy)
 
 
 _VALUES: dict[str, Policy] = {
@@ -376,18 +411,20 @@ def _maker(policy: Any) -> str | None:
     return None
 
 
-def _from_name(text: str) -> Policy:
+def _from_name(owner: str, text: str) -> Policy:
     if text in _VALUES:
         return _VALUES[text]
     if text == AUTO:
         raise ValueError(
-            "`policy='auto'` is for scans and `StackedLayers`, whose `schedule` is a "
-            "`Budget`, which then chooses the policy as well. Here, give one of "
-            "`eqloop.policies`."
+            f"{owner}: `policy='auto'` is for scans and `StackedLayers`, whose "
+            f"`schedule` is a `Budget`, which then chooses the policy as well. Here, "
+            f"give one of `eqloop.policies`."
         )
     near = difflib.get_close_matches(text, [*_VALUES, *_MAKERS, AUTO], n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"There is no policy named {text!r}. {hint}{_the_names()}")
+    raise ValueError(
+        f"{owner}: there is no policy named {text!r}. {hint}{_the_names()}"
+    )
 
 
 def _the_names() -> str:
@@ -396,22 +433,17 @@ def _the_names() -> str:
     return f"The names are {names}; see {makers} in `eqloop.policies` for others."
 
 
-def _not_called(maker: str) -> str:
+def _not_called(owner: str, maker: str) -> str:
     call = _JAX_MAKERS.get(maker, maker)
     arguments = "first, second" if call == "either" else "'a', 'b'"
     return (
-        f"`{maker}` is not a policy, but makes one from its arguments. Call it, or "
-        f"`eqloop.policies.{call}({arguments})`."
+        f"{owner}: `{maker}` is not a policy, but makes one from its arguments. Call "
+        f"it, or `eqloop.policies.{call}({arguments})`."
     )
 
 
 def _required(name: str, policy: Any) -> "Policy | Callable[..., Any]":
-    try:
-        found = as_policy(policy)
-    except ValueError as error:
-        raise ValueError(f"either: `{name}` is no policy. {error}") from None
-    except TypeError as error:
-        raise TypeError(f"either: `{name}` is no policy. {error}") from None
+    found = _policy_of(f"either, `{name}`", policy)
     if found is None:
         raise TypeError(f"either: `{name}` must be a policy, but it is None.")
     return found

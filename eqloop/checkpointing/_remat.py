@@ -19,7 +19,7 @@ from .._calls import (
     open_call,
 )
 from .._types import PyTree
-from ._policies import Policy, as_jax_policy, as_policy
+from ._policies import Policy, as_jax_policy, as_policy_or_wrong
 
 
 def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     f: Callable[P, R]
     policy: Policy | Callable[..., PyTree] | None = eqx.field(
-        default=None, converter=as_policy, kw_only=True
+        default=None, converter=as_policy_or_wrong, kw_only=True
     )
     prevent_cse: bool = eqx.field(default=True, static=True, kw_only=True)
     static_argnums: tuple[int, ...] = eqx.field(
@@ -94,6 +94,7 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
     def __check_init__(self) -> None:
         check_bool("Remat", "prevent_cse", self.prevent_cse)
+        as_jax_policy("Remat", self.policy)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -118,7 +119,9 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
         call, arrays = open_call(
             self.f, args, kwargs, static, kind="checkpoint / remat"
         )
-        policy = as_jax_policy(self.policy)  # `eqx.tree_at` may have put in a name
+        policy = as_jax_policy(
+            "Remat", self.policy
+        )  # `eqx.tree_at` may have put in a name
         run = jax.checkpoint(
             call.on_arrays, prevent_cse=self.prevent_cse, policy=policy
         )

@@ -79,11 +79,11 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     check_closed(jaxpr, "to_pydot")
     try:
         import pydot
-    except ImportError as error:
+    except ImportError:
         raise ImportError(
             "to_pydot: pydot is not installed. To install it: `python -m pip install "
             "pydot`. `eqloop.ir.to_dot` and `eqloop.ir.draw` do not need it."
-        ) from error
+        ) from None
     found = pydot.graph_from_dot_data(to_dot(jaxpr, name))
     assert found, "pydot reads what `to_dot` writes"
     return found[0]

@@ -35,13 +35,22 @@ from .._arrays import (
     varying_type,
     zero_array,
 )
-from .._calls import as_count, check_bool
+from .._calls import (
+    KnownAs,
+    argument_names,
+    array_names,
+    as_count,
+    check_bool,
+    check_takes,
+    explained,
+)
+from .._classes import SettingMeta
 from .._types import PyTree, Value
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Truncate:
+class Truncate(metaclass=SettingMeta):
     """Cuts the gradient every so many steps: truncated backpropagation through time.
 
     Steps are counted from 0, in the order of running. Before the steps `every`,
@@ -88,7 +97,7 @@ class Truncate:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ClipCotangent:
+class ClipCotangent(metaclass=SettingMeta):
     """Limits the norm of the cotangent of the carry in each step of the backward pass.
 
     The norm is that of all leaves of the cotangent together. So a gradient that
@@ -250,9 +259,10 @@ def passed_back(
             _check_log(owner, log, logged)
         return result, None if log is None else _varied_as(logged, log)
 
+    known_as = _known_as(backward, moving, log)
     identity.defvjp(lambda moving, log: (moving, log), pull)
     # Before anything runs, and not first in a gradient.
-    jax.eval_shape(pull, log, moving)
+    jax.eval_shape(known_as.name(pull), log, moving)
     return eqx.combine(identity(moving, log), rest)
 
 
@@ -263,13 +273,22 @@ def empty_log(owner: str, carry: PyTree, backward: object, length: int) -> PyTre
     moving = eqx.filter(carry, _has_cotangent)
     axes = _axes_of_all(moving)
     types = jax.tree.map(lambda x: varying_type(jax.typeof(x), axes), moving)
-    program, shapes = jax.make_jaxpr(
-        lambda moving: _applied_to(owner, backward, moving)[1], return_shape=True
-    )(types)
+    known_as = _known_as(backward, moving)
+    log_of = known_as.name(lambda moving: _applied_to(owner, backward, moving)[1])
+    program, shapes = jax.make_jaxpr(log_of, return_shape=True)(types)
     if shapes is None:
         _refuse_missing(owner)
     rows = [zero_array(stack_type(aval, length)) for aval in program.out_avals]
     return jax.tree.unflatten(jax.tree.structure(shapes), rows)
+
+
+def _known_as(
+    backward: Callable[[PyTree], PyTree], moving: PyTree, log: PyTree = None
+) -> KnownAs:
+    """What JAX is to call the function, and each array that it is called on."""
+    (name,) = argument_names(backward, [moving])
+    names = [*array_names(log, "log"), *array_names(moving, name)]
+    return KnownAs("custom_vjp bwd", backward, names)
 
 
 def check_taken(owner: str, log: PyTree, backward: object) -> None:
@@ -316,7 +335,10 @@ def _applied_to(
 
     The cotangent that it returns has to be like the one that it was given.
     """
-    result, log = backward(cotangent), None
+    shown = f"`backward(cotangent)` with\n  cotangent = {eqx.tree_pformat(cotangent)}"
+    with explained(owner, shown):
+        check_takes(owner, "backward", backward, ["cotangent"])
+        result, log = backward(cotangent), None
     if _has_log(result, cotangent):
         result, log = result
     changes = [

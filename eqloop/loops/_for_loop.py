@@ -20,7 +20,7 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, left_open, plan
 from ._carry import Words
 from ._open_loop import OpenedLoop, check_wants_key
-from ._scan import AbstractLoop
+from ._scan import DEFAULT_BASE, AbstractLoop, check_base
 
 
 class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
@@ -195,12 +195,13 @@ class CheckpointedForLoop(AbstractForLoop[Y]):
     Args:
         base: The size of a block, whose residuals are stored together, if there is a
             `policy`; as in `Recursive(base)`.
-        schedule: Replaces `Recursive(base)`, if given.
+        schedule: Replaces `Recursive(base)`, if given; then there is no `base`.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` is not
-            the name of a policy. `__call__` lists what the call raises.
+        ValueError: If `base` is less than 2, or given beside a `schedule`, `unroll` is
+            less than 1, or `policy` is not the name of a policy. `__call__` lists what
+            the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -213,7 +214,7 @@ class CheckpointedForLoop(AbstractForLoop[Y]):
         Array([-1., -1.], dtype=float32)
     """
 
-    base: int = eqx.field(default=16, static=True)
+    base: int = eqx.field(default=DEFAULT_BASE, static=True)
 
     if TYPE_CHECKING:
 
@@ -224,4 +225,4 @@ class CheckpointedForLoop(AbstractForLoop[Y]):
         return Recursive(self.base)
 
     def __check_init__(self) -> None:
-        Recursive(self.base)  # raises, should `base` not be valid
+        check_base(type(self).__name__, self.base, self.schedule)

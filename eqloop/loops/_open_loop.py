@@ -43,6 +43,7 @@ from .._arrays import (
 from .._calls import (
     KnownAs,
     Outputs,
+    check_takes,
     enforce_annotations,
     explained,
     parameters_of,
@@ -489,18 +490,9 @@ def undoing_call(
     Raises:
         TypeError: If it does not take these.
     """
-    try:
-        inspect.signature(f).bind(*given, **keywords)
-    except TypeError as error:
-        call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
-        why = "With" if "saved" in names else "Without"
-        why = f" {why} a `save`, it is" if name == "inverse" else " It is"
-        raise TypeError(
-            f"Reversible: `{name}` does not take what it is given: {error}.{why} "
-            f"called as `{name}({call})`."
-        ) from None
-    except ValueError:
-        pass  # it has no signature that Python knows
+    why = "With" if "saved" in names else "Without"
+    why = f"{why} a `save`, it is" if name == "inverse" else "It is"
+    check_takes(_UNDONE, name, f, names, keywords=list(keywords), why=why)
     return f(*given, **keywords)
 
 

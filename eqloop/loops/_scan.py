@@ -27,9 +27,9 @@ from .._calls import (
     setting,
     typed,
     value_in_words,
-    without_annotations,
 )
 from .._device import DeviceLike, planning_for_call
+from .._signatures import without_annotations
 from .._tracebacks import border
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
@@ -39,8 +39,8 @@ from ..checkpointing import (
     Plan,
     Recursive,
     StoreAll,
-    as_jax_policy,
     as_loop_policy,
+    as_policy_or_wrong,
     form_to_plan,
     frontier_of,
     left_open,
@@ -84,7 +84,7 @@ class AbstractLoop(AbstractTransform[Function]):
     f: Callable[..., PyTree]
     schedule: AbstractSchedule | None = setting(default=None)
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
+    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
@@ -254,8 +254,8 @@ def frontier(
         "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
         "`loop.frontier(…)`, as `loop.plan(…)`.",
         DeprecationWarning,
-        # Past the border of the library, too.
-        stacklevel=3,
+        # Past the border of the library, too, and the check of the call.
+        stacklevel=4,
     )
     return loop.frontier(*args, device=device, **kwargs)
 
@@ -292,16 +292,27 @@ def check_schedule(owner: str, schedule: object) -> None:
 
 def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
     """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
-    policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
-    if policy != AUTO:
-        policy = as_jax_policy(policy)
-    elif not schedule.can_choose_policy:
+    policy = as_loop_policy(owner, policy)  # `eqx.tree_at` may have put in a name
+    if policy == AUTO and not schedule.can_choose_policy:
         raise ValueError(
             f"{owner}: with `policy='auto'` a budget chooses what each step "
             f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
             f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
         )
     return dict(schedule=schedule, policy=policy)
+
+
+DEFAULT_BASE = 16
+
+
+def check_base(owner: str, base: int, schedule: AbstractSchedule | None) -> None:
+    """Checks the `base` of a loop whose schedule is `Recursive(base)` by default."""
+    Recursive(base)  # raises, should `base` not be valid
+    if schedule is not None and base != DEFAULT_BASE:
+        raise ValueError(
+            f"{owner}: `base={base}` is for the schedule `el.Recursive(base)`, and "
+            f"`schedule={schedule!r}` is another one. Give one of the two."
+        )
 
 
 def check_unroll(owner: str, unroll: object) -> None:
@@ -584,12 +595,13 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         base: The number of segments at each level. The loop stores about
             `base * log(length, base)` carries and runs each step about
             `log(length, base)` times more.
-        schedule: Replaces `Recursive(base)`, if given.
+        schedule: Replaces `Recursive(base)`, if given; then there is no `base`.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` is not
-            the name of a policy. `__call__` lists what the call raises.
+        ValueError: If `base` is less than 2, or given beside a `schedule`, `unroll` is
+            less than 1, or `policy` is not the name of a policy. `__call__` lists what
+            the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -605,7 +617,7 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         See [`Recursive`][eqloop.Recursive], the schedule that `base` stands for.
     """
 
-    base: int = eqx.field(default=16, static=True)
+    base: int = eqx.field(default=DEFAULT_BASE, static=True)
 
     if TYPE_CHECKING:
 
@@ -621,4 +633,4 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
         return None
 
     def __check_init__(self) -> None:
-        Recursive(self.base)  # raises, should `base` not be valid
+        check_base(type(self).__name__, self.base, self.schedule)

@@ -59,7 +59,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             not differentiated.
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
-        max_steps: The most steps that are run.
+        max_steps: The most steps that are run. `xs` must have as many elements: if they
+            have more, pass `xs[:max_steps]`.
         schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default [`Recursive()`][eqloop.Recursive].
         backward: Changes the cotangent of the carry on its way back, after each step,

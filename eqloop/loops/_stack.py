@@ -27,12 +27,13 @@ from .._types import PyTree, Value
 Layer = TypeVar("Layer")
 
 
-def stack(owner: str, layers: Sequence[Layer]) -> Layer:
+def stack(owner: str, layers: Sequence[Layer], instead: str = "") -> Layer:
     """Stacks layers that differ only in the values of their arrays.
 
     Args:
         owner: The name of the transform, for error messages.
         layers: The layers, at least one.
+        instead: What to do if they differ in structure.
 
     Raises:
         TypeError: If they differ in structure, or in the type of an array.
@@ -41,7 +42,7 @@ def stack(owner: str, layers: Sequence[Layer]) -> Layer:
     first, *others = (as_arrays(with_array_state(layer)) for layer in layers)
     others = [with_markers_of(first, other) for other in others]
     for number, other in enumerate(others, start=1):
-        check_alike(owner, first, other, f"layers[{number}]", "layers[0]")
+        check_alike(owner, first, other, f"layers[{number}]", "layers[0]", instead)
     stacked = lambda *xs: jnp.stack(xs) if is_dynamic(xs[0]) else xs[0]
     return jax.tree.map(stacked, first, *others)
 
@@ -117,7 +118,12 @@ def _listing(arrays: dict[str, Any], which: PyTree) -> str:
 
 
 def check_alike(
-    owner: str, first: PyTree, other: PyTree, name: str, first_name: str
+    owner: str,
+    first: PyTree,
+    other: PyTree,
+    name: str,
+    first_name: str,
+    instead: str = "",
 ) -> None:
     """Raises if one layer could not be stacked with another, `first`.
 
@@ -133,7 +139,7 @@ def check_alike(
         listing = "\n".join(lines)
         raise TypeError(
             f"{owner}: layers must have the same structure, and arrays of the same "
-            f"shapes and dtypes, but these do not:\n{listing}"
+            f"shapes and dtypes, but these do not:\n{listing}{instead}"
         )
     if lines := [*_leaf_lines(first, other, *names, _statics_differ)]:
         listing = "\n".join(lines)

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
+from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, overload
 
 import equinox as eqx
 import jax
@@ -14,13 +14,16 @@ from .._calls import (
     argument_names,
     as_count,
     as_int_if_index,
+    check_takes,
     compiled_once,
     enforce_annotations,
+    explained,
+    parameters_of,
     setting,
     typed,
 )
+from .._classes import AbstractBordered
 from .._device import DeviceLike, planning_for_call
-from .._tracebacks import AbstractBordered
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import (
     AbstractSchedule,
@@ -28,7 +31,7 @@ from ..checkpointing import (
     Plan,
     StoreAll,
     Undo,
-    as_loop_policy,
+    as_policy_or_wrong,
     frontier_of,
     left_open,
     plan,
@@ -122,12 +125,17 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         in Equinox's tricks.
     """
 
+    _made_otherwise: ClassVar[str] = (
+        " `el.StackedLayers.init(make, depth, key=key)` makes the layers, and "
+        "`el.StackedLayers.from_layers` stacks those that there are."
+    )
+
     layers: Layer
     schedule: AbstractSchedule | None = eqx.field(
         default=None, static=True, kw_only=True
     )
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_loop_policy, kw_only=True)
+    policy: Any = eqx.field(default=None, converter=as_policy_or_wrong, kw_only=True)
     unroll: int | bool = setting(default=1, converter=as_int_if_index)
     # Where no leaf is an array, as in a filter of the layers, nothing else knows it.
     _depth: Depth | None = eqx.field(default=None, static=True, init=False, repr=False)
@@ -208,7 +216,10 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             )
         if not layers:
             raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
-        return StackedLayers(stack(f"{_NAME}.from_layers", layers), **settings)
+        are_stacks = all(isinstance(layer, StackedLayers) for layer in layers)
+        instead = "\nThese are stacks. For one of all their layers: `[*a, *b]`."
+        stacked = stack(f"{_NAME}.from_layers", layers, instead if are_stacks else "")
+        return StackedLayers(stacked, **settings)
 
     def unstack(self) -> list[Layer]:
         """The layers, one by one.
@@ -515,8 +526,33 @@ _WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer, names=_names_of_a
 
 
 def _make(make: Callable[..., PyTree], key: jax.Array) -> PyTree:
+    owner, shown = f"{_NAME}.init", f"with\n  key = {eqx.tree_pformat(key)}"
     try:
-        inspect.signature(make).bind(key=key)
-    except (TypeError, ValueError):  # no such parameter, or no signature at all
-        return make(key)
-    return make(key=key)
+        if _takes(make, key=key):
+            with explained(owner, f"`make(key=key)` {shown}"):
+                return make(key=key)
+        if not _takes(make, key):
+            is_named = "key" in parameters_of(make)
+            given = ([], ["key"]) if is_named else (["key"], [])
+            check_takes(owner, "make", make, given[0], keywords=given[1])
+        with explained(owner, f"`make(key)` {shown}"):
+            return make(key)
+    except Exception:
+        if isinstance(make, eqx.Module) and not isinstance(make, eqx.Partial):
+            name = type(make).__name__
+            raise TypeError(
+                f"{owner}: `make` must be a function that makes a layer, as "
+                f"`lambda key: {name}(..., key=key)` does, but it is a {name} itself. "
+                f"To stack layers that there are, use `{_NAME}.from_layers`."
+            ) from None
+        raise
+
+
+def _takes(make: Callable[..., PyTree], *args: Value, **keywords: Value) -> bool:
+    try:
+        inspect.signature(make).bind(*args, **keywords)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature that Python knows
+        return not keywords
+    return True

@@ -29,8 +29,8 @@ from .._calls import (
     int_of,
     typed,
 )
+from .._classes import AbstractBordered
 from .._programs import loop_scope, refuse_refs, without_derivatives
-from .._tracebacks import AbstractBordered
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,

@@ -8,7 +8,7 @@ import equinox as eqx
 from .._arrays import axes_tree, hashable_axes
 from .._calls import NewP, NewR, P, R, check_bool, compiled_once, setting
 from .._types import PyTree
-from ..checkpointing import Budget, as_jax_policy, as_policy
+from ..checkpointing import Budget, as_jax_policy, as_policy_or_wrong
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
 from ._open_map import as_chunk_size, check_reduce, open_map, planner_for
@@ -107,7 +107,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     reduce: PyTree = setting(default=None, converter=hashable_axes)
     exact: bool = setting(default=False)
     # No static field, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_policy, static=False)
+    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
     if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     def __check_init__(self) -> None:
         check_reduce("ChunkedVmap", axes_tree(self.reduce))
         check_bool("ChunkedVmap", "exact", self.exact)
+        as_jax_policy("ChunkedVmap", self.policy)
         check_progress("ChunkedVmap", self.progress)
 
     @compiled_once
@@ -149,5 +150,5 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             reduce=axes_tree(self.reduce),
         )
         # `eqx.tree_at` may have put in the name of a policy.
-        policy = as_jax_policy(self.policy)
+        policy = as_jax_policy("ChunkedVmap", self.policy)
         return call.run(planner_for(self.chunk_size, self.exact), policy, self.progress)

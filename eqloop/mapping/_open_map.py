@@ -192,7 +192,9 @@ def open_row(
     """`f` on one row; `arguments` are all arguments without the mapped arrays."""
 
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
-        what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
+        given = {**dict(zip(argument_names(f, args), args, strict=True)), **kwargs}
+        shown = [f"\n  {k} = {eqx.tree_pformat(x)}" for k, x in given.items()]
+        what = f"f on one row, with{''.join(shown)}"
         with explained(name, what):
             return enforce_annotations(f)(*args, **kwargs)
 
@@ -276,7 +278,8 @@ def open_arguments(
         axes[argument] = found
         sizes |= axis_sizes(value, argument, found)
     if not sizes:
-        raise ValueError(_nothing_to_map(name, arguments))
+        by_default = in_axes == _DEFAULT_AXES
+        raise ValueError(_nothing_to_map(name, arguments, by_default))
     size = common_length(name, sizes)
     if "key" in kwargs and "key" not in axes:
         kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
@@ -327,9 +330,10 @@ def _argument_axes(
     elif isinstance(in_axes, tuple | list):
         if len(in_axes) != len(names):
             raise ValueError(
-                f"{name}: in_axes has {len(in_axes)} entries, but f was called with "
-                f"{len(names)} positional arguments: {', '.join(names)}. Give one "
-                f"entry for each, one axis for all, or a dictionary of axes by name."
+                f"{name}: in_axes must have one entry for each positional argument, "
+                f"{', '.join(names) or 'of which there is none'}, but it has "
+                f"{len(in_axes)}. Or give one axis for all, or a dictionary of axes by "
+                f"name."
             )
         given = {
             key: (spec, f"in_axes[{i}]")
@@ -340,14 +344,17 @@ def _argument_axes(
     return dict.fromkeys(known, (_DEFAULT_AXES, "in_axes")) | given
 
 
-def _nothing_to_map(name: str, arguments: list[tuple[str, PyTree]]) -> str:
+def _nothing_to_map(
+    name: str, arguments: list[tuple[str, PyTree]], by_default: bool
+) -> str:
     listing = "\n".join(
         f"  {argument}: {eqx.tree_pformat(value)}" for argument, value in arguments
     )
+    of_axes = "in_axes gives no array of these arguments an axis"
+    why = "there is no array among these arguments" if by_default else of_axes
     return (
-        f"{name}: there is nothing to map over, as in_axes gives no array of these "
-        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, as `jnp.asarray` "
-        f"makes one of numbers, or call f itself."
+        f"{name}: there is nothing to map over, as {why}:\n{listing or '  (none)'}\n"
+        f"Map an array, as `jnp.asarray` makes one of numbers, or call f itself."
     )
 
 

@@ -26,8 +26,8 @@ def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
         if not isinstance(device, jax.Device):
             raise TypeError(
                 f"ParallelMap: `devices` must be a sequence of devices from "
-                f"`jax.devices()`, but it has {device!r}, of type "
-                f"{type(device).__name__}."
+                f"`jax.devices()`, and {device!r}, of type {type(device).__name__}, "
+                f"is none."
             )
     if not devices:
         raise ValueError("ParallelMap: `devices` is empty. Leave it out to use all.")

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex, final
 
 from .._arrays import describe
-from .._calls import check_least, int_of
+from .._calls import check_least, check_takes, int_of
+from .._classes import SettingMeta
 from .._types import PyTree
 from ._display import require_tqdm
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ProgressBar:
+class ProgressBar(metaclass=SettingMeta):
     """A progress bar, by [tqdm](https://tqdm.github.io), for a loop or a map.
 
     For the setting `progress`, `True` means `ProgressBar()`, and an `int` means
@@ -74,6 +75,8 @@ class ProgressBar:
                 f"ProgressBar: `desc` must be a string, or a function `desc(i, carry, "
                 f"y)` that returns one, not {describe(self.desc)}."
             )
+        if callable(self.desc):
+            check_takes("ProgressBar", "desc", self.desc, ["i", "carry", "y"])
 
 
 def as_progress(progress: ProgressBar | bool | int | SupportsIndex | None) -> Any:

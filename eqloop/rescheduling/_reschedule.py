@@ -35,7 +35,7 @@ from ..checkpointing import (
     Plans,
     Recursive,
     StoreAll,
-    as_loop_policy,
+    as_policy_or_wrong,
     own_plans,
 )
 from ..loops import check_schedule, planned_by
@@ -142,7 +142,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     f: Callable[P, R]
     schedule: AbstractSchedule | None = setting(default=None, kw_only=False)
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
+    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
     whiles: AbstractSchedule | int | None = setting(default=None)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
     only: Callable[[ForeignLoop], bool] | None = setting(default=None)

@@ -18,7 +18,7 @@ from .._calls import (
     enforce_annotations,
     open_call,
 )
-from .._tracebacks import AbstractBordered
+from .._classes import AbstractBordered
 from .._types import PyTree
 from ._named import check_name, name_of
 from ._nonfinite import translated

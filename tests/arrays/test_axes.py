@@ -1,5 +1,7 @@
 """Which axis of which leaf is looped over, and how long it is."""
 
+import re
+
 import equinox as eqx
 import hypothesis
 import jax
@@ -79,6 +81,34 @@ def test_no_prefix():
         resolve(TREE, {"a": 0})
     with pytest.raises(ValueError, match=r"in_axes=\(0, 0\) is not a prefix of xs"):
         resolve([jnp.zeros(2)] * 2, (0, 0))
+
+
+ROWS = jnp.zeros((2000, 3))
+MISFITS = {
+    "a list": (ROWS, [0, 1], "in_axes is a list of 2, where xs is float32[2000,3]"),
+    "another container": (
+        {"a": ROWS},
+        (0,),
+        "is a tuple of 1, where xs is a dict of 1",
+    ),
+    "below": (
+        [{"a": ROWS}],
+        [{"a": [0]}],
+        "in_axes[0]['a'] is a list of 1, where xs[0]",
+    ),
+    "too many": ((ROWS, ROWS), (0, 0, 0), "in_axes has [2], and xs has not"),
+    "too few": ({"a": ROWS, "b": 0}, {"a": 0}, "in_axes has no ['b'], and xs has one"),
+    "below None": ((ROWS, None), (0, [0]), "list of 1, where xs[1] is None"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_no_prefix_is_told_by_its_place(name):
+    tree, spec, said = MISFITS[name]
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        resolve(tree, spec)
+    assert caught.value.__suppress_context__
+    assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize("wrong", [True, "0", 0.0, lambda leaf: 1.0])

@@ -7,6 +7,7 @@ import numpy as np
 
 import eqloop as el
 
+from ..asserts import assert_raises
 from ..weights import without_key
 
 W, X = jnp.array([[1.0, 2.0], [0.5, -1.0]]), jnp.array([0.3, 0.4])
@@ -62,3 +63,36 @@ def test_their_functions_may_be_modules_and_methods():
     np.testing.assert_allclose(pull(jnp.ones(2))[0], linear.weight.sum(0), rtol=1e-6)
     _, tangent = el.Jvp(linear)((X,), (X,))
     np.testing.assert_allclose(tangent, linear.weight @ X, rtol=1e-6)
+
+
+def test_cotangents_that_do_not_fit():
+    _, pull = el.Vjp(lambda x: {"a": (x, 3)})(X)
+    assert_raises(
+        lambda: pull({"a": (X[0], None)}),
+        "TypeError: Vjp: … cotangent of value['a'][0] … float32[2] … float32[]",
+    )
+    assert_raises(
+        lambda: pull({"a": (jnp.ones(2, int), None)}),
+        "TypeError: Vjp: … cotangent of value['a'][0] … float32[2] … int32[2]",
+    )
+    assert_raises(lambda: pull({"a": X}), "ValueError: Vjp: … value['a']: tuple of 2")
+    assert_raises(
+        lambda: pull({"a": (X, X)}),
+        "TypeError: Vjp: … cotangent of value['a'][1] … not differentiated … None",
+    )
+    assert_raises(
+        lambda: pull({"a": (None, None)}),
+        "TypeError: Vjp: … cotangent of value['a'][0] … cannot be None",
+    )
+    np.testing.assert_array_equal(pull({"a": (X, None)})[0], X)
+
+
+def test_pull_goes_through_transforms():
+    rows = jnp.stack([X, 2 * X])
+    pulls = jax.vmap(lambda x: el.Vjp(jnp.sin)(x)[1])(rows)
+    cts = jax.vmap(lambda pull, ct: pull(ct)[0])(pulls, rows)
+    np.testing.assert_allclose(cts, rows * jnp.cos(rows), rtol=1e-6)
+    _, pull = el.Vjp(jnp.sin)(X)
+    np.testing.assert_allclose(
+        jax.jit(lambda pull, ct: pull(ct)[0])(pull, X), X * jnp.cos(X), rtol=1e-6
+    )

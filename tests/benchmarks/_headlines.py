@@ -83,8 +83,8 @@ OTHERS = (
         "a wave on a 256 x 256 grid, 256 steps",
         "heavy",
         "Gradient of speed, fields and source: wave equation, 256 x 256, 256 steps",
-        "Budget('64MiB')",
-        'Budget("64MiB")',
+        "Recursive(16)",
+        "Recursive(16)",
     ),
     Headline(
         "one GRU of width 128, 1000 steps",
@@ -125,7 +125,7 @@ def headline(groups: Mapping[str, Record]) -> str:
     theirs, _, ours = FIRST.rows(groups)
     machine = groups[FIRST.group].environment.machine
     return (
-        f"A GRU over 10,000 steps, on a CPU ({machine}): "
+        f"A GRU over 10,000 steps, with `{FIRST.schedule}`, on a CPU ({machine}): "
         f"**{_nbytes(theirs.temp_bytes)} with `jax.lax.scan`, "
         f"{_nbytes(ours.temp_bytes)} with eqloop, in "
         f"{100 * FIRST.times(groups):.0f}% of the time.**\n"

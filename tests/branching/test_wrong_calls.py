@@ -125,7 +125,7 @@ WRONG = {
     ),
     "too few conditions": (
         lambda: el.IfElse([jnp.sin, jnp.cos])([True], X),
-        "ValueError: IfElse: … 2 branches … 1 conditions: … `else` … True … "
+        "ValueError: IfElse: `conditions` … each branch, 2 … has 1. … `else` … True … "
         "`check_conditions=False`",
     ),
     "one condition of many": (

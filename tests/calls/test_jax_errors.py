@@ -134,7 +134,7 @@ PAIRS = {
     ),
     "Switch": (
         lambda: el.Switch([of_row, same])(jnp.array(1), XS),
-        lambda: lax.cond(True, of_row, same, XS),
+        lambda: lax.switch(jnp.array(1), [of_row, same], XS),
     ),
     "IfElse": (
         lambda: el.IfElse([of_row, same])([jnp.array(True), jnp.array(False)], XS),

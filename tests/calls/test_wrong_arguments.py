@@ -351,9 +351,11 @@ def problems(error: Exception, parameter: str) -> Iterator[str]:
     if parameter not in said:
         yield "it does not name the parameter"
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if "/eqloop/" in f.filename.replace("\\", "/")]
-    # Each is two lines, of which Python 3.13 shows the second, a statement, in full.
-    if len(ours) > 4:
+    places = [f.filename.replace("\\", "/") for f in frames]
+    ours = [p for p in places if "/eqloop/" in p or p == "<string>"]
+    # A context is entered by Python, and says so there.
+    is_context = any(p.endswith("/contextlib.py") for p in places)
+    if ours and not is_context:
         yield f"{len(ours)} frames of its traceback are ours"
 
 

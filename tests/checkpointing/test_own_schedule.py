@@ -203,7 +203,15 @@ def test_the_parts_of_plans_are_not_public():
         "plan": {
             *("bytes_elsewhere", "block", "columns", "computed_again", "device"),
             "evaluations",
-            *("holds", "is_measured", "kept", "length", "levels", "peak_bytes"),
+            *(
+                "held_whole",
+                "holds",
+                "is_measured",
+                "kept",
+                "length",
+                "levels",
+                "peak_bytes",
+            ),
             *("pinned", "plot", "relative_time", "saved_once", "scatter", "schedule"),
             *("slot_bytes", "slots"),
         },
@@ -226,6 +234,7 @@ def test_the_parts_of_plans_are_not_public():
             [(0, el.Chunked(1)), (7, el.Chunked(1))],
             "TypeError: … int of at least 1, and a schedule … number of steps is 0",
         ),
+        ([3, 4], "TypeError: Cut: `loop.cut` … `(10, el.Chunked(1))` … not 3"),
         ([(7, 16)], "TypeError: … schedule, such as `el.Chunked(1)` … schedule is 16"),
         (
             [(7, el.Offload(el.Binomial(2)))],
@@ -236,3 +245,24 @@ def test_the_parts_of_plans_are_not_public():
 def test_wrong_segments(segments, said):
     scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Cut(tuple(segments)))
     assert_raises(lambda: scan.plan(0.0, jnp.zeros(7)), said)
+
+
+@dataclasses.dataclass(frozen=True)
+class Giving(el.AbstractSchedule):
+    """Its layout is whatever it was given."""
+
+    made: Any
+
+    def layout(self, loop):
+        return self.made
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, el.Offload])
+@pytest.mark.parametrize("made", [3, None, el.Chunked(2)])
+def test_a_layout_that_is_none(made, wrap):
+    scan = el.Scan(lambda h, x: (h + x, None), schedule=wrap(Giving(made)))
+    said = f"TypeError: Giving: `layout` … `loop.cut` … {made!r}"
+    xs = jnp.ones(3)
+    assert_raises(lambda: scan.plan(0.0, xs), said)
+    assert_raises(lambda: jax.grad(lambda h: scan(h, xs)[0])(0.0), said)
+    assert_raises(lambda: jax.jit(jax.grad(lambda h: scan(h, xs)[0]))(0.0), said)

@@ -10,7 +10,6 @@ import pytest
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, print_saved_residuals
 
 import eqloop as el
-from eqloop.checkpointing import as_policy
 
 jcp = jax.checkpoint_policies
 NAMED_BY_JAX = jcp.save_only_these_names("a")
@@ -198,14 +197,14 @@ def test_name_tags_the_arrays_of_a_tree_and_leaves_it_as_it_is():
     ],
 )
 def test_as_policy_takes_what_a_user_may_give(given, meant):
-    assert as_policy(given) == meant
+    assert el.policies.as_policy(given) == meant
 
 
 def test_as_policy_knows_every_name_in_jax():
     plain = [name for name in vars(jcp) if not name.startswith(("save_", "offload_"))]
     assert plain
     for name in plain:
-        assert stored(as_policy(name)) == stored(getattr(jcp, name))
+        assert stored(el.policies.as_policy(name)) == stored(getattr(jcp, name))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,10 @@ def test_as_policy_knows_every_name_in_jax():
     ],
 )
 def test_wrong_policies(wrong, error, parts):
-    for take in (as_policy, lambda policy: el.Remat(jnp.sin, policy=policy)):
+    for take in (
+        el.policies.as_policy,
+        lambda policy: el.Remat(jnp.sin, policy=policy),
+    ):
         with pytest.raises(error) as caught:
             take(wrong)
         for part in parts:

@@ -1,6 +1,7 @@
 """Buffers of which each step writes a row, against `jax.lax.scan`, in all modes."""
 
 import functools
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -66,6 +67,17 @@ def by_slices(rows):
             jnp.roll(line, 1, 0), h[None], (0, 0)
         ),
         "in jit": jax.jit(lambda line, h: jnp.concatenate([line[1:], h[None]])),
+        "put, then cut": lambda line, h: jnp.concatenate([h[None], line])[:-1],
+        "cut at the start": lambda line, h: jnp.concatenate([line, h[None]])[1:],
+        "shift": lambda line, h: line.at[1:].set(line[:-1]).at[0].set(h),
+        "shift back": lambda line, h: line.at[:-1].set(line[1:]).at[-1].set(h),
+        "shift by update": lambda line, h: lax.dynamic_update_slice(
+            lax.dynamic_update_slice(line, line[:-1], (1, 0)), h[None], (0, 0)
+        ),
+        "set, then roll": lambda line, h: jnp.roll(line.at[0].set(h), -1, 0),
+        "copied": lambda line, h: jnp.array(
+            lax.optimization_barrier(jnp.concatenate([h[None], line[:-1]])), copy=True
+        ),
     }
 
 
@@ -99,6 +111,48 @@ def moving(write, read, w, loop, h, us):
     line = jnp.sin(jnp.arange(ROWS * WIDTH, dtype=h.dtype)).reshape(ROWS, WIDTH)
     (line, h), ys = loop(step, (line * h[None], h), us)
     return line, h, ys
+
+
+# Ways to count the rows of a ring of `FEW`, from any start.
+COUNTERS = {
+    "up": lambda i: (i + 1) % FEW,
+    "down": lambda i: (i - 1) % FEW,
+    "by where": lambda i: jnp.where(i + 1 == FEW, 0, i + 1),
+    "by remainder": lambda i: lax.rem(i + 1, jnp.full_like(i, FEW)),
+    "free": lambda i: i + 1,
+    "free, down": lambda i: i - 1,
+    "by few bits": lambda i: (i.astype(jnp.int8) + jnp.int8(61)).astype(i.dtype),
+    "at random": lambda i: jax.random.randint(jax.random.key(i), (), 0, FEW, i.dtype),
+}
+STARTS = {
+    "a number": lambda h: 3,
+    "a negative number": lambda h: -2,
+    "an array": lambda h: jnp.array(2, jnp.int32),
+    "out of bounds": lambda h: jnp.array(FEW + 3, jnp.int32),
+    "a tracer": lambda h: jnp.floor(2 + lax.stop_gradient(jnp.sin(h[0]))).astype(
+        jnp.int32
+    ),
+}
+# Ways to write a row at a counter, which may be out of bounds at first.
+PUTS = {
+    "at": lambda v, h, i: v.at[i].set(h),
+    "update": lambda v, h, i: lax.dynamic_update_slice(v, h[None], (i, 0)),
+    "mask": lambda v, h, i: jnp.where((jnp.arange(FEW) == i)[:, None], h, v),
+    "other mask": lambda v, h, i: jnp.where(i != jnp.arange(FEW)[:, None], v, h[None]),
+}
+
+
+def counting(counter, start, put, w, loop, h, us):
+    """A loop with a ring, whose place is counted in the carry."""
+
+    def step(carry, u):
+        i, v = carry
+        new = jnp.tanh(w[0] * v[(i - 2) % FEW] + w[1] * v[i] * h + u)
+        after = PUTS[put](v, new, i)
+        return (COUNTERS[counter](i), after), new * after[1]
+
+    (_, v), ys = loop(step, (STARTS[start](h), rows_of(h)), us)
+    return v, ys
 
 
 def rows_of(h):
@@ -151,6 +205,8 @@ def writing(write, w, loop, h, us, before=True):
 def run(name, w, loop, h, us):
     if name in WRITES:
         return writing(name, w, loop, h, us)
+    if name[0] in COUNTERS:
+        return counting(*name, w, loop, h, us)
     return moving(*name, w, loop, h, us)
 
 
@@ -169,9 +225,10 @@ def check(name, place, mode, is_mapped=False):
     assert_close(actual, expected, rtol=3e-4, atol=3e-5)
 
 
-NAMES = [*WRITES, *((write, read) for write in MOVED for read in READS)]
+NAMES = [*WRITES, *itertools.product(MOVED, READS)]
+COUNTED = list(itertools.product(COUNTERS, STARTS, PUTS))
 cases = (
-    st.sampled_from(NAMES),
+    st.sampled_from(NAMES) | st.sampled_from(COUNTED),
     st.integers(0, len(SCANS) - 1),
     st.sampled_from(MODES),
     st.booleans(),
@@ -187,6 +244,25 @@ def test_the_gradient_with_each_way_to_write(name):
 @pytest.mark.parametrize("write", MOVED)
 def test_the_gradient_with_each_way_to_move(write):
     check((write, "another row"), 0, grad)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("up", "a tracer", "update"),
+        ("down", "a negative number", "at"),
+        ("by where", "out of bounds", "mask"),
+        ("at random", "an array", "other mask"),
+    ],
+)
+def test_the_gradient_with_ways_to_count(name):
+    check(name, 0, grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_gradient_with_each_way_to_count(name):
+    check(name, len(name[0]) % len(SCHEDULES), grad)
 
 
 @hypothesis.settings(max_examples=4)
@@ -249,9 +325,9 @@ def test_a_ring_by_a_remainder_in_the_carry():
     write = lambda i, k, v: [i + 1, (k + 1) % FEW, v.at[k].set(1.0)]
     assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, 3)).ring == 3
     assert list_of(write, ZERO, ZERO, BUFFER, starts=(2, 3)).ring == 1
-    # Nothing is known of the places then.
-    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, FEW)) is None
-    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, None)) is None
+    # It is not known that the first place is in the ring.
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, FEW)).ring is None
+    assert list_of(write, ZERO, ZERO, BUFFER, starts=(0, None)).ring is None
 
 
 def test_indices_that_are_not_known_beforehand():
@@ -259,6 +335,43 @@ def test_indices_that_are_not_known_beforehand():
     assert list_of(by_values, ZERO, BUFFER) is None
     uncounted = lambda k, v: [k, v.at[k].set(1.0)]
     assert list_of(uncounted, ZERO, BUFFER) is None
+
+
+def test_integers_that_are_not_computed_again():
+    """Where it would take long, or much memory, or could be rounded otherwise."""
+    write = lambda after: lambda i, k, v: [i + 1, after(k), v.at[k].set(1.0)]
+    afters = [
+        lambda k: lax.fori_loop(0, 100, lambda _, k: (k + 1) % FEW, k),
+        lambda k: jnp.sum(k + jnp.arange(1000)).astype(k.dtype) % FEW,
+        lambda k: jnp.round(k.astype("float32") * 0.9).astype(k.dtype),
+    ]
+    for after in afters:
+        assert list_of(write(after), ZERO, ZERO, BUFFER) is None
+    assert list_of(write(lambda k: k ^ 1), ZERO, ZERO, BUFFER) is not None
+
+
+@pytest.mark.parametrize(
+    ("start", "after"),
+    [
+        ("an array", lambda i: (i + 1) % 100),
+        ("a tracer", lambda i: jnp.where(i == 0, 99, i - 1)),
+    ],
+)
+def test_slots_hold_two_integers_wherever_a_counter_starts(start, after):
+    line, xs = jnp.zeros((100, WIDTH)), jnp.ones((1000, WIDTH))
+
+    def step(carry, x):
+        i, line = carry
+        row = jnp.tanh(line[i] + x)
+        return (after(i), line.at[i].set(row)), None
+
+    def planned(h):
+        plan = el.Scan(step, schedule=el.Binomial(30)).plan(
+            (STARTS[start](h), line), xs
+        )
+        assert (plan.slot_bytes, plan.saved_once) == (8, ("carry[1]",))
+
+    jax.eval_shape(planned, jnp.ones(1))
 
 
 @pytest.mark.parametrize("start", [0, -3])
@@ -310,6 +423,52 @@ def test_a_list_is_kept_if_it_is_smaller():
     assert (few.slot_bytes, many.slot_bytes) == (4 + 4 * FEW * WIDTH, 4)
     elsewhere = plan(el.Offload(el.Binomial(4)))
     assert elsewhere.saved_once == ()
+
+
+def test_a_plan_says_why_slots_hold_a_buffer():
+    def whole(step, *init, schedule=None):
+        scan = el.Scan(step, schedule=schedule or el.Binomial(30))
+        return scan.plan(init, jnp.ones((100, WIDTH))).held_whole
+
+    def write(index, after, put=lambda v, h, i: v.at[i].set(h)):
+        def step(carry, x):
+            v, k = carry
+            i = index(v, k) % FEW
+            return (put(v, jnp.sin(v[i]) + x, i), after(k)), None
+
+        return step
+
+    itself, one_more = lambda v, k: k, lambda k: k + 1
+    by_insert = lambda v, h, i: jnp.insert(v[:-1], 0, h, axis=0)
+    assert whole(write(itself, one_more), BUFFER, ZERO) == ()
+    for step, reason in (
+        (write(lambda v, k: jnp.argmax(v[0]), one_more), "depends on carry[0]"),
+        (write(lambda v, k: k.astype(int), lambda k: k + 0.1), "depends on carry[1]"),
+        (write(itself, one_more, by_insert), "its rows are moved"),
+    ):
+        start = 0.0 if "carry[1]" in reason else 0
+        ((path, why),) = whole(step, BUFFER, start)
+        assert path == "carry[0]"
+        assert reason in why
+    ((_, why),) = whole(write(itself, one_more), BUFFER, 0, schedule=el.Binomial(3))
+    assert why == "a list of its rows takes more"
+    # A state that is computed as a whole is no such buffer.
+    masked = lambda c, x: ((jnp.where(x > 0, jnp.sin(c[0]) + x, c[0]),), None)
+    assert whole(masked, BUFFER[0]) == ()
+
+
+def test_the_plans_of_a_gradient_know_of_lists():
+    def step(carry, x):
+        i, v = carry
+        return ((i + 1) % FEW, v.at[i].set(jnp.sin(v[i]) + x)), None
+
+    xs, init = jnp.ones((100, WIDTH)), (jnp.zeros((), jnp.int32), BUFFER)
+    scan = el.Scan(step, schedule=el.Binomial(30))
+    loss = lambda v: jnp.sum(scan((init[0], v), xs)[0][1] ** 2)
+    (found,) = el.plans(jax.grad(loss))(BUFFER)
+    expected = scan.plan(init, xs)
+    assert found.plan.slot_bytes == expected.slot_bytes == 8
+    assert found.plan.saved_once == expected.saved_once == ("carry[1]",)
 
 
 @pytest.mark.parametrize("write", ["roll", "newest last"])

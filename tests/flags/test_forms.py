@@ -196,10 +196,12 @@ def test_policies_keep_what_they_say():
 
 def test_a_budget_chooses_among_the_same_values():
     def step(x: jax.Array, _: None) -> Any:
-        named = el.name(jnp.sin(WIDE @ x), "named")
-        return jnp.sin(jax.jit(lambda x: jnp.tanh(WIDE @ x))(named)), None
+        # Products that are dear, and more residuals than these give.
+        named = el.name(WIDE @ (WIDE @ (WIDE @ (WIDE @ x))), "named")
+        y = jax.jit(jnp.tanh)(named)
+        return jnp.sin(jnp.sin(jnp.sin(jnp.sin(y)))), None
 
-    scan = el.Scan(step, schedule=el.Budget("150KiB", measure=False), policy="auto")
+    scan = el.Scan(step, schedule=el.Budget("200KiB", measure=False), policy="auto")
     plan = lambda: scan.plan(jnp.ones((64, 32)), length=6)
     found = plan().kept
     with turned_on(()):

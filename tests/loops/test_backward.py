@@ -438,6 +438,14 @@ def adding(**settings):
 
 
 WRONG = {
+    "of two arguments": (
+        adding(backward=lambda ct, i: ct),
+        "TypeError: Scan: `backward` … 'i' … called as `backward(cotangent)`",
+    ),
+    "of none": (
+        adding(backward=lambda: 0),
+        "TypeError: Scan: `backward` … too many … called as `backward(cotangent)`",
+    ),
     "no function": (
         adding(backward=3),
         "TypeError: Scan: `backward` … "
@@ -528,3 +536,27 @@ def test_an_inverse_does_not_undo_cuts():
     scan = el.Scan(step, schedule=undo, backward=el.Truncate(7))
     with pytest.raises(ValueError, match="cuts the derivative of a step"):
         scan(0.0, jnp.ones(9))
+
+
+def judging(ct):
+    return ct if ct["a"] > 0 else {"a": -ct["a"]}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda h, loop: jax.grad(lambda h: loop(h, jnp.ones(3))[1].sum())(h),
+        lambda h, loop: jax.jit(lambda h: loop(h, jnp.ones(3)))(h),
+        lambda h, loop: loop.empty_log(h, jnp.ones(3)),
+    ],
+)
+def test_errors_in_it_name_it_and_its_argument(call):
+    step = lambda h, x: ({"a": h["a"] + x}, h["a"])
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        call({"a": jnp.float32(0)}, el.Scan(step, backward=judging))
+    line = judging.__code__.co_firstlineno
+    assert f"the function judging at {__file__}:{line} for" in str(caught.value)
+    assert "of the argument ct['a']" in str(caught.value)
+    note = "\n".join(caught.value.__notes__)
+    assert "raised while Scan traced `backward(cotangent)` with" in note
+    assert "cotangent = {'a': f32[]}" in note

@@ -286,6 +286,28 @@ def test_a_budget_is_kept_to_where_residuals_are_small():
 
 
 WRONG = {
+    "more rows than steps": (
+        lambda: el.ScanWhile(below(1), add, max_steps=5)(0.0, jnp.ones(20)),
+        ValueError,
+        "Pass `xs[:5]`, or `max_steps=20`.",
+    ),
+    "more rows than steps, in a tree": (
+        lambda: el.ScanWhile(below(1), add, max_steps=5)(0.0, [jnp.ones(20)] * 2),
+        ValueError,
+        "Pass `jax.tree.map(lambda x: x[:5], xs)`, or `max_steps=20`.",
+    ),
+    "fewer rows than steps": (
+        lambda: el.ScanWhile(below(1), add, max_steps=5)(0.0, jnp.ones(3)),
+        ValueError,
+        "Pass `max_steps=3`, or longer arrays.",
+    ),
+    "rows of several lengths": (
+        lambda: el.ScanWhile(below(1), add, max_steps=5)(
+            0.0, [jnp.ones(3), jnp.ones(2)]
+        ),
+        ValueError,
+        "Check the axes.",
+    ),
     "cond": (
         lambda: el.ScanWhile(3, add, max_steps=2),
         TypeError,

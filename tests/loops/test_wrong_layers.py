@@ -57,6 +57,32 @@ def counting(depth: int) -> Any:
 
 
 WRONG = {
+    "a layer in the place of what makes one": (
+        lambda: el.StackedLayers.init(eqx.nn.MLP(3, 3, 3, 1, key=KEY), 4, key=KEY),
+        "TypeError: StackedLayers.init: `make` … `lambda key: MLP(..., key=key)` … MLP "
+        "itself … `StackedLayers.from_layers`",
+    ),
+    "a class that needs more than a key": (
+        lambda: el.StackedLayers.init(eqx.nn.Linear, 4, key=KEY),
+        "TypeError: StackedLayers.init: `make` … 'in_features' … `make(key=key)`",
+    ),
+    "what makes a layer without a key": (
+        lambda: el.StackedLayers.init(lambda: Layer(X), 4, key=KEY),
+        "TypeError: StackedLayers.init: `make` … too many … `make(key)`",
+    ),
+    "a key that is a number": (
+        lambda: el.StackedLayers.init(lambda key: Layer(X), 4, key=0),
+        "TypeError: StackedLayers.init: `key` … `jax.random.key(0)` makes it, not 0",
+    ),
+    "stacks of several depths": (
+        lambda: from_layers(from_layers(*[Layer(X)] * 2), from_layers(Layer(X))),
+        "TypeError: StackedLayers.from_layers: … layers[1].layers.weight … `[*a, *b]`",
+    ),
+    "a class and a depth": (
+        lambda: el.StackedLayers(Layer, 3),
+        "TypeError: StackedLayers(layers): too many … `el.StackedLayers.init(make, "
+        "depth, key=key)`",
+    ),
     # Layers that do not match
     "shape": (
         lambda: from_layers(Layer([X]), Layer([X]), Layer([jnp.ones(4)])),
@@ -251,3 +277,14 @@ def test_errors_in_a_layer_say_what_was_being_traced():
         "This was raised while StackedLayers traced `layer(x, *args, key=key)`" in note
     )
     assert "x = {'h': f32[3], 's': 'static'}" in note
+
+
+def test_errors_in_make_say_what_was_called():
+    def make(key):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as info:
+        el.StackedLayers.init(make, 3, key=KEY)
+    assert info.value.__context__ is None
+    note = "\n".join(info.value.__notes__)
+    assert "raised while StackedLayers.init traced `make(key=key)` with" in note

@@ -90,11 +90,12 @@ WRONG = {
     ),
     "too many axes": (
         lambda: chunked(in_axes=(0, 0, 0))(ONES, ONES),
-        "ValueError: … in_axes has 3 entries … 2 positional arguments: x, y",
+        "ValueError: … in_axes … one entry for each positional argument, x, y … 3",
     ),
     "axes that are no prefix": (
         lambda: chunked(in_axes=({"a": 0}, 0))(ONES, ONES),
-        "ValueError: … in_axes[0]={'a': 0} is not a prefix of x",
+        "ValueError: … in_axes[0]={'a': 0} is not a prefix of x: … dict of 1, where x "
+        "is float32[",
     ),
     "a result that is not the same for every row": (
         lambda: chunked(out_axes={"sum": None})(ONES, ONES),

@@ -19,6 +19,11 @@ WRONG = [
     (lambda: el.ProgressBar(0), ValueError, "`every` must be at least 1, but it is 0"),
     (lambda: el.ProgressBar(total=2.5), TypeError, "`total` must be an int, how many"),
     (lambda: el.ProgressBar(total=-1), ValueError, "`total` must be at least 0"),
+    (
+        lambda: el.ProgressBar(desc=lambda i: "x"),
+        TypeError,
+        r"ProgressBar: `desc` .* too many .* `desc\(i, carry, y\)`",
+    ),
     (lambda: el.ProgressBar(desc=3), TypeError, "`desc` must be a string, or a funct"),
     (
         lambda: el.Scan(IDENTITY, progress="yes"),

@@ -4,8 +4,9 @@ This room gets the layout. `planning` and the schedules know what a layout costs
 which one to choose. In the order in which to read it:
 
 - **What is run**: a step (`_step.py`), the loop around it (`_loop.py`), and what makes
-  a step ready (`_views.py`, `_normal_form.py`, `_delay_lines.py`). With its schedule
-  and its policy a loop is a problem (`_problem.py`), and so are its derivatives.
+  a step ready (`_views.py`, `_normal_form.py`, `_delay_lines.py`,
+  `_one_hot_writes.py`). With its schedule and its policy a loop is a problem
+  (`_problem.py`), and so are its derivatives.
 - **What JAX differentiates**: a primitive for the loop, and one for its way back, both
   in `_primitive.py`.
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots

@@ -283,7 +283,7 @@ class Pull(BackwardStep):
         except ValueError as error:
             # A `lax.while_loop` in the step, for example. The way back may turn out not
             # to need it, once it is known which outputs have a cotangent.
-            raise NoWayBackError.of(error) from error
+            raise NoWayBackError.of(error) from error.__cause__
         pairs = zip(cts, marked, strict=True)
         return outputs, BlockResult(
             *(list(map(on_mesh_that_is_set, *pair)) for pair in pairs)

@@ -111,11 +111,13 @@ class Buffer:
         leaf: Which leaf; `None` for zeros.
         blocks: What was written.
         holds: The leaves that some of it was moved from.
+        moved: Where its rows are, if whole rows were written at known places.
     """
 
     leaf: int | None
     blocks: frozenset[Block] = frozenset()
     holds: frozenset[int] = frozenset()
+    moved: "Moved | None" = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +152,22 @@ class Moved(Rows):
                 found.append((part[0] + low, part[0] + high))
             start, stop = start - size, stop - size
         return dataclasses.replace(self, parts=tuple(found))
+
+
+def moved_rows(known: Understood, axis: int, aval: Aval) -> Moved | None:
+    """What lies along an axis of an array, if it is known which rows of a leaf do.
+
+    Args:
+        known: What is known of the array.
+        axis: The axis.
+        aval: The type of the array.
+    """
+    if isinstance(known, Buffer) and known.leaf is not None and not known.blocks:
+        rows = aval.shape[axis]
+        whole = Moved(frozenset([known.leaf]), axis, ((0, rows),))
+        return None if is_symbolic(rows) else whole
+    known = known.moved if isinstance(known, Buffer) else known
+    return known if isinstance(known, Moved) and known.axis == axis else None
 
 
 def known_of_leaf(i: int, aval: Aval) -> Understood:
@@ -221,7 +239,7 @@ class Following:
         # What is computed with in a call is noted there.
         if (inner := called_by(eqn)) is not None:
             return self.outputs(inner, ins)
-        if _returns_operands(eqn):
+        if returns_operands(eqn):
             return ins[-len(eqn.outvars) :]
         if carried := self.carried(eqn):
             return self._loop(eqn, ins, carried)
@@ -313,7 +331,9 @@ class Following:
                 return sum(map(whole, parts, sizes), ())
             case "slice", Buffer() | Moved() as known:
                 return _slice_of(known, eqn)
-            case "concatenate", *parts if any(isinstance(p, Moved) for p in parts):
+            case "concatenate", *parts if any(
+                isinstance(part, Moved | Buffer) for part in parts
+            ):
                 return _row_of_parts(parts, eqn)
             case "reshape" | "squeeze", tuple(numbers) if after.ndim < 2:
                 return numbers if after.ndim else numbers[0]
@@ -340,15 +360,9 @@ def _after_write(
     """A buffer after a write, or rows in an array that is none."""
     buffer, update = ins[0], ins[write.place]
     start = starts_of(eqn, write, ins)
+    moved = _moved_after_write(eqn, write, ins, start)
     if not isinstance(buffer, Buffer):
-        at = place_of_new_rows(eqn, start)
-        if isinstance(buffer, Moved) and at is not None and at[0] == buffer.axis:
-            _, first, last = at
-            rows = aval_of(eqn.invars[0]).shape[buffer.axis]
-            before, after = buffer.cut(0, first), buffer.cut(last, rows)
-            parts = (*before.parts, last - first, *after.parts)
-            return dataclasses.replace(buffer, parts=parts)
-        return _something_of([buffer, update])
+        return moved or _something_of([buffer, update])
     block = Block(
         tuple(map(start.get, range(len(write.sizes)))),
         write.sizes,
@@ -357,37 +371,56 @@ def _after_write(
         eqn.outvars[0],
     )
     holds = buffer.holds | leaves_in(update)
-    return Buffer(buffer.leaf, buffer.blocks | {block}, holds)
+    return Buffer(buffer.leaf, buffer.blocks | {block}, holds, moved)
+
+
+def _moved_after_write(
+    eqn: jex.JaxprEqn,
+    write: RowWrite,
+    ins: list[Understood],
+    starts: Mapping[int, Understood],
+) -> Moved | None:
+    """Which rows lie where after a write of whole rows at a known place."""
+    if (at := place_of_new_rows(eqn, starts)) is None:
+        return None
+    axis, first, last = at
+    aval, new = aval_of(eqn.invars[0]), aval_of(eqn.invars[write.place])
+    if (moved := moved_rows(ins[0], axis, aval)) is None:
+        return None
+    parts: tuple[tuple[int, int] | int, ...] = (last - first,)
+    if new.shape == write.sizes:
+        own = moved_rows(ins[write.place], axis, new)
+        parts = own.parts if own is not None and own.leaves == moved.leaves else parts
+    before, after = moved.cut(0, first), moved.cut(last, aval.shape[axis])
+    parts = (*before.parts, *parts, *after.parts)
+    return dataclasses.replace(moved, parts=parts)
 
 
 def _slice_of(known: Buffer | Moved, eqn: jex.JaxprEqn) -> Moved | None:
-    """Consecutive rows of a buffer that was not written to, or of moved rows."""
-    shape = aval_of(eqn.invars[0]).shape
+    """Consecutive rows of a leaf of the carry, or of moved rows."""
+    aval = aval_of(eqn.invars[0])
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * len(shape)
+    strides = eqn.params["strides"] or (1,) * aval.ndim
     bounds = list(zip(starts, stops, strict=True))
-    cut = [axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)]
+    cut = [axis for axis, size in enumerate(aval.shape) if bounds[axis] != (0, size)]
     if len(cut) != 1 or any(stride != 1 for stride in strides):
         return None
     (axis,) = cut
-    if isinstance(known, Moved):
-        return known.cut(*bounds[axis]) if known.axis == axis else None
-    if known.leaf is None or known.blocks:
-        return None
-    return Moved(frozenset([known.leaf]), axis, (bounds[axis],))
+    moved = moved_rows(known, axis, aval)
+    return None if moved is None else moved.cut(*bounds[axis])
 
 
 def _row_of_parts(known: Sequence[Understood], eqn: jex.JaxprEqn) -> Moved | None:
     """Moved rows with others before or behind them."""
     axis, parts = eqn.params["dimension"], list[tuple[int, int] | int]()
-    leaves = _union(leaves_in(each) for each in known if isinstance(each, Moved))
-    for each, x in zip(known, eqn.invars, strict=True):
-        if isinstance(each, Moved) and each.axis == axis:
-            parts += each.parts
-        elif is_symbolic(size := aval_of(x).shape[axis]):
-            return None
-        else:
-            parts.append(size)
+    avals = list(map(aval_of, eqn.invars))
+    if any(is_symbolic(aval.shape[axis]) for aval in avals):
+        return None
+    pairs = zip(known, avals, strict=True)
+    moved = [moved_rows(each, axis, aval) for each, aval in pairs]
+    for each, aval in zip(moved, avals, strict=True):
+        parts += [aval.shape[axis]] if each is None else each.parts
+    leaves = _union(each.leaves for each in moved if each is not None)
     return Moved(leaves, axis, tuple(parts)) if len(leaves) == 1 else None
 
 
@@ -445,7 +478,7 @@ def _something_of(known: Iterable[Understood]) -> Rows | None:
     return Rows(leaves) if leaves else None
 
 
-def _returns_operands(eqn: jex.JaxprEqn) -> bool:
+def returns_operands(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation returns its operands, or the last of them, as they are."""
     name = eqn.primitive.name
     if name == "convert_element_type":  # only the weak type may differ

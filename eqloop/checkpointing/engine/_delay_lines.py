@@ -36,9 +36,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import explicit_sharding, is_symbolic, nbytes, split
-from ..._programs import aval_of, equations, row_write
+from ..._programs import WRITES, aval_of, equations, row_write
 from ..._types import Aval, Value
-from ._buffers import Following, Moved, number_of, place_of_new_rows, starts_of
+from ._buffers import Buffer, Following, Moved, number_of, place_of_new_rows, starts_of
 from ._loop import part, put_part, zero
 from ._step import Step, make_step
 from .leaves._list_reads import AbstractBuffer, Found, RowSource, results, whole
@@ -87,7 +87,8 @@ def lines_of(step: Step) -> tuple[Line | None, ...]:
 def _followed(step: Step) -> tuple[tuple[Line | None, ...], dict[jex.Var, Any]]:
     """The lines, and what was found of all variables of `program_to_follow`."""
     following = Following()
-    if not any(eqn.primitive.name == "concatenate" for eqn in equations(step.jaxpr)):
+    names = {eqn.primitive.name for eqn in equations(step.jaxpr)}
+    if names.isdisjoint({"concatenate", *WRITES}):
         return (None,) * step.num_carry, following.known
     after = followed(program_to_follow(step), step, following)
     pairs = zip(step.carry_types, after, strict=True)
@@ -96,6 +97,7 @@ def _followed(step: Step) -> tuple[tuple[Line | None, ...], dict[jex.Var, Any]]:
 
 
 def _line(leaf: int, aval: Aval, known: Any) -> Line | None:
+    known = known.moved if isinstance(known, Buffer) else known
     if not isinstance(known, Moved) or known.leaves != {leaf}:
         return None
     rows = aval.shape[known.axis]
@@ -222,11 +224,14 @@ class MovedBuffer(AbstractBuffer):
         if at is None or at[0] != axis:
             return None
         _, first, last = at
-        shape = list(aval_of(eqn.invars[0]).shape)
-        rows, shape[axis] = shape[axis], last - first
-        new = lax.reshape(others[write.place - 1], shape)
+        new, rows = others[write.place - 1], aval_of(eqn.invars[0]).shape[axis]
+        is_own = aval_of(eqn.invars[write.place]).shape == write.sizes
+        if is_own and isinstance(new, MovedBuffer) and new.ring is self.ring:
+            parts = new.parts
+        else:
+            parts = (lax.reshape(whole(new), write.sizes),)
         before, after = self._part(0, first), self._part(last, rows)
-        return dataclasses.replace(self, parts=(*before, new, *after))
+        return dataclasses.replace(self, parts=(*before, *parts, *after))
 
     def result(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Any:
         axis, name = self.line.axis, eqn.primitive.name
@@ -238,6 +243,8 @@ class MovedBuffer(AbstractBuffer):
                 is_same = isinstance(x, MovedBuffer) and x.ring is self.ring
                 parts += x.parts if is_same else [whole(x)]
             return dataclasses.replace(self, parts=tuple(parts))
+        if ins[0] is self and row_write(eqn) is not None:
+            return self.written(eqn, ins[1:])  # which may be rows of the line, too
         return super().result(eqn, ins)
 
     def _cut(self, eqn: jex.JaxprEqn) -> Any:

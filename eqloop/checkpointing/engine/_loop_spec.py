@@ -6,11 +6,13 @@ part of a `Problem`, which has everything that the engine knows about the loop.
 
 import abc
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from ..._arrays import Flags, nbytes, pick, refuse_symbolic
+from ..._arrays import Flags, describe, nbytes, pick, refuse_symbolic
+from ..._classes import SettingMeta
 from ..._types import PyTree
 from ._forward import Active
 from ._layout import Layout
@@ -31,7 +33,7 @@ class Undo(NamedTuple):
     save: Callable[..., PyTree] | None
 
 
-class AbstractSchedule(abc.ABC):
+class AbstractSchedule(metaclass=SettingMeta):
     """How to trade memory for recomputation: the base class of all schedules.
 
     For a schedule of your own, write a frozen dataclass that subclasses this one, and
@@ -59,6 +61,11 @@ class AbstractSchedule(abc.ABC):
 
     # Whether a plain `lax.scan`, differentiated by JAX, does what the schedule asks.
     _by_jax: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "layout" in vars(cls):
+            setattr(cls, "layout", _with_check(cls.layout))  # noqa: B010
 
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
@@ -101,6 +108,25 @@ class AbstractSchedule(abc.ABC):
         Raises:
             ValueError: If the schedule has no answer for this loop.
         """
+
+
+def _with_check(
+    layout: Callable[[Any, "LoopSpec"], Layout],
+) -> Callable[[Any, "LoopSpec"], Layout]:
+    """A `layout` that may be a user's, and has to return one."""
+
+    @functools.wraps(layout)
+    def checked(self: AbstractSchedule, loop: LoopSpec) -> Layout:
+        made: Any = layout(self, loop)
+        if not isinstance(made, Layout):
+            raise TypeError(
+                f"{type(self).__name__}: `layout` must return what `loop.cut` makes of "
+                f"segments, or the `layout(loop)` of another schedule, but it returned "
+                f"{describe(made)}, of type {type(made).__name__}."
+            )
+        return made
+
+    return checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +202,9 @@ class LoopSpec:
         Examples:
             See [`AbstractSchedule`][eqloop.AbstractSchedule].
         """
-        layouts = [self._layout_of(count, schedule) for count, schedule in segments]
-        orders = [layout.order.as_part() for layout in layouts]
         owner = type(self._problem.planner).__name__
+        layouts = [self._layout_of(*pair) for pair in _pairs(owner, segments)]
+        orders = [layout.order.as_part() for layout in layouts]
         if sum(order.length for order in orders) != self.length:
             lengths = ", ".join(str(order.length) for order in orders)
             raise ValueError(
@@ -241,3 +267,15 @@ class LoopSpec:
         # `active` is closed already; this only finds the outputs that have a tangent.
         _, y_active = activity(step, self._active)
         return needs_of_gradient(self._problem, self._active, y_active).held
+
+
+def _pairs(owner: str, segments: object) -> Iterator[tuple[Any, Any]]:
+    for segment in segments if isinstance(segments, Iterable) else [segments]:
+        if not isinstance(segment, tuple | list) or len(segment) != 2:
+            raise TypeError(
+                f"{owner}: `loop.cut` takes a list of segments, each a pair of its "
+                f"number of steps and its schedule, such as `(10, el.Chunked(1))`, and "
+                f"not {describe(segment)}."
+            )
+        count, schedule = segment
+        yield count, schedule

@@ -7,6 +7,7 @@
   not update the user's reference a second time.
 - No type is weak. Derivatives lose weak types, and a primitive must return the types
   that it has declared.
+- A row of a buffer that is selected by a mask is written (`_one_hot_writes.py`).
 - A delay line that each step moves by one row becomes a ring (`_delay_lines.py`).
 - If there is one, or if a step writes rows of a buffer and nothing in the carry counts,
   the position is the last leaf of the carry (`leaves/_row_lists.py`).
@@ -30,6 +31,7 @@ from ..._programs import is_ref
 from ..._types import Aval, Value
 from ._delay_lines import Line, lines_of, with_rings
 from ._loop import Loop, zero
+from ._one_hot_writes import with_row_writes
 from ._step import Step, make_step
 from .leaves._row_lists import lacks_counter
 
@@ -165,6 +167,7 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
             saved = step.saved and tuple(pick(step.saved, _not(stays)))
         step = make_step(run, *map(strong, types))
         step = dataclasses.replace(step, inverse=inverse, saved=saved)
+    step = with_row_writes(step)
     lines = (None,) * step.num_carry
     if step.inverse is None and not keeps_carry:
         lines = lines_of(step)

@@ -989,7 +989,8 @@ def _run_storing(
         run: How the primitive is called.
     """
     known = saves and StoredLeaves.of(saves.needs, again(problem), problem.loop_back)
-    if saves is None or known is None or not known.lists:
+    # Where plans are listed, a loop has no leaves but its own, see `_stored_of_steps`.
+    if saves is None or known is None or not known.lists or is_listing():
         return run(PlannedLoop(problem, saves, inputs), *inputs)
     # The lists are leaves of the carry: a loop writes to these in place.
     (consts, init, xs), lead, lists = inputs, problem.lead, known.lists

@@ -26,13 +26,22 @@ from ..._types import Aval, Value
 class NoWayBackError(ValueError):
     """Cotangents cannot be taken back past a step, or a loop.
 
-    It is raised to the user only if a cotangent arrives that would have to be.
+    It is raised to the user only if a cotangent arrives that would have to be: as a
+    `ValueError`, which is what JAX raises.
     """
+
+    def __reduce__(self) -> tuple[type[ValueError], tuple[Any, ...]]:
+        return ValueError, self.args
 
     @classmethod
     def of(cls, error: ValueError) -> "NoWayBackError":
         """What JAX says of a step that it cannot transpose."""
         return cls(str(error))
+
+
+# So it is named when it is shown.
+NoWayBackError.__module__ = "builtins"
+NoWayBackError.__name__ = NoWayBackError.__qualname__ = "ValueError"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import pick, put
 from ...._compat import called_by
 from ...._programs import READS, aval_of, evaluated, interpreted, row_write, value_of
 from ...._types import AnyJaxpr, Value
+from .._buffers import returns_operands
 from .._loop import part
 from ._row_lists import RowList
 
@@ -374,6 +376,17 @@ def _result(eqn: jex.JaxprEqn, ins: list[Any]) -> Sequence[Any]:
     buffers = [x for x in ins if isinstance(x, AbstractBuffer)]
     if buffers and (inner := called_by(eqn)) is not None:
         return results(inner, ins)
+    if buffers and returns_operands(eqn):
+        return _returned(eqn, ins[-len(eqn.outvars) :])
     if buffers and (found := buffers[0].result(eqn, ins)) is not None:
         return [found]
     return evaluated(eqn, list(map(whole, ins)))
+
+
+def _returned(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+    """The operands that an equation returns, with its barrier around the values."""
+    is_value = [not isinstance(x, AbstractBuffer) for x in operands]
+    values = pick(operands, is_value)
+    if eqn.primitive.name == "optimization_barrier" and values:
+        values = lax.optimization_barrier(values)
+    return put(operands, is_value, values)

@@ -64,9 +64,9 @@ class StoredLeaves:
     @property
     def firsts(self) -> list[bool]:
         """The leaves of the initial carry that they are made from."""
-        counters = {row.counter for row in self.rows if row is not None}
+        read = set[int]().union(*(row.firsts for row in self.rows if row is not None))
         once = [isinstance(row, RowsOnce) for row in self.rows]
-        return [made or i in counters for i, made in enumerate(once)]
+        return [made or i in read for i, made in enumerate(once)]
 
     @property
     def lists(self) -> list[tuple[int, RowList]]:

@@ -42,17 +42,15 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import Arrays, explicit_sharding, is_symbolic, pick, split
+from ...._arrays import Arrays, explicit_sharding, is_symbolic, split
 from ...._programs import (
     RowWrite,
     aval_of,
-    inputs_read,
     pruned,
     row_write,
     run,
     traced,
     with_parts,
-    without_dead_code,
 )
 from ...._types import PyTree, Value
 from .._buffers import (
@@ -61,12 +59,15 @@ from .._buffers import (
     Buffer,
     CounterIndex,
     Following,
+    Moved,
     RingIndex,
     Understood,
+    leaves_in,
 )
 from .._in_place import writes_rows
 from .._loop import Loop, element, put_part, zero
 from .._step import Step, make_step
+from ._counts import Count, Counts, counts_of
 from ._rows_once import (
     Counter,
     carry_after,
@@ -75,25 +76,6 @@ from ._rows_once import (
     followed,
     program_to_follow,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Count:
-    """How an integer in the carry counts.
-
-    Attributes:
-        stride: The number that each step adds to it.
-        modulus: If it is the remainder of that, what it is divided by. Then it starts
-            at zero or above, and below that number.
-    """
-
-    stride: int
-    modulus: int | None = None
-
-    def at(self, first: Value, position: Value) -> Value:
-        """The integer before the step at a position."""
-        count = first + (position * self.stride).astype(first.dtype)
-        return count if self.modulus is None else count % self.modulus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +90,8 @@ class RowList:
         counter: A leaf of the carry that tells which step it is.
         stride: The number that each step adds to it.
         at: A program from consts, carry and `x` to the rows that a step writes, `rows`
-            for none. Of the carry, it reads only integers that count.
-        counts: For each leaf of the carry, how it counts; `None` if it is none of these
-            integers.
+            for none. Of the carry, it reads only integers that `counts` knows.
+        counts: The integers in the carry that are known before every step.
         ring: If a step writes a single row, the next one in a ring: the number to add
             to the counter for that row, modulo `rows`. Otherwise `None`.
     """
@@ -122,7 +103,7 @@ class RowList:
     counter: int
     stride: int
     at: jex.ClosedJaxpr
-    counts: tuple[Count | None, ...]
+    counts: Counts
     ring: int | None
 
     @property
@@ -138,6 +119,13 @@ class RowList:
     def arrays(self) -> int:
         """How many arrays the buffer is made from, besides the counter."""
         return 2 if self.ring is not None else 4
+
+    @property
+    def firsts(self) -> frozenset[int]:
+        """The leaves of the initial carry that `tables` reads, and the counter."""
+        if self.ring is not None:
+            return frozenset([self.counter])
+        return self.counts.read_by(self.at) | {self.counter}
 
     # The forward sweep.
 
@@ -186,23 +174,8 @@ class RowList:
         """
         if self.ring is not None:
             return []
-        # The rows that all steps write, as one batch of steps without their carries.
-        counts = len(consts), len(first)
-        program, read = without_dead_code(self.at)
-
-        def at_step(position: Value) -> Value:
-            i, carry = loop.index(position), list[Value](first)
-            for leaf, count in enumerate(self.counts):
-                if count is not None:
-                    carry[leaf] = count.at(first[leaf], position)
-            # A backward step may be given more behind the `x` of the step.
-            own = zip(xs, loop.x_axes, read[sum(counts) :], strict=False)
-            of_xs = [
-                element(x, i, axis) if is_read else None for x, axis, is_read in own
-            ]
-            return run(program, *pick([*consts, *carry, *of_xs], read))[0]
-
-        at = jax.vmap(at_step)(jnp.arange(self.steps, dtype=jnp.int32)).reshape(-1)
+        at = self.counts.at_all_steps(self.at, first, consts, xs, loop, self.steps)
+        at = at.reshape(-1)
         # A stable sort: the writes to a row stay in the order of the steps.
         in_order = jnp.argsort(at, stable=True).astype(jnp.int32)
         rows = jnp.arange(self.rows + 1, dtype=jnp.int32)
@@ -293,10 +266,10 @@ def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
     if is_unknown or not writes_rows(step.jaxpr):
         return (None,) * step.num_carry
     program, counters = program_to_follow(step), counters_of(step, loop)
-    counts = _counts(step, loop, counters)
+    counts = counts_of(step, loop, counters)
     starts = {i: c.start for i, c in counters.items() if c.start is not None}
     # A remainder is never less than zero.
-    starts |= {i: 0 for i, c in enumerate(counts) if c is not None and c.modulus}
+    starts |= {i: 0 for i, c in enumerate(counts.formulas) if c and c.modulus}
     after = followed(program, step, Following(starts))
     firsts = loop.padded_starts(step.num_carry)
     found = CountedStep(program, step, counters, counts, tuple(firsts))
@@ -308,37 +281,45 @@ def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
     )
 
 
-def _counts(
-    step: Step, loop: Loop, counters: Mapping[int, Counter]
-) -> tuple[Count | None, ...]:
-    """For each leaf of the carry, how it counts, if it does."""
-    strides = counter_strides(step)
-    counts = [None if stride is None else Count(stride) for stride in strides]
-    # `i = (i + 1) % n` counts in a ring, if it is never less than zero. It is not if it
-    # does not start there, and the other ones of which this is assumed are not either.
-    firsts = loop.padded_starts(step.num_carry)
-    known = {i: c.start for i, c in counters.items() if c.start is not None}
-    rings = {
-        i: first
-        for i, first in enumerate(firsts)
-        if first is not None and first >= 0 and counts[i] is None
-    }
-    while rings:
-        following = Following(known | dict.fromkeys(rings, 0))
-        after = followed(program_to_follow(step), step, following)
-        left = {
-            i: Count(out.offset, out.modulus)
-            for i in rings
-            if isinstance(out := after[i], RingIndex)
-            and out.leaf == i
-            and rings[i] < out.modulus
-        }
-        if len(left) == len(rings):
-            for i, count in left.items():
-                counts[i] = count
-            break
-        rings = {i: rings[i] for i in left}
-    return tuple(counts)
+def reasons_for_whole(
+    step: Step, loop: Loop, carries: int, paths: Sequence[str]
+) -> list[str | None]:
+    """For each leaf of the carry, why no list stands for it, in the words of a plan.
+
+    Args:
+        step: The step, without outputs.
+        loop: The loop, with the `starts` of the carry of this step.
+        carries: How many carries are stored on the device at once, at most.
+        paths: The user's names for the leaves.
+
+    Returns:
+        `None` for leaves that have a list, and for those that are computed as a whole.
+    """
+    lists = row_lists(step, loop)
+    if step.inverse is not None or is_symbolic(loop.length):
+        return [None] * step.num_carry
+    program, counters = program_to_follow(step), counters_of(step, loop)
+    counts = counts_of(step, loop, counters)
+
+    def reason(leaf: int, known: Understood) -> str | None:
+        if (rows := lists[leaf]) is not None:
+            is_larger = not rows.takes_less(carries)
+            return "a list of its rows takes more" if is_larger else None
+        # Of other values with some of it, most are chosen entry by entry.
+        if leaf not in leaves_in(known) or not isinstance(known, Moved | Buffer):
+            return None
+        if not isinstance(known, Buffer) or known.leaf != leaf:
+            return "its rows are moved"
+        made = {block.made for block in known.blocks}
+        writes = [row_write(e) for e in program.eqns if made.intersection(e.outvars)]
+        atoms = [atom for write in writes if write is not None for atom in write.at]
+        unknown = counts.unknown_to(with_parts(program, outvars=atoms))
+        if not unknown:
+            return None
+        return f"where a row goes depends on {', '.join(paths[i] for i in unknown)}"
+
+    after = enumerate(carry_after(program, step, counters))
+    return [reason(leaf, known) for leaf, known in after]
 
 
 def lacks_counter(step: Step) -> bool:
@@ -361,14 +342,14 @@ class CountedStep(NamedTuple):
         program: The program of the step.
         step: The step.
         counters: The leaves of the carry that count upwards.
-        counts: For each leaf, how it counts, if it does.
+        counts: The integers in it that are known before every step.
         starts: For each leaf, what it starts from, if that is known.
     """
 
     program: jex.ClosedJaxpr
     step: Step
     counters: Mapping[int, Counter]
-    counts: tuple[Count | None, ...]
+    counts: Counts
     starts: tuple[int | None, ...]
 
     @property
@@ -392,8 +373,8 @@ class CountedStep(NamedTuple):
         # A leaf that counts in a ring itself, as the position does.
         if not isinstance(index, CounterIndex) or clock is None:
             return None
-        count, start = self.counts[index.leaf], self.starts[index.leaf]
-        if count != Count(1, rows) or index.offsets != {0} or start is None:
+        formula, start = self.counts.formulas[index.leaf], self.starts[index.leaf]
+        if formula != Count(1, rows) or index.offsets != {0} or start is None:
             return None
         by = self.counters[clock]
         return (
@@ -438,10 +419,9 @@ def _list_along(
     if not 0 < rows < MOST_ROWS or any(w is None or axis not in w.axes for w in found):
         return None
     writes_found = [write for write in found if write is not None]
-    program, step, counters, counts, _ = counted
+    program, _, counters, counts, _ = counted
     at = _rows_written(program, writes_found, axis, rows)
-    read = inputs_read(at, [True])[step.num_consts :][: step.num_carry]
-    if at.effects or None in pick(counts, read):
+    if at.effects or (known := counts.to_compute(at)) is None:
         return None
     (count,) = at.out_avals[0].shape
     ring = counted.ring_of(writes[0][1].starts[axis], rows) if count == 1 else None
@@ -450,7 +430,7 @@ def _list_along(
         return None
     by = counters[counter]
     settings = axis, rows, by.steps, count, counter, by.stride
-    found = RowList(*settings, at, counts, offset)
+    found = RowList(*settings, at, known, offset)
     # Places in the list have 32 bits.
     return found if found.length < 2**31 else None
 

@@ -107,6 +107,11 @@ class RowsOnce:
         """How many arrays the buffer is made from, besides the counter."""
         return 3
 
+    @property
+    def firsts(self) -> frozenset[int]:
+        """The integers of the initial carry that it is made from."""
+        return frozenset([self.counter])
+
     def before(self, final: Value, initial: Value, first: Value, count: Value) -> Value:
         """The buffer before a step.
 
