@@ -1,6 +1,7 @@
 """The classes that users make, and call: their errors end at the user's line."""
 
 import abc
+import inspect
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,12 @@ else:
         """The same of a call of a class that is no module."""
 
         _made_otherwise = ""
+
+        @property
+        def __signature__(cls):
+            # That of `__call__` below says nothing. Those of modules have it, too.
+            made = inspect.signature(cls.__init__)
+            return made.replace(parameters=list(made.parameters.values())[1:])
 
         @border
         def __call__(cls, *args, **kwargs):

@@ -32,13 +32,6 @@ class Reason:
 
 REASONS: tuple[Reason, ...] = (
     Reason(
-        "Budgets: Lorenz",
-        "8MiB",
-        "Measured with an older plan; today's stores everything, and is the program of "
-        "`lax.scan`.",
-        version="0.12",
-    ),
-    Reason(
         "Budgets: wave",
         "8MiB",
         "By three per cent, which is less than the runs of a loop as short as this "
@@ -71,13 +64,6 @@ REASONS: tuple[Reason, ...] = (
         "budget of 12.4 MB over the fastest",
         "By one per cent, which is less than the runs of one policy differ.",
         version="0.10",
-    ),
-    Reason(
-        "GRU of width 128, 1024|8 LSTMs|neural ODE by|wave equation on 32 x 32, 1024",
-        "predicted time|over the fastest",
-        "Measured with the plans of 24 November, whose pieces were timed in another "
-        "way, and not again since.",
-        version="0.12",
     ),
     Reason(
         "recurrent step of width 64, 4096 steps",

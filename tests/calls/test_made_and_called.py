@@ -3,6 +3,7 @@
 Each is told how it is made and called, as a transform is, in one sentence of ours.
 """
 
+import inspect
 import traceback
 from pathlib import Path
 
@@ -189,3 +190,16 @@ def test_policies_that_are_none_are_told_by_whose_they_are(name):
     hint = "Did you mean `schedule=Recursive(base=4)`?" if is_loop else "Recursive"
     assert_raises(lambda: make(el.Recursive(4)), f"TypeError: {name}: … {hint}")
     assert make("save_dots").policy == el.policies.save_dots
+
+
+CLASSES = [
+    made
+    for made in map(el.__dict__.get, el.__all__)
+    if isinstance(made, type) and not issubclass(made, Exception)
+]
+
+
+@pytest.mark.parametrize("made", CLASSES)
+def test_the_signature_of_a_class_says_how_it_is_made(made: type):
+    _, *expected = inspect.signature(made.__init__).parameters.values()
+    assert list(inspect.signature(made).parameters.values()) == expected
