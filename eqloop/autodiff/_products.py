@@ -103,12 +103,7 @@ def _pull(
     leaves, treedef = flatten(types)
     given, given_treedef = flatten(cotangent)
     if treedef != given_treedef:
-        differences = structure_differences(types, cotangent, "")
-        listing = "\n".join(
-            f"  at value{d.path}: {d.one or 'nothing'}, and in the cotangent "
-            f"{d.other or 'nothing'}"
-            for d in differences
-        )
+        listing = _listed(types, cotangent, "value", "cotangent")
         raise ValueError(
             f"Vjp: value and cotangent must be the same trees:\n{listing}\nGive None "
             f"for each leaf that is no array of floating-point or complex numbers."
@@ -185,12 +180,7 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
     leaves, treedef = flatten(primals)
     tangent_leaves, tangent_treedef = flatten(tangents)
     if treedef != tangent_treedef:
-        differences = structure_differences(primals, tangents, "")
-        listing = "\n".join(
-            f"  at primals{d.path}: {d.one or 'nothing'}, and in the tangents "
-            f"{d.other or 'nothing'}"
-            for d in differences
-        )
+        listing = _listed(primals, tangents, "primals", "tangents")
         raise ValueError(
             f"Jvp: primals and tangents must be the same trees:\n{listing}\nGive None "
             f"for each leaf without a tangent."
@@ -224,4 +214,13 @@ def _fits(leaf: Value, tangent: Value) -> bool:
         tangent = jnp.asarray(tangent, leaf.dtype)
     return is_differentiable(leaf) and (
         jnp.shape(tangent) == leaf.shape and jnp.result_type(tangent) == leaf.dtype
+    )
+
+
+def _listed(one: PyTree, other: PyTree, name: str, other_name: str) -> str:
+    """Where two trees differ, a line for each place."""
+    return "\n".join(
+        f"  at {name}{d.path}: {d.one or 'nothing'}, and in the {other_name} "
+        f"{d.other or 'nothing'}"
+        for d in structure_differences(one, other, "")
     )

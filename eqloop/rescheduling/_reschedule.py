@@ -173,7 +173,9 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         is_as_before = all(note.why and not note.has_bar for note in notes)
         if self._is_told_something and is_as_before:
             self._warn(f"is run otherwise, as {_left(notes)}")
-        elif any(note.loop.is_of_gradient for note in notes):
+        elif self.schedule is not None and any(
+            note.loop.is_of_gradient for note in notes if not note.why
+        ):
             self._warn(
                 "stores less for a gradient that it takes itself, which is taken as "
                 "before, unless it is differentiated again. Reschedule the function "

@@ -192,6 +192,10 @@ def test_a_function_that_takes_its_gradient_itself_is_told_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.grad(el.Reschedule(loss, el.Recursive(2)))(1.0)
+        el.Reschedule(jax.grad(loss))(1.0)  # it was told to do nothing
+        # It was told to leave the way back alone.
+        there = lambda loop: not loop.is_of_gradient
+        el.Reschedule(jax.grad(loss), el.Recursive(2), only=there)(1.0)
 
 
 def test_what_is_left_is_said_where_nothing_is_taken():

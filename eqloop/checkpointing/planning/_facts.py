@@ -95,9 +95,8 @@ def remember(found: Mapping[str, Fact]) -> None:
         if _file_in_use:
             try:
                 _write(_file_in_use[0])
-            except (
-                OSError
-            ) as error:  # A full disk, say. The plans are made all the same.
+            except OSError as error:
+                # A full disk, say. Plans are made all the same.
                 warnings.warn(f"measurements: {error}", stacklevel=1)
         elif (path := _file_beside_cache()) is not None:
             # A cache that cannot be written to is none, as it is for JAX.
