@@ -1,9 +1,10 @@
-"""The page of benchmarks: everything in the results, in words, pictures and tables."""
+"""The page of benchmarks, and the data of the tables that are too long for it."""
 
-import collections
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..tables import FOLDER, data
 from ._gains import PAGE as GAINS
 from ._gains import with_gains
 from ._headlines import (
@@ -16,12 +17,23 @@ from ._headlines import (
 )
 from ._once import Shown, shown
 from ._plots import HEADLINES, PICTURES
-from ._report import environment, folded, held_claims, missed, section
+from ._report import (
+    CELLS,
+    CLAIM_CELLS,
+    cells,
+    claim_cells,
+    environments,
+    missed,
+    section,
+)
 from ._results import Record, Results, data_of, load, places, version_of
 from ._style import AbstractPicture
 from .groups import GROUPS
 
 _PICTURES = "images/benchmarks"
+
+# A group without a picture shows its figures here, if they are so few.
+_FEW = 8
 
 # Other programs than the one measured slow it down when they keep more cores busy.
 _BUSY = 0.1
@@ -32,7 +44,8 @@ _INTRODUCTION = """\
 This page compares eqloop with JAX and with other libraries: gradients of long loops,
 maps in chunks, and more. It begins with the loops of the front page, and ends with [how
 all of this is measured](#how-this-is-measured), [where and when](#where-and-when), and
-the [claims that are missed](#missed-claims).
+the [claims that are missed](#missed-claims). [All figures](tables.md) are in tables
+that you can search.
 
 ## In short
 """
@@ -47,14 +60,13 @@ python -m pip install -e '.[bench]'
 python -m tests.benchmarks --write docs/benchmarks.md
 ```
 
-The figures are also in [benchmarks.json](benchmarks.json).
+Everything that was measured is in [benchmarks.json](benchmarks.json).
 
 - **Side by side.** The rows of a table solve the same problem, in float32, from the
   same inputs. One process runs them in turn, A B C A B C …, after a first run of each
   that does not count. The time of a row is the median of its runs.
 - **One problem, one figure.** If several groups measure the same problem, the first of
-  them shows its figures. The others link to it, and show only the ratios of their own
-  runs.
+  them shows its figures.
 - **Time** is the time of a compiled program whose inputs are on the device, until all
   of its results are there. For calls, it is the time that one takes in Python.
 - **Temporary memory** is what XLA allocates for the program, besides its inputs and
@@ -93,6 +105,8 @@ def write(page: Path) -> None:
     """Writes a page and its pictures from its results."""
     results = load(data_of(page))
     page.write_text(text(results))
+    for name, content in tables(results).items():
+        (page.parent / FOLDER.name / name).write_text(content)
     folder = page.parent / _PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     for platform in _PLATFORMS:
@@ -148,7 +162,7 @@ def _title(results: Results, place: str) -> str:
 
 
 def _platform(platform: str, results: Results) -> str:
-    """The section of one platform: its groups, and what older versions claim."""
+    """The section of one platform: its groups."""
     newest, *older = places(results, platform)
     parts = [f"## {_title(results, newest)}"]
     for name, comparisons in shown(_newest(results, platform)).items():
@@ -156,11 +170,24 @@ def _platform(platform: str, results: Results) -> str:
         if name not in results[newest]:
             (place, *_) = [place for place in older if name in results[place]]
             parts.append(f"*This was measured with JAX {version_of(results[place])}.*")
-    for place in older:
-        known = _in_order(results[place])
-        outcomes = [one for record in known.values() for one in record.outcomes]
-        parts += [f"## {_title(results, place)}", held_claims(outcomes)]
     return "\n\n".join(parts) + "\n"
+
+
+def tables(results: Results) -> Mapping[str, str]:
+    """The data of all figures and of all claims, by the names of their files."""
+    figures, claims = list[Sequence[str]](), list[Sequence[str]]()
+    for place in _in_turn(results):
+        title = _title(results, place).removeprefix("On a ")
+        for name, comparisons in shown(_in_order(results[place])).items():
+            for one in comparisons:
+                where = title, GROUPS[name].title, one.outcome.title
+                figures += ((*where, row.name, *cells(row)) for row in one.rows)
+                claims += ((*where, *claim_cells(v)) for v in one.outcome.verdicts)
+    where = "where", "group", "comparison"
+    return {
+        "benchmarks.json": data((*where, "case", *CELLS), figures),
+        "claims.json": data((*where, *CLAIM_CELLS), claims),
+    }
 
 
 def _missed_claims(results: Results) -> str:
@@ -182,18 +209,10 @@ def _in_order(groups: Mapping[str, Record]) -> Mapping[str, Record]:
 
 
 def _circumstances(results: Results, place: str) -> str:
-    """Machine, versions, commit and date; once, where all groups share them."""
-    groups = results[place]
-    shared: dict[tuple[str, str], list[str]] = {}
-    for name, record in _in_order(groups).items():
-        key = record.date, environment(record.environment) + _claimed(record)
-        shared.setdefault(key, []).append(GROUPS[name].title)
-    parts: list[str] = []
-    for (date, where), titles in shared.items():
-        which = [] if len(shared) == 1 else [f"- {'; '.join(titles)}"]
-        head = f"{_title(results, place)}, on {date}:\n"
-        parts.append("\n".join((head, *which, where)))
-    busiest = max((record.busy or 0.0 for record in groups.values()), default=0.0)
+    """Machines, versions, commits and dates."""
+    records = results[place].values()
+    parts = [f"{_title(results, place)}:", environments(records)]
+    busiest = max((record.busy or 0.0 for record in records), default=0.0)
     if busiest >= _BUSY:
         parts.append(
             "**The machine was not quiet**: other programs kept up to "
@@ -203,29 +222,19 @@ def _circumstances(results: Results, place: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _claimed(record: Record) -> str:
-    """When claims were measured anew, if some were without the rows."""
-    when = collections.Counter(one.claimed for one in record.outcomes if one.claimed)
-    every = len(record.outcomes)
-    return "".join(
-        f"\n- claims of {count} of {every} comparisons: {time}"
-        for time, count in when.items()
-    )
-
-
 def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
-    """A group: its pictures with the tables folded away, or else its tables."""
+    """A group: its pictures or else, if they are short, its tables."""
     group = GROUPS[name]
-    tables = "\n".join(
-        section(one.outcome, one.rows, one.elsewhere) for one in comparisons
-    )
     parts = [f"### {group.title}", group.about]
     if drawn := PICTURES.get(name, ()):
         parts += (_image(platform, picture) for picture in drawn)
-        parts.append(folded("The figures", tables))
-    else:
-        parts.append(tables.rstrip())
-    return "\n\n".join(parts)
+    elif sum(len(one.rows) for one in comparisons) <= _FEW:
+        parts += (
+            section(one.outcome, one.rows, one.elsewhere).rstrip()
+            for one in comparisons
+        )
+    query = urllib.parse.urlencode({"benchmarks": group.title})
+    return "\n\n".join([*parts, f"[All its figures](tables.md?{query})"])
 
 
 def _image(platform: str, picture: AbstractPicture) -> str:

@@ -3,28 +3,41 @@
 from collections.abc import Iterable, Sequence
 
 from ._reasons import reason_for
-from ._results import Environment, Outcome, Row, Verdict
+from ._results import Environment, Outcome, Record, Row, Verdict
 
-# So many claims stand in the open; more are folded away.
-_CLAIMS_SHOWN = 3
+CELLS = ("time", "temporary memory", "trace and compile", "difference")
+CLAIM_CELLS = ("claim", "measured", "at most", "")
 
 
-def environment(of: Environment) -> str:
-    """The machine, the versions and the commit, as a list."""
-    packages = ", ".join(f"{name} {version}" for name, version in of.packages.items())
-    return "\n".join(
-        (
-            f"- {of.machine}",
-            f"- Python {of.python}; {packages}",
-            f"- commit `{of.commit}`",
-        )
+def environments(records: Iterable[Record]) -> str:
+    """The machines and versions that records are of, and when they were measured."""
+    where = dict[str, list[Record]]()
+    for record in records:
+        where.setdefault(_environment(record.environment), []).append(record)
+    return "\n\n".join(
+        f"{text}\n{_when(found, len(where) > 1)}" for text, found in where.items()
     )
+
+
+def _when(records: Sequence[Record], has_others: bool) -> str:
+    """The dates and commits of records."""
+    dates = sorted({record.date for record in records})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    plural = "s" if len(records) > 1 else ""
+    count = f"{len(records)} group{plural}, " if has_others else ""
+    commits = sorted({f"`{record.environment.commit}`" for record in records})
+    return f"- {count}{when}, at {', '.join(commits)}"
+
+
+def _environment(of: Environment) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in of.packages.items())
+    return f"- {of.machine}\n- Python {of.python}; {packages}"
 
 
 def section(
     outcome: Outcome, rows: Sequence[Row] | None = None, elsewhere: Sequence[str] = ()
 ) -> str:
-    """One comparison: its title, a table of its rows, and what came of its claims.
+    """One comparison: its title, and a table of its rows.
 
     Args:
         outcome: The comparison.
@@ -34,8 +47,7 @@ def section(
     rows = outcome.rows if rows is None else rows
     parts = [f"**{outcome.title}**"]
     if rows:
-        header = ("", "time", "temporary memory", "trace and compile", "difference")
-        parts.append(table(header, [(row.name, *_cells(row)) for row in rows]))
+        parts.append(table(("", *CELLS), [(row.name, *cells(row)) for row in rows]))
         once = outcome.rounds == 1
         parts.append("One run." if once else f"Medians of {outcome.rounds} runs.")
     if elsewhere:
@@ -47,8 +59,6 @@ def section(
     if outcome.disagreeing:
         names = ", ".join(outcome.disagreeing)
         parts.append(f"**These do not compute what the first row does: {names}.**")
-    if outcome.verdicts:
-        parts.append(_claims(outcome.verdicts))
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,7 +79,8 @@ def folded(summary: str, text: str) -> str:
     return f"{start}\n\n{text.rstrip()}\n\n</details>"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """The figures of a row, as `CELLS` names them."""
     return (
         milliseconds(row.seconds),
         f"{row.temp_bytes / 1e6:.3f} MB",
@@ -84,17 +95,6 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
-def _claims(verdicts: Sequence[Verdict]) -> str:
-    """A table of the claims; where they are many, those that hold are folded away."""
-    if len(verdicts) <= _CLAIMS_SHOWN:
-        return _claim_table(verdicts)
-    missed = [verdict for verdict in verdicts if not verdict.holds]
-    held = [verdict for verdict in verdicts if verdict.holds]
-    summary = f"{len(held)} of {len(verdicts)} claims hold"
-    parts = [_claim_table(missed)] if missed else []
-    return "\n\n".join([*parts, folded(summary, _claim_table(held))])
-
-
 def missed(outcomes: Iterable[Outcome], version: str) -> str:
     """A table of the claims that comparisons miss; nothing if they miss none.
 
@@ -103,37 +103,18 @@ def missed(outcomes: Iterable[Outcome], version: str) -> str:
         version: That of JAX.
     """
     rows = [
-        (*row, reason_for(*row[:2], version))
-        for row in _titled_claims(outcomes, hold=False)
+        (*claim, reason_for(*claim[:2], version))
+        for outcome in outcomes
+        for verdict in outcome.verdicts
+        if not verdict.holds
+        for claim in [(outcome.title, *claim_cells(verdict)[:-1])]
     ]
     header = ("missed", "claim", "measured", "at most", "why")
     return table(header, rows) if rows else ""
 
 
-def held_claims(outcomes: Sequence[Outcome]) -> str:
-    """The claims of comparisons that hold, folded away."""
-    rows = _titled_claims(outcomes, hold=True)
-    count = sum(len(outcome.verdicts) for outcome in outcomes)
-    held = table(("holds", "claim", "measured", "at most"), rows)
-    return folded(f"{len(rows)} of {count} claims hold", held)
-
-
-def _titled_claims(outcomes: Iterable[Outcome], hold: bool) -> list[tuple[str, ...]]:
-    """The claims that hold, or the others, each with the title of its comparison."""
-    return [
-        (outcome.title, *_claim_cells(verdict)[:-1])
-        for outcome in outcomes
-        for verdict in outcome.verdicts
-        if verdict.holds == hold
-    ]
-
-
-def _claim_table(verdicts: Sequence[Verdict]) -> str:
-    header = ("claim", "measured", "at most", "")
-    return table(header, [_claim_cells(verdict) for verdict in verdicts])
-
-
-def _claim_cells(verdict: Verdict) -> tuple[str, ...]:
+def claim_cells(verdict: Verdict) -> tuple[str, ...]:
+    """What came of a claim, as `CLAIM_CELLS` names it."""
     return (
         verdict.text,
         _measured(verdict),

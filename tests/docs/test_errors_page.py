@@ -1,10 +1,11 @@
 """The page of errors has every error, with its message, and says what it means."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from ..errors._page import PAGE, render, sections, sentence
+from ..errors._page import DATA, render, sections, sentence
 from ..errors._sites import sites, wording
 
 ENTRIES = [entry for section in sections() for entry in section.errors]
@@ -41,5 +42,14 @@ def test_a_title_is_a_sentence(entry):
     assert len(re.findall(r"\w+", title)) > 1
 
 
-def test_page_is_of_this_source():
-    assert PAGE.read_text() == render(), "run `python -m tests.errors`"
+def test_data_is_of_this_source():
+    assert DATA.read_text() == render(), "run `python -m tests.errors`"
+
+
+def test_examples_run():
+    """Each is the next part of a program, which begins as the page says."""
+    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    (beginning,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {"__name__": "errors"}
+    for code in (beginning, *(entry.code for entry in ENTRIES)):
+        exec(code, names)

@@ -13,7 +13,10 @@ import threading
 from pathlib import Path
 from urllib.parse import urldefrag, urljoin, urlparse
 
+import jax.numpy as jnp
 import pytest
+
+import eqloop as el
 
 pytestmark = pytest.mark.slow
 
@@ -228,3 +231,28 @@ def test_the_reader_s_colours_are_taken(site, browser, scheme):
     expected = {"light": "default", "dark": "slate"}[scheme]
     page.wait_for_selector(f"body[data-md-color-scheme={expected}]")
     page.close()
+
+
+def test_rows_that_a_box_finds(site, page):
+    address, _ = site
+    page.goto(address + "tables/?benchmarks=Recurrent+cells")
+    rows = page.locator(".rows").first.locator("tbody tr")
+    rows.first.wait_for()
+    texts = rows.all_text_contents()
+    assert texts
+    assert all("Recurrent cells" in text for text in texts)
+    page.get_by_label("Search claims").fill("0.12 misses")
+    missed = page.locator(".rows").nth(1).locator("tbody tr").all_text_contents()
+    assert missed
+    assert all("misses" in text and "0.12" in text for text in missed)
+
+
+def test_a_message_that_is_pasted_finds_its_error(site, page):
+    address, _ = site
+    page.goto(address + "errors/")
+    entries = page.locator("details.error summary")
+    entries.first.wait_for()
+    with pytest.raises(TypeError) as raised:
+        el.Scan(lambda h, x: (h + x, None))(jnp.zeros((), int), jnp.ones(3))
+    page.get_by_label("Search errors").fill(str(raised.value))
+    assert "must keep its shape, dtype and structure" in entries.first.text_content()

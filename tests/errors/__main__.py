@@ -1,5 +1,5 @@
-"""`python -m tests.errors`: writes the page of errors anew."""
+"""`python -m tests.errors`: writes the data of the page of errors anew."""
 
-from ._page import PAGE, render
+from ._page import DATA, render
 
-PAGE.write_text(render())
+DATA.write_text(render())
