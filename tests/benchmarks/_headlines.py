@@ -139,16 +139,14 @@ def has_headlines(results: Results) -> bool:
 
 
 def figures(results: Results, first: str = FIRST.loop) -> str:
-    """The table, where it was measured, and the first loop with older versions.
+    """The table, and where it was measured.
 
     Args:
         results: All that was measured.
         first: What the page calls the first loop.
     """
-    newest, *older = places(results, "cpu")
-    parts = [_circumstances(results[newest]), _table(results[newest], first)]
-    parts += [_with_older(results[place]) for place in older]
-    return "\n".join(parts)
+    newest = results[places(results, "cpu")[0]]
+    return f"{_circumstances(newest)}\n{_table(newest, first)}"
 
 
 def in_pictures(results: Results) -> list[Outcome]:
@@ -167,16 +165,7 @@ def in_pictures(results: Results) -> list[Outcome]:
 def _circumstances(groups: Mapping[str, Record]) -> str:
     where = groups[FIRST.group].environment
     jax = where.packages["jax"]
-    return f"On a CPU ({where.machine}), with JAX {jax}, which pip installs:\n"
-
-
-def _with_older(groups: Mapping[str, Record]) -> str:
-    theirs, _, ours = FIRST.rows(groups)
-    jax = groups[FIRST.group].environment.packages["jax"]
-    return (
-        f"With JAX {jax}, the first loop takes {_took(theirs)} with `jax.lax.scan`, "
-        f"and {_took(ours)} with eqloop: {FIRST.times(groups):.2f} x.\n"
-    )
+    return f"On a CPU ({where.machine}), with JAX {jax}:\n"
 
 
 def _table(groups: Mapping[str, Record], first: str) -> str:
