@@ -72,7 +72,6 @@ from .loops import (
     StackedLayers,
     Truncate,
     WhileLoop,
-    frontier,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
@@ -155,7 +154,6 @@ __all__ = [
     "breakpoint_if",
     "error_if",
     "find_leaves",
-    "frontier",
     "ir",
     "losses",
     "measurements",

@@ -146,7 +146,7 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
 
     Without this context, plans are for the device that a program will run on: that of
     the mesh that is set (`jax.set_mesh`), of `jax.default_device`, or else JAX's first.
-    `plan`, [`plans`][eqloop.plans] and [`frontier`][eqloop.frontier] also see on which
+    `plan`, `frontier` and [`plans`][eqloop.plans] also see on which
     device their arguments are.
 
     Args:

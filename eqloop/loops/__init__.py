@@ -23,7 +23,6 @@ from ._scan import (
     CheckpointedScan,
     Scan,
     check_schedule,
-    frontier,
     planned_by,
 )
 from ._scan_while import ScanWhile
@@ -57,7 +56,6 @@ __all__ = [
     "check_schedule",
     "cut_before",
     "cuts_of",
-    "frontier",
     "planned_by",
     "refuse_cuts",
 ]

@@ -7,7 +7,6 @@
 import abc
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex, final
 
@@ -26,11 +25,9 @@ from .._calls import (
     compiled_once,
     setting,
     typed,
-    value_in_words,
 )
 from .._device import DeviceLike, planning_for_call
 from .._signatures import without_annotations
-from .._tracebacks import border
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
@@ -212,52 +209,6 @@ class AbstractLoop(AbstractTransform[Function]):
                 f"{name}: `f_transform` must be a function from f to f, or None, not "
                 f"{self.f_transform!r}."
             )
-
-
-@border
-def frontier(
-    loop: AbstractLoop[Any],
-    *args: PyTree,
-    device: DeviceLike | None = None,
-    **kwargs: PyTree,
-) -> Frontier:
-    """Deprecated: the method `frontier` of a loop does this.
-
-    Write `scan.frontier(init, xs)` for `el.frontier(scan, init, xs)`.
-
-    Args:
-        loop: A scan, or any other loop that has a `frontier`.
-        *args: The arguments of the loop.
-        device: What the plans are for.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        What `loop.frontier(*args, **kwargs)` returns.
-
-    Raises:
-        TypeError: If it is no such loop; and as the method does.
-        ValueError: As the method does.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> import eqloop as el
-        >>> scan = el.Scan(lambda h, x: (h + x, None))
-        >>> len(scan.frontier(0.0, jnp.zeros(0)))  # not: el.frontier(scan, 0.0, ...)
-        1
-    """
-    if not isinstance(loop, AbstractLoop):
-        raise TypeError(
-            f"frontier: this is a method of loops, `el.Scan(f).frontier(init, xs)`, "
-            f"and {value_in_words(loop)} is no loop with a known number of steps."
-        )
-    warnings.warn(
-        "`el.frontier(loop, …)` is deprecated, and 0.3 removes it. Call the method: "
-        "`loop.frontier(…)`, as `loop.plan(…)`.",
-        DeprecationWarning,
-        # Past the border of the library, too, and the check of the call.
-        stacklevel=4,
-    )
-    return loop.frontier(*args, device=device, **kwargs)
 
 
 def bind_to_plan(loop: Any, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> None:

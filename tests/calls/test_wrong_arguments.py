@@ -235,7 +235,6 @@ SPECS = {
     "ClipCotangent": Spec(dict(max_norm=3.0)),
     "ProgressBar": Spec({}),
     "Resumable": Spec(dict(f=el.Scan(step), directory="state", every=2)),
-    "frontier": Spec(dict(loop=el.Scan(step))),
     "plans": Spec(dict(f=total)),
     "planning_for": Spec(dict(device="h100")),
     "measurements": Spec(dict(path=None)),

@@ -71,11 +71,3 @@ def test_stacked_layers_have_one():
     frontier = layers.frontier(jax.ShapeDtypeStruct((3,), jnp.float32))
     assert frontier.chosen.schedule == el.Chunked(2)
     assert frontier.chosen.pinned == layers.plan(jnp.ones(3)).pinned
-
-
-def test_the_function_says_which_method_to_call():
-    scan = el.Scan(lambda h, x: (h + x, None))
-    with pytest.warns(DeprecationWarning, match=r"loop.frontier\(…\)") as warned:
-        found = el.frontier(scan, 0.0, jnp.zeros(0))
-    assert warned[0].filename == __file__
-    assert found.plans == scan.frontier(0.0, jnp.zeros(0)).plans

@@ -127,10 +127,6 @@ WRONG = {
         "TypeError: Scan.frontier: missing … argument: 'init'. Pass … Scan … "
         "(init, xs=None, *, length=None, key=None, log=None, device=None)",
     ),
-    "frontier of a function": (
-        lambda: el.frontier(jnp.sin, XS),
-        "TypeError: frontier: … `el.Scan(f).frontier(init, xs)` … sin … no loop",
-    ),
 }
 
 

@@ -128,7 +128,6 @@ def wrong(x: Array) -> None:
     el.name(x)  # pyright: ignore[reportCallIssue]
     el.unvmap(x, "some")  # pyright: ignore[reportArgumentType]
     el.error_if(x, x > 0)  # pyright: ignore[reportCallIssue]
-    el.frontier(f, x, x)  # pyright: ignore
     el.ProgressBar("100")  # pyright: ignore[reportArgumentType]
     el.ir.optimize(f)  # pyright: ignore[reportArgumentType]
 

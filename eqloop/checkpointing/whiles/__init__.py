@@ -5,7 +5,7 @@ and chains of steps. This room deals with the unknown number of steps, and with 
 that stop at their own time under `vmap`.
 
 - **The kinds of loops**: `_stopping.py` is a while loop, `_ending.py` a scan that may
-  end before its length (`_early_ends.py` finds those inside a step).
+  end before its length.
 - **Where carries are stored**: `_while_layout.py` says what a layout is here,
   `_bounded.py` nests levels up to a greatest number of steps. `_online.py` stores a
   given number of carries for a loop of any length: `_online_run.py` runs it, and

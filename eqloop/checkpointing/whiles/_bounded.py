@@ -13,9 +13,9 @@ from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents
 from ..engine._walk import Walk
+from ..engine.leaves._dce import dce_step
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
-from ._early_ends import only_run
 from ._while_layout import AbstractWhileLayout, State, first_state, run_until
 
 
@@ -70,7 +70,7 @@ class Bounded(AbstractWhileLayout):
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], Stored]:
-        step = only_run(step)
+        step = dce_step(step)
 
         # The slots are stacked by a scan, and not carried by the while loop within it.
         # Under `vmap`, a while loop selects between old and new carry for each example
@@ -86,6 +86,6 @@ class Bounded(AbstractWhileLayout):
         return carry, Stored.of([count], slots)
 
     def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
-        step, back = only_run(walk.sweep.step), walk.sweep.back
+        step, back = dce_step(walk.sweep.step), walk.sweep.back
         walk = walk.of(step=step, back=back.mapped(without_short_loops))
         return Layout(self.order, self.slots).reverse(walk, stored, ct_carry)

@@ -30,8 +30,8 @@ from ..engine._problem import Counted, L, slot_types
 from ..engine._short_loops import without_short_loops
 from ..engine._sweep import Cotangents
 from ..engine._walk import Walk
+from ..engine.leaves._dce import dce_step
 from ._batch import joint_loop, stops_apart
-from ._early_ends import only_run
 from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
@@ -81,7 +81,7 @@ class Ending(AbstractStopping[Layout]):
         self, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
         consts, init, xs = inputs
-        step = only_run(self.step)
+        step = dce_step(self.step)
         # The steps report here, not the loop.
         loop = dataclasses.replace(self.loop, meter=NO_BARS)
 
@@ -116,7 +116,7 @@ class Ending(AbstractStopping[Layout]):
         most = _most(own)
         own = most if own.ndim else own
         step, back = walk.sweep.step, walk.sweep.back
-        step, back = only_run(step), back.mapped(without_short_loops)
+        step, back = dce_step(step), back.mapped(without_short_loops)
         walk = walk.of(step=step, back=back, own=own).until(most)
         return layout.reverse(walk, stored, carried)
 

@@ -18,7 +18,7 @@ from ..._programs import equations
 from ..engine._short_loops import numbers_after, with_known, without_short_loops
 from ..engine._step import Step
 from ..engine._walk import Walk
-from ._early_ends import dce_step, with_early_ends
+from ..engine.leaves._dce import dce_step
 from ._while_layout import State, first_state, run_until
 
 
@@ -37,13 +37,14 @@ class Steps(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def steps_to_run(step: Step) -> Steps:
     """The steps of a loop; short loops are written out if that decides a branch."""
+    # If a custom derivative is involved, the step is the primal of a derivative
+    # (`settled`), in which inner loops fill slots. Nothing reads these here.
     plain = dce_step(step)
     written = without_short_loops(plain)
     later = _later(written)
+    # To write short loops out pays if that decides a branch.
     has_fewer = _count_branches(written) < _count_branches(plain)
-    # To write short loops out pays if that decides a branch. Otherwise they stay, and
-    # those that can end early become while loops.
-    first = written if has_fewer else with_early_ends(plain)
+    first = written if has_fewer else plain
     return Steps(first, first if later is written else later)
 
 

@@ -41,7 +41,6 @@ _OF_BUFFERS = ("rows once", "in-place writes")
 _OF_STAGES = (
     "short loops",
     "later steps",
-    "early ends",
     "short sums",
     "in-place writes",
     "masked writes",

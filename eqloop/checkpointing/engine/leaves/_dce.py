@@ -15,6 +15,7 @@ import jax.extend.core as jex
 from ...._arrays import Flags, pick, zero_array
 from ...._compat import is_through
 from ...._programs import formula_of, pruned, renamed, with_equations, with_parts
+from .._step import Step
 
 
 @functools.lru_cache(maxsize=512)
@@ -32,6 +33,13 @@ def dce(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
         if (fewer := with_equations(program, eqns)) is program:
             return program
         program = pruned(fewer)
+
+
+@functools.lru_cache(maxsize=128)
+def dce_step(step: Step) -> Step:
+    """A step of the same meaning without what is there for derivatives alone."""
+    used = (True,) * len(step.jaxpr.out_avals)
+    return step.rewritten(lambda program: dce(program, used))
 
 
 def _underived(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
