@@ -492,7 +492,7 @@ class Scan(AbstractScan[Carry, Y]):
 
     Outside of `jit`, the first call compiles the loop, and later calls of the same
     types run that program; see [what is
-    remembered](../how_it_works.md#calls-outside-of-jit).
+    remembered](../how_derivatives_are_taken.md#calls-outside-of-jit).
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

@@ -1,4 +1,4 @@
-"""What the special cases gain: the table of `docs/how_it_works.md`.
+"""What the special cases gain: the table of `docs/how_plans_are_made.md`.
 
 It stands between two comments there. `python -m tests.benchmarks --write` fills it in,
 and a test compares it.
@@ -13,7 +13,7 @@ from ._report import table
 from ._results import Outcome, Results, Row
 from ._special_cases import AS_IT_IS, SPECIAL_CASES
 
-PAGE = Path(__file__).parents[2] / "docs" / "how_it_works.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_plans_are_made.md"
 _GROUP = "ablation"
 
 _HEADER = (

@@ -35,7 +35,7 @@ _LENGTHY = (
     "recipes/*.md",
     "guides/*.md",
     "faq.md",
-    "how_it_works.md",
+    "how_*.md",
 )
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 

@@ -190,7 +190,7 @@ GROUPS: Mapping[str, Group] = {
         "Programs as they are, and with one special case of the package switched off: "
         "a kind of candidate of `Budget`, or a rewriting. Only programs that differ "
         "are shown. On a CPU, times are those that its cores were busy. "
-        "[How it works](how_it_works.md#what-the-special-cases-gain) sums it up.",
+        "[How it works](how_plans_are_made.md#what-the-special-cases-gain) sums it up.",
         ablation,
     ),
 }
