@@ -35,6 +35,7 @@ _LENGTHY = (
     "recipes/*.md",
     "guides/*.md",
     "faq.md",
+    "asked_elsewhere.md",
     "how_*.md",
 )
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
