@@ -18,51 +18,85 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._arrays import Arrays, is_inexact, pick, put, split
+from ..._arrays import (
+    Arrays,
+    instantiated,
+    is_inexact,
+    pick,
+    put,
+    split,
+    stack_type,
+    zero_array,
+)
 from ..._compat import HAS_LOGS, with_logs
 from ..._programs import has_backward_rules, joined, run, traced
 from ..._types import Aval, PyTree, Value
 from ._forward import Active
+from ._layout import Saves
 from ._problem import Problem
 from ._step import Step, make_step
+from ._substitute import P, Substitute
 
 # A cotangent is an inexact number. Of an integer this many bits are logged as one.
 _BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Logging:
-    """A step whose logs are cotangents.
+class Logging(Substitute):
+    """A step whose logs are cotangents: a loop with more `xs`.
 
     Attributes:
         step: The step, whose `x` has more leaves at its end.
         types: The types of the arrays that are logged.
         tree: How the log is made of them.
+        rows: The types of what is added to `xs`, for a loop of some length.
     """
 
     step: Step
     types: tuple[Aval, ...]
     tree: Any
+    rows: tuple[Aval, ...] = ()
 
     @property
     def x_types(self) -> list[Aval]:
         """The types of the leaves that were added to `x`."""
         return list(map(_as_cotangent, self.types))
 
-    def of(self, problem: Problem) -> Problem:
-        """The loop of this step, if a loop is that of the original one."""
+    def of(self, problem: P) -> P:
         axes = (*problem.loop.x_axes, *[0] * len(self.types))
         loop = dataclasses.replace(problem.loop, x_axes=axes)
         return dataclasses.replace(problem, step=self.step, loop=loop)
 
-    def log(self, rows: Arrays) -> PyTree:
-        """The log, from the cotangents of what was added to `xs`."""
-        pairs = zip(rows, self.types, strict=True)
-        return jax.tree.unflatten(self.tree, [_decoded(x, aval) for x, aval in pairs])
+    def inputs(self, inputs: PyTree) -> PyTree:
+        # Zeros will do: the step does not read these `xs`.
+        consts, init, xs = inputs
+        return consts, init, [*xs, *map(zero_array, self.rows)]
+
+    def marks(self, marks: PyTree) -> PyTree:
+        consts, init, xs = marks
+        return consts, init, [*xs, *[True] * len(self.rows)]
+
+    def cotangents(self, cts: PyTree) -> tuple[PyTree, PyTree]:
+        consts, init, xs = cts
+        xs, rows = split(xs, len(xs) - len(self.rows))
+        pairs = zip(instantiated(rows), self.types, strict=True)
+        log = jax.tree.unflatten(self.tree, [_decoded(x, aval) for x, aval in pairs])
+        return (consts, init, xs), log
+
+
+def logging_of(
+    problem: Problem, active: Active, saves: Saves[Any] | None
+) -> Logging | None:
+    """The loop whose log is cotangents; `None` if nothing in its step logs."""
+    logging = _logging_step(problem.step, active) if problem.has_xs else None
+    if logging is None:
+        return None
+    rows = [stack_type(x, problem.loop.length) for x in logging.x_types]
+    return dataclasses.replace(logging, rows=tuple(rows))
 
 
 @functools.lru_cache(maxsize=128)
-def logging_step(step: Step, active: Active) -> Logging | None:
+def _logging_step(step: Step, active: Active) -> Logging | None:
     """A step whose logs are cotangents; `None` if nothing in it logs.
 
     Args:

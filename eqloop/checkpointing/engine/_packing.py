@@ -55,8 +55,11 @@ from ..._device import planning_device, remembered_per_device
 from ..._programs import aval_of
 from ..._types import Aval, PyTree, Value
 from ._alike_equations import LEAST_ROWS, AlikeEquations, Values, rows_of, written_out
-from ._problem import Problem
+from ._forward import Active
+from ._layout import Saves
+from ._problem import Problem, with_cotangents
 from ._step import Step, make_step
+from ._substitute import P, Substitute
 from .reversals._together import can_join
 
 # Leaves with more entries than this are arrays that are worth operations of their own.
@@ -72,7 +75,7 @@ _Packs = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packing:
+class Packing(Substitute):
     """A step whose carry is packed.
 
     Attributes:
@@ -90,8 +93,7 @@ class Packing:
     consts: _Packs
     tables: tuple[np.ndarray, ...]
 
-    def of(self, problem: Problem) -> Problem:
-        """The loop of the packed step, if a loop is that of the original one."""
+    def of(self, problem: P) -> P:
         loop, count = problem.loop, self.original.num_carry
         starts, paths = loop.padded_starts(count), loop.carry_paths
         starts = self.packed(starts, lambda own: None)
@@ -126,29 +128,34 @@ class Packing:
                 leaves[leaf] = row
         return leaves
 
-    # The loop of the packed step in place of that of the original one.
-
     def inputs(self, inputs: PyTree) -> PyTree:
-        """Its inputs, made from those of the original."""
         consts, init, xs = inputs
         packs = _joined(consts, self.consts, jnp.stack)
         tables = map(jnp.asarray, self.tables)
         return [*consts, *packs, *tables], self.packed(init), list(xs)
 
-    def perturbed(self, marks: PyTree) -> PyTree:
-        """Which of its inputs are perturbed: a pack is if any of its rows is."""
+    def marks(self, marks: PyTree) -> PyTree:
+        # A pack is marked if any of its rows is.
         consts, init, xs = marks
         packs = _joined(consts, self.consts, any)
         marks = [*consts, *packs, *[False] * len(self.tables)]
         return marks, self.packed(init, any), list(xs)
 
+    def carry(self, carry: Arrays) -> list[Value]:
+        return self.unpacked(carry)
+
     def ends(self, cts: PyTree) -> PyTree:
-        """The cotangents of its outputs."""
         carry, ys, stored = cts
         return self.packed(carry, _joined_cotangents), ys, stored
 
-    def cotangents(self, cts: PyTree) -> PyTree:
-        """The cotangents of the original's inputs, from those of its own."""
+    def for_ends(self, problem: P, active: Active, cts: PyTree) -> P:
+        has_ct = [[not is_zero(ct) for ct in group] for group in cts[:2]]
+        needed = with_cotangents(self.original, active, *has_ct).carry
+        if self.is_even(needed):
+            return problem
+        return dataclasses.replace(problem, step=self.of_some(needed))
+
+    def cotangents(self, cts: PyTree) -> tuple[PyTree, PyTree]:
         consts, init, xs = cts
         consts, packs, _ = split(consts, self.original.num_consts, len(self.consts))
         for own, pack in zip(self.consts, packs, strict=True):
@@ -156,7 +163,7 @@ class Packing:
             types = [self.original.const_types[const] for const in own]
             for const, ct in zip(own, _rows(pack, types), strict=True):
                 consts[const] = _sum(consts[const], ct)
-        return consts, self.unpacked(init), xs
+        return (consts, self.unpacked(init), xs), None
 
     def of_some(self, needed: Flags) -> Step:
         """A step that can stand for the packed one on the way back of some leaves.
@@ -178,6 +185,15 @@ class Packing:
 
         types = self.step.const_types, self.step.carry_types, self.step.x_types
         return make_step(step, *types)
+
+
+def packed_of(
+    problem: Problem, active: Active, saves: Saves[Any] | None
+) -> Packing | None:
+    """The packing by which the gradient of a loop runs, if there is one."""
+    # A loop that is a forward sweep itself has been packed already, if at all.
+    packing = packing_of(problem) if saves is None else None
+    return packing if packing and packing.is_even(active.carry) else None
 
 
 def packing_of(problem: Problem) -> Packing | None:

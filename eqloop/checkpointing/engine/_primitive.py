@@ -58,12 +58,10 @@ from ..._arrays import (
     pick,
     put,
     split,
-    stack_type,
     type_of,
     union,
     with_batch_axis,
     with_tangent_types,
-    zero_array,
     zero_cotangent,
 )
 from ..._programs import (
@@ -93,9 +91,9 @@ from ._derived import (
 from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
-from ._logs import logging_step
+from ._logs import logging_of
 from ._loop import zero
-from ._packing import Packing, packing_of
+from ._packing import packed_of
 from ._problem import (
     Problem,
     activity,
@@ -117,12 +115,17 @@ from ._stored_rows import (
     products_to_store,
     residuals_to_store,
 )
+from ._substitute import Substitute
 from ._sweep import KnownProducts, KnownResiduals, Sweep
 from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
 from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 from .leaves._row_lists import listing
 from .orders._all_at_once import pull_residuals, store_residuals
+
+# What runs in place of a loop where that is differentiated; each in place of the one
+# before it, if both do.
+SUBSTITUTES: tuple[Callable[..., Substitute | None], ...] = (logging_of, packed_of)
 
 
 def planned_loop(
@@ -210,7 +213,7 @@ class PlannedLoop(Formula):
         # `Problem.undifferentiated`.
         moves = [False] * len(perturbed[1])
         try:
-            _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
+            _, residuals, _ = again._sweep(perturbed, moves, inputs)
         except NoWayBackError:
             used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
             if (smaller := again.keep_outputs(used)) is None:
@@ -240,51 +243,18 @@ class PlannedLoop(Formula):
         try:
             # Here JAX marks what is differentiated, and nothing else. So the marks of
             # `init` are also those of the cotangents that the gradient returns.
-            return self._logging_sweep(perturbed, perturbed[1], inputs)
+            return self._sweep(perturbed, perturbed[1], inputs)
         except NoWayBackError:
             # Perhaps no cotangent ever arrives. If one does, `pull` raises this again.
             out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
             return out, (Static(None), residuals), moves_out
 
-    def _logging_sweep(
-        self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """As `_sweep`, and what backward rules log is returned with the cotangents."""
-        # A way back hands out nothing for each step but cotangents of `xs`. So a log
-        # has to be one, see `_logs.py`.
-        active, _ = activity(self.problem.step, perturbed)
-        has_rows = self.problem.has_xs
-        logging = logging_step(self.problem.step, active) if has_rows else None
-        if logging is None:
-            return self._packed_sweep(active, perturbed, moves, inputs)
-        # A loop with more `xs`, whose cotangents are the log.
-        # Zeros will do: the step does not read these `xs`.
-        rows = [stack_type(x, self.problem.loop.length) for x in logging.x_types]
-        (consts, init, xs), of_xs = inputs, perturbed[2]
-        inputs = consts, init, [*xs, *map(zero_array, rows)]
-        perturbed = *perturbed[:2], [*of_xs, *[True] * len(rows)]
-        loop = PlannedLoop(logging.of(self.problem), self.saves, inputs)
-        out, residuals, moves_out = loop._sweep(perturbed, moves, inputs)
-        return out, (Static((loop, logging, active)), residuals), moves_out
-
-    def _packed_sweep(
-        self, active: Active, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """As `_sweep`, by the loop of the packed step if that is better."""
-        # A loop that is a forward sweep itself has been packed already, if at all.
-        packing = packing_of(self.problem) if self.saves is None else None
-        if packing is None or not packing.is_even(active.carry):
-            return self._sweep(perturbed, moves, inputs)
-        inputs, marks = packing.inputs(inputs), packing.perturbed(perturbed)
-        loop = PlannedLoop(packing.of(self.problem), None, inputs)
-        moves = packing.packed(moves, any)
-        out, residuals, moves_out = loop._sweep(marks, moves, inputs)
-        out = packing.unpacked(out[0]), *out[1:]
-        moves_out = list(active.carry), *moves_out[1:]
-        return out, (Static((loop, packing, active)), residuals), moves_out
-
     def _sweep(
-        self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
+        self,
+        perturbed: PyTree,
+        moves: Sequence[bool],
+        inputs: PyTree,
+        kinds: Sequence[Callable[..., Substitute | None]] = SUBSTITUTES,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """The forward sweep of a gradient.
 
@@ -292,14 +262,25 @@ class PlannedLoop(Formula):
             perturbed: A mark for each of the inputs.
             moves: Which leaves of `init` the plan counts as differentiated.
             inputs: The inputs.
+            kinds: The kinds of loops that may run in place of this one.
 
         Returns:
             What `sweep_forward` returns.
         """
-        # 1. The plan. Not before: it depends on which leaves vary, and types do not
-        # tell. A gradient asks its schedule here, and nowhere else.
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
+        for at, kind in enumerate(kinds, 1):
+            if (instead := kind(problem, active, self.saves)) is not None:
+                ins = instead.inputs(inputs)
+                loop = PlannedLoop(instead.of(problem), self.saves, ins)
+                marks = instead.marks(perturbed)
+                _, moves, _ = instead.marks((perturbed[0], moves, perturbed[2]))
+                out, swept, moved = loop._sweep(marks, moves, ins, kinds[at:])
+                out = instead.carry(out[0]), *out[1:]
+                moved = list(active.carry), *moved[1:]
+                return out, (Static((instead, (loop, active))), swept), moved
+        # 1. The plan. Not before: it depends on which leaves vary, and types do not
+        # tell. A gradient asks its schedule here, and nowhere else.
         problem.check(active, inputs)
         planned = problem.planned_for(active, moves)
         saves = self._saves_of_gradient(planned, active, y_active)
@@ -333,7 +314,8 @@ class PlannedLoop(Formula):
         asked_for = saves.of_these(stored, self.saves) if self.saves else Stored.of()
         out = (carry, ys, asked_for)
         moves_out = (list(active.carry), list(y_active), self._nothing_stored)
-        return out, (Static((saves, active, y_active)), residuals), moves_out
+        swept = saves, active, y_active
+        return out, (Static((None, swept)), residuals), moves_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         static, residuals = residuals
@@ -343,28 +325,14 @@ class PlannedLoop(Formula):
             return super().sweep_back(residuals, cts)
         if all(map(is_zero, self.flat_out(cts))):
             return self.zero_cts(), None
-        if not isinstance(static.value[0], PlannedLoop):
-            return self._cotangents(static.value, residuals, cts), None
-        loop, form, active = static.value
-        if isinstance(form, Packing):
-            loop = self._for_cotangents(loop, form, active, cts)
-            cts, _ = loop.sweep_back(residuals, form.ends(cts))
-            return form.cotangents(cts), None
-        # The loop with a log: the cotangents of its last `xs` are no cotangents.
-        (consts, init, xs), _ = loop.sweep_back(residuals, cts)
-        xs, rows = split(xs, len(self.in_avals[2]))
-        return (consts, init, xs), form.log(instantiated(rows))
-
-    def _for_cotangents(
-        self, loop: "PlannedLoop", packing: Packing, active: Active, cts: PyTree
-    ) -> "PlannedLoop":
-        """The loop of the packed step, for the way back of some cotangents."""
-        has_ct = [[not is_zero(ct) for ct in group] for group in cts[:2]]
-        needed = with_cotangents(self.problem.step, active, *has_ct).carry
-        if packing.is_even(needed):
-            return loop
-        problem = dataclasses.replace(loop.problem, step=packing.of_some(needed))
-        return loop.with_params(problem=problem)
+        instead, swept = static.value
+        if instead is None:
+            return self._cotangents(swept, residuals, cts), None
+        loop, active = swept
+        problem = instead.for_ends(loop.problem, active, cts)
+        loop = loop.with_params(problem=problem)
+        cts, _ = loop.sweep_back(residuals, instead.ends(cts))
+        return instead.cotangents(cts)
 
     def _cotangents(
         self,
