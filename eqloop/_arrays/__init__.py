@@ -3,8 +3,8 @@
 Nothing here is traced or called: programs are in `_programs/`, calls in `_calls/`.
 
 - **Trees and their leaves**: `_partition.py` tells arrays from other leaves,
-  `_python_values.py` says what to do about those, and `_tree_differences.py` where two
-  trees differ.
+  `_bits.py` values from each other, `_python_values.py` says what to do about Python's,
+  and `_tree_differences.py` where two trees differ.
 - **Arrays**: their types (`_array_types.py`), the axes along which loops and maps run
   (`_axes.py`), tangents and symbolic zeros (`_tangents.py`), and values that all
   examples of a `vmap` share (`_across_examples.py`).
@@ -55,6 +55,13 @@ from ._axes import (
     refuse_split,
     refuse_symbolic,
     resolve_axes,
+)
+from ._bits import (
+    bits,
+    compared_fields,
+    is_compared_by_fields,
+    raw_bytes,
+    structure_bits,
 )
 from ._partition import (
     Arrays,
@@ -113,10 +120,12 @@ __all__ = [
     "axes_tree",
     "axis_sizes",
     "batch_type",
+    "bits",
     "broadcast_prefix",
     "changes_mesh",
     "closed_under",
     "common_length",
+    "compared_fields",
     "cotangent_types",
     "describe",
     "explicit_sharding",
@@ -126,6 +135,7 @@ __all__ = [
     "inexact_only",
     "instantiated",
     "interleave",
+    "is_compared_by_fields",
     "is_complex",
     "is_dynamic",
     "is_inexact",
@@ -151,6 +161,7 @@ __all__ = [
     "placed_as",
     "put",
     "put_on_mesh",
+    "raw_bytes",
     "reduces_examples",
     "refuse_foreign_arrays",
     "refuse_python_values",
@@ -162,6 +173,7 @@ __all__ = [
     "stack_of",
     "stack_type",
     "strongly_typed",
+    "structure_bits",
     "structure_differences",
     "tangent_types",
     "type_of",

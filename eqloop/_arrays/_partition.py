@@ -16,6 +16,7 @@ import numpy as np
 
 from .._compat import MARKED_NUMBERS
 from .._types import PyTree, Value
+from ._bits import bits
 
 Arrays: TypeAlias = Sequence[Value]
 Flags: TypeAlias = tuple[bool, ...]
@@ -78,13 +79,8 @@ def same_static(before: object, after: object) -> bool:
     before, after = unmarked(before), unmarked(after)
     if before is after:
         return True
-    if type(before) is not type(after):
-        return False
-    if is_scalar(before):
-        # Compared as text, where NaN equals NaN and -0.0 does not equal 0.0.
-        return repr(before) == repr(after)
     try:
-        return bool(before == after)
+        return bits(before) == bits(after)
     except Exception:  # a type whose `==` has no truth value: only identity is sure
         return False
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._types import PyTree
+from ._bits import structure_bits
 from ._partition import describe, same_static
 
 
@@ -60,7 +61,8 @@ def structure_differences(
             yield Difference(path + key, None, kind(others[key]))
         else:
             yield from structure_differences(children[key], others[key], path + key)
-    if children.keys() == others.keys() and _shallow(one) != _shallow(other):
+    is_other = structure_bits(_shallow(one)) != structure_bits(_shallow(other))
+    if children.keys() == others.keys() and is_other:
         yield from _static_differences(one, other, path)
 
 

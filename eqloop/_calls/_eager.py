@@ -30,7 +30,17 @@ import jax.tree_util as jtu
 import jaxtyping
 import numpy as np
 
-from .._arrays import Rest, as_array, is_scalar, partition, pick, put, same_static
+from .._arrays import (
+    Rest,
+    as_array,
+    bits,
+    is_scalar,
+    partition,
+    pick,
+    put,
+    same_static,
+    structure_bits,
+)
 from .._programs import is_ref
 from .._types import PyTree, Value
 from ._transform import int_of
@@ -116,7 +126,8 @@ class _Opened:
         try:
             static = tuple(map(identity_of, rest.leaves))
             is_checked = not jaxtyping.config.jaxtyping_disable
-            key = (call, is_checked, rest.treedef, rest.taken, static)
+            structure = structure_bits(rest.treedef)
+            key = (call, is_checked, structure, rest.taken, static)
             hash(key)
         except TypeError:
             return None
@@ -142,8 +153,6 @@ def identity_of(leaf: object) -> object:
     >>> identity_of(1) == identity_of(1.0), identity_of(len) == identity_of(len)
     (False, True)
     """
-    if is_scalar(leaf):
-        return type(leaf), repr(leaf)  # as `same_static` has it
     if isinstance(leaf, types.MethodType):
         return types.MethodType, identity_of(leaf.__self__), identity_of(leaf.__func__)
     if is_ref(leaf):
@@ -151,7 +160,7 @@ def identity_of(leaf: object) -> object:
     is_a_value = leaf is None or type(leaf).__hash__ is not object.__hash__
     if is_a_value or isinstance(leaf, np.ufunc):
         hash(leaf)
-        return type(leaf), leaf
+        return bits(leaf)
     return weakref.ref(leaf)
 
 

@@ -7,7 +7,8 @@ A program is a jaxpr on a flat list of arrays.
   the others, `_effects.py` which effects it has, `_ranges.py` between which integers
   its values lie, `_row_writes.py` which equations write rows of a buffer, and
   `_places.py` from which line of the user's program an operation
-  comes. `_compiled.py` compiles it to see how much memory it takes.
+  comes. `_compiled.py` compiles it to see how much memory it takes. `_identity.py`
+  tells it from others, and `_functions.py` functions of Python from others.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
   differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
@@ -36,6 +37,7 @@ from ._calculus import (
     has_rules,
     interpreted,
     joined,
+    literal_value,
     pulled,
     pushed,
     run,
@@ -67,6 +69,8 @@ from ._equations import (
     programs_in,
 )
 from ._formula import Doubled, Formula, Selected, Static
+from ._functions import code_parts, is_of_library, named_in
+from ._identity import digest_of, equation_bits, literal_bits
 from ._jaxprs import (
     Rewriter,
     alone,
@@ -146,9 +150,12 @@ __all__ = [
     "behind",
     "called",
     "check_jax",
+    "code_parts",
     "computed_from",
     "constant",
     "detached",
+    "digest_of",
+    "equation_bits",
     "equations",
     "evaluated",
     "folders_of",
@@ -164,11 +171,14 @@ __all__ = [
     "input_names",
     "inputs_read",
     "interpreted",
+    "is_of_library",
     "is_ordered",
     "is_ref",
     "is_watched",
     "jaxpr_of",
     "joined",
+    "literal_bits",
+    "literal_value",
     "loop_name",
     "loop_of_jax",
     "loop_scope",
@@ -179,6 +189,7 @@ __all__ = [
     "map_programs",
     "mapped",
     "mark",
+    "named_in",
     "parted",
     "place_now",
     "place_of",

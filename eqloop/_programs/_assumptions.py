@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
@@ -24,6 +25,7 @@ from .._compat import jax_version
 from ._effects import axes_named, has_checks, has_io
 from ._equations import equations
 from ._formula import Formula
+from ._identity import digest_of
 from ._places import loop_name, loop_scope
 from ._reaching import reached
 from ._seen_batches import library_of
@@ -172,16 +174,18 @@ def _collectives() -> Iterator[str]:
         yield "the effect of a collective"
 
 
-def _texts() -> Iterator[str]:
-    """Programs that print the same are planned as one (`planning/_alike.py`)."""
+def _digests() -> Iterator[str]:
+    """Programs that say the same are planned as one (`planning/_alike.py`)."""
 
-    def text(factor: float, reverse: bool) -> str:
-        f = jax.jit(lambda x: lax.cumsum(x * factor, reverse=reverse))
-        return str(_jaxpr_of(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)))
+    def digest(factor: float, held: float, reverse: bool) -> str:
+        array = np.array([1, held, 1], np.float32)
+        f = jax.jit(lambda x: lax.cumsum(x * factor + array, reverse=reverse))
+        loop = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)
+        return digest_of(_jaxpr_of(loop))
 
-    cases = [(2.0, False), (3.0, False), (2.0, True), (2.0, False)]
-    if len({text(*case) for case in cases}) != 3:
-        yield "the text of a jaxpr"
+    cases = [(2, 1, False), (3, 1, False), (2, 0, False), (2, 1, True), (2, 1, False)]
+    if len({digest(*case) for case in cases}) != 4:
+        yield "where a jaxpr has its parameters and its constants"
 
 
 def _metadata() -> Iterator[str]:
@@ -231,7 +235,7 @@ _CHECKS = [
     _primitive_names,
     _inner_programs,
     _collectives,
-    _texts,
+    _digests,
     _metadata,
     _name_stacks,
     _key_types,

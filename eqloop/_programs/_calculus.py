@@ -90,6 +90,13 @@ def value_of(literal: jex.Literal) -> Value:
     return np.asarray(number, aval_of(literal).dtype)
 
 
+def literal_value(literal: jex.Literal) -> np.ndarray:
+    """The same as an array of NumPy; a key has none."""
+    # It may be on a device, and then the user has not asked to have it here.
+    with jax.transfer_guard("allow"):
+        return np.asarray(literal.val, aval_of(literal).dtype)
+
+
 def evaluated(eqn: jex.JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
     """The results of one equation of a program."""
     # As a program of this one equation: JAX knows how to evaluate any primitive, and

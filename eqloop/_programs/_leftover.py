@@ -23,6 +23,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax import lax
 
+from .._arrays import bits
 from .._compat import identity
 from .._types import PyTree, Value
 from ._equations import HoldsPrograms
@@ -110,7 +111,7 @@ def _is_same_input(mine: Value, kept: Value) -> bool:
     """
     if not (_is_number(mine) and _is_number(kept)):
         return mine is kept
-    return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
+    return bits(mine) == bits(kept)
 
 
 def _is_tracer(x: object) -> bool:

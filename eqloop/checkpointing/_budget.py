@@ -187,7 +187,7 @@ class Budget(AbstractSchedule):
         _refuse_symbolic_sizes(loop)
         # Steps that print alike share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
-        problem = problem if problem.chooses_policy else alike(problem, active)
+        problem = problem if problem.chooses_policy else alike(problem)
         with says_if_long(problem, repr(self)):
             return self._found(problem, active)
 

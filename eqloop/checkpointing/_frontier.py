@@ -96,7 +96,7 @@ def frontier_of(
         return Frontier((only,), only)
     problem, active, layout = planned(step, loop, schedule, policy, placed)
     # As `Budget` does it: the plans are to be those that it would find.
-    known = problem if problem.chooses_policy else alike(problem, active)
+    known = problem if problem.chooses_policy else alike(problem)
     before = paces(known, active, measure=True)
     found, times = pareto(known, active, before, _HOPEFUL)
     chosen = plan_of(schedule, problem, active, layout, times)

@@ -100,7 +100,7 @@ def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
 
 
 def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:
-    known = problem if problem.chooses_policy else alike(problem, active)
+    known = problem if problem.chooses_policy else alike(problem)
     before = paces(known, active, measure=True)
     found, times = simple_pareto(known, active, before)
     forward = times.base.advance * problem.loop.length

@@ -346,7 +346,7 @@ def _leaves(
         return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    known = alike(problem, active)
+    known = alike(problem)
     held, final = needs_of_gradient(known, active, wanted, layout)
     step = again(settled_problem(known, active, reverse=True))
     reasons = reasons_for_whole(step, problem.loop_back, layout.carries, paths)

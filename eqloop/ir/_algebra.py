@@ -15,8 +15,8 @@ import numpy as np
 
 from .._arrays import is_complex
 from .._calls import typed
-from .._programs import Rewrite, Rewriter, rewrite_everywhere
-from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
+from .._programs import Rewrite, Rewriter, literal_value, rewrite_everywhere
+from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array
 
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
 _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]

@@ -7,7 +7,6 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 from jax.export import is_symbolic_dim
 
 from .._arrays import has_dtype
@@ -63,10 +62,3 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def has_known_shape(atom: Any) -> bool:
     """Whether the sizes of an array are numbers: those of `jax.export` may be `n`."""
     return not any(map(is_symbolic_dim, shape_of(atom) if has_dtype(atom.aval) else ()))
-
-
-def literal_value(atom: jex.Literal) -> np.ndarray:
-    """What a literal stands for, in its dtype."""
-    # It may be on a device, and then the user has not asked to have it here.
-    with jax.transfer_guard("allow"):
-        return np.asarray(atom.val, dtype_of(atom))

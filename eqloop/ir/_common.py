@@ -1,7 +1,6 @@
 """Common subexpressions: what was computed before is not computed again."""
 
 from collections.abc import Hashable
-from typing import Any
 
 import jax.core
 import jax.extend.core as jex
@@ -9,8 +8,14 @@ import jax.extend.core as jex
 from .._arrays import is_complex
 from .._calls import typed
 from .._compat import form_of
-from .._programs import Rewrite, Rewriter, rewrite_everywhere
-from ._atoms import Closed, check_closed, is_array, literal_value
+from .._programs import (
+    Rewrite,
+    Rewriter,
+    equation_bits,
+    literal_bits,
+    rewrite_everywhere,
+)
+from ._atoms import Closed, check_closed, is_array
 from ._primitives import COMMUTATIVE, DISTINCT
 
 
@@ -76,9 +81,7 @@ def _key(eqn: jex.JaxprEqn) -> Hashable:
     operands = [_operand_key(atom) for atom in eqn.invars]
     if _commutes(eqn):
         operands.sort(key=repr)
-    params = tuple((name, _typed(eqn.params[name])) for name in sorted(eqn.params))
-    types = tuple(var.aval for var in eqn.outvars)
-    return eqn.primitive, tuple(operands), params, types, eqn.ctx
+    return equation_bits(eqn), tuple(operands)
 
 
 def _commutes(eqn: jex.JaxprEqn) -> bool:
@@ -90,14 +93,4 @@ def _commutes(eqn: jex.JaxprEqn) -> bool:
 def _operand_key(atom: jax.core.Atom) -> Hashable:
     if isinstance(atom, jex.Var):
         return "var", id(atom)
-    # Compared as bytes, where -0.0 does not equal 0.0, and NaN equals NaN.
-    return "literal", literal_value(atom).tobytes(), atom.aval
-
-
-def _typed(param: Any) -> Hashable:
-    # 1 == 1.0 == True, and -0.0 == 0.0, but they are not the same parameter.
-    if isinstance(param, tuple):
-        return type(param), tuple(map(_typed, param))
-    if isinstance(param, float | complex):
-        return type(param), repr(param)
-    return type(param), param
+    return "literal", literal_bits(atom)

@@ -10,13 +10,18 @@ import jax.extend.core as jex
 
 from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
-from .._programs import Rewrite, Rewriter, map_programs, rewrite_everywhere
+from .._programs import (
+    Rewrite,
+    Rewriter,
+    literal_value,
+    map_programs,
+    rewrite_everywhere,
+)
 from ._atoms import (
     Closed,
     check_closed,
     has_known_shape,
     is_array,
-    literal_value,
     shape_of,
 )
 from ._primitives import FOLDABLE, GENERATORS

@@ -38,6 +38,7 @@ from .._arrays import (
     pick,
     placed_as,
     same_static,
+    structure_bits,
     structure_differences,
     types_of,
     unmarked,
@@ -204,7 +205,7 @@ class Carry:
         """
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
-        if treedef != after_treedef:
+        if structure_bits(treedef) != structure_bits(after_treedef):
             self._raise_changed(structure_changes(self.tree, out, self.words.path))
         promoted = [_promote(b, a) for b, a in zip(before, after, strict=True)]
         if any(p is not b for p, b in zip(promoted, before, strict=True)):

@@ -19,6 +19,7 @@ from .._arrays import (
     is_dynamic,
     paths,
     same_static,
+    structure_bits,
     structure_differences,
 )
 from .._types import PyTree, Value
@@ -152,7 +153,7 @@ def check_alike(
 def _structure_lines(
     first: PyTree, other: PyTree, name: str, first_name: str
 ) -> Iterator[str]:
-    if flatten(first)[1] == flatten(other)[1]:
+    if structure_bits(flatten(first)[1]) == structure_bits(flatten(other)[1]):
         return
     for d in structure_differences(first, other, name):
         if d.one == d.other:

@@ -14,7 +14,13 @@ import jax
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._calls import format_bytes
 from .._device import remembered_per_device
-from .._programs import aval_of, equations, foreign_programs, temporary_bytes
+from .._programs import (
+    aval_of,
+    digest_of,
+    equations,
+    foreign_programs,
+    temporary_bytes,
+)
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import Saveable, unlisted
 from ._chunk_function import ChunkFunction, MarkPair, pulled_function
@@ -139,7 +145,7 @@ class Within:
         kind: PyTree,
     ) -> "_Search":
         return _Search(
-            str(f.program(*f.probe)),
+            digest_of(f.program(*f.probe)),
             (f.length, f.x_axes, f.y_axes, f.shares, kind),
             self,
             f,
@@ -158,11 +164,11 @@ _Measured = tuple[Callable[..., Any], tuple[Any, ...]]
 class _Search:
     """A search for the largest size of chunk, as a key of a cache.
 
-    Functions that print alike take the same memory, so they share the result, and `f`
+    Functions that say the same take the same memory, so they share the result, and `f`
     and `program` are not compared.
     """
 
-    text: str
+    digest: str
     layout: tuple[Aval, ...]
     within: Within
     f: ChunkFunction = dataclasses.field(compare=False)

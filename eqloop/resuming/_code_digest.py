@@ -1,20 +1,25 @@
 """Whether a function is still the same: a digest of what it was compiled to.
 
 Comments and formatting are not in it, nor are lines and paths. It works for functions
-that are in no file, as in a notebook. What a function closes over, and the functions
-and numbers of its module that it names, belong to it.
+that are in no file, as in a notebook. What a function closes over, its defaults, and
+the functions and numbers of its module that it names, belong to it.
 """
 
+import dataclasses
+import enum
 import functools
 import hashlib
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.tree_util as jtu
 
 from .._arrays import is_dynamic, is_scalar, unmarked
-from .._types import PyTree
+from .._programs import code_parts, is_of_library, named_in
+from .._types import PyTree, Value
 
 
 def functions_in(value: object) -> list[types.FunctionType]:
@@ -27,33 +32,97 @@ def functions_in(value: object) -> list[types.FunctionType]:
         return functions_in(value.func)
     wrapped = getattr(value, "__wrapped__", None)
     if wrapped is not None:
-        return functions_in(wrapped)
+        return [f for part in (wrapped, *_rules(value)) for f in functions_in(part)]
     if isinstance(value, type) or not callable(value):
         return []
     return _methods(type(value))
 
 
-def code_digest(functions: list[types.FunctionType]) -> str:
-    """A digest of functions and of those that they call."""
+class Node(NamedTuple):
+    """A part of a tree.
+
+    Attributes:
+        path: Where it is.
+        value: The part.
+        is_hidden: Whether JAX does not see it: if it is in a static field, or an
+            argument of a `functools.partial`.
+    """
+
+    path: str
+    value: Value
+    is_hidden: bool
+
+
+def nodes(
+    tree: PyTree, path: str, is_hidden: bool = False, around: tuple[Value, ...] = ()
+) -> Iterator[Node]:
+    """All that is in a tree, which may be a part of itself, from the top down."""
+    if any(tree is part for part in around):
+        return
+    yield Node(path, tree, is_hidden)
+    children, _ = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    own = {path + jtu.keystr(key): x for key, x in children if x is not tree}
+    others = dict[str, Any]()
+    if isinstance(tree, functools.partial):
+        others = {f"{path}.args": tree.args, f"{path}.keywords": tree.keywords}
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = (field.name for field in dataclasses.fields(tree))
+        fields = {f"{path}.{name}": getattr(tree, name, None) for name in names}
+        others = {below: x for below, x in fields.items() if below not in own}
+    for below, child in (own | others).items():
+        within = is_hidden or below in others
+        yield from nodes(child, below, within, (*around, tree))
+
+
+def code_digest(functions: list[types.FunctionType], is_deep: bool) -> str:
+    """A digest of functions and of those that they call.
+
+    If it is deep, values count also within what the functions read: in lists, say.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for part in _digested(functions, set()):
-        digest.update(part.encode() + b"\0")
+    for function in _reachable(functions, set()):
+        for part in code_parts(function.__code__):
+            digest.update(part.encode() + b"\0")
+        for path, value in sorted(_read_by(function, is_deep).items()):
+            if is_plain(value):
+                digest.update(f"{path} = {unmarked(value)!r}".encode() + b"\0")
     return digest.hexdigest()
 
 
-def captured(functions: list[types.FunctionType]) -> dict[str, Any]:
+def captured(functions: list[types.FunctionType], is_deep: bool) -> dict[str, Any]:
     """What functions, and those that they call, close over: arrays by their names."""
     found: dict[str, Any] = {}
     for function in _reachable(functions, set()):
-        for name, value in _named_in(function).items():
+        for path, value in _read_by(function, is_deep).items():
             if is_dynamic(value):
-                found.setdefault(name, value)
+                found.setdefault(path, value)
     return found
+
+
+def is_plain(value: object) -> bool:
+    """Whether what is printed of a value tells it from others."""
+    is_named = isinstance(value, str | bytes | enum.Enum)
+    return value is None or is_named or is_scalar(value)
+
+
+def _read_by(function: types.FunctionType, is_deep: bool = True) -> dict[str, Any]:
+    """What a function reads by name, and what is in that, by paths."""
+    named = named_in(function)
+    if not is_deep:
+        return named
+    return {n.path: n.value for name, x in named.items() for n in nodes(x, name)}
+
+
+def _rules(value: object) -> list[Any]:
+    """The derivative rules of a function."""
+    if isinstance(value, jax.custom_jvp):
+        return [value.jvp]
+    return [value.fwd, value.bwd] if isinstance(value, jax.custom_vjp) else []
 
 
 def _methods(cls: type) -> list[types.FunctionType]:
     """Those of a class that are the user's: its `__call__` may call any of them."""
-    classes = [c for c in cls.__mro__ if c is not object and not _is_library(c)]
+    classes = [c for c in cls.__mro__ if c is not object and not is_of_library(c)]
     return [
         value
         for c in classes
@@ -62,65 +131,16 @@ def _methods(cls: type) -> list[types.FunctionType]:
     ]
 
 
-def _is_library(value: object) -> bool:
-    package = (getattr(value, "__module__", None) or "").partition(".")[0]
-    return package in ("jax", "equinox", "eqloop", "builtins", "abc", "typing")
-
-
 def _reachable(
     functions: list[types.FunctionType], seen: set[int]
 ) -> Iterator[types.FunctionType]:
     for function in functions:
-        if id(function) in seen or _is_library(function):
+        if id(function) in seen or is_of_library(function):
             continue
         seen.add(id(function))
         yield function
-        for value in _named_in(function).values():
+        for value in _read_by(function).values():
             yield from _reachable(functions_in(value), seen)
-
-
-def _digested(functions: list[types.FunctionType], seen: set[int]) -> Iterator[str]:
-    for function in _reachable(functions, seen):
-        yield from _code_parts(function.__code__)
-        for name, value in sorted(_named_in(function).items()):
-            if is_scalar(value) or isinstance(value, str):
-                yield f"{name} = {unmarked(value)!r}"
-
-
-def _code_parts(code: types.CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield repr(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code_parts(constant)
-        elif isinstance(constant, frozenset):  # in an order of its own in each process
-            yield repr(sorted(map(repr, constant)))
-        else:
-            yield repr(constant)
-
-
-def _named_in(function: types.FunctionType) -> dict[str, Any]:
-    """What a function closes over, and what it names of its own module."""
-    found: dict[str, Any] = {}
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not yet assigned
-            continue
-    for name in _global_names(function.__code__):
-        value = function.__globals__.get(name)
-        is_own = getattr(value, "__module__", None) == function.__module__
-        if is_dynamic(value) or is_scalar(value) or is_own:
-            found.setdefault(name, value)
-    return found
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
 
 
 def callable_name(value: Callable[..., PyTree]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arrays import raw_bytes
 from ._processes import is_leader, wait_for_all
 
 # What starts so was being written when a process died.
@@ -132,11 +133,6 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     content = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(header, content)
     return header.getvalue()
-
-
-def raw_bytes(array: np.ndarray) -> memoryview:
-    """The numbers of an array, in C's order."""
-    return np.require(array, requirements="C").reshape(-1).view(np.uint8).data
 
 
 def checksum(array: np.ndarray) -> int:

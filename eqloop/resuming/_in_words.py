@@ -1,6 +1,5 @@
 """What a run is called with, in words that can be written down and compared."""
 
-import dataclasses
 import hashlib
 import math
 import platform
@@ -9,19 +8,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 import numpy as np
 
-from .._arrays import describe, flatten, is_dynamic, paths, unmarked
+from .._arrays import describe, flatten, is_dynamic, paths, raw_bytes, unmarked
 from .._types import PyTree, Value
-from ._code_digest import callable_name, captured, code_digest, functions_in
-from ._disk import raw_bytes
+from ._code_digest import (
+    callable_name,
+    captured,
+    code_digest,
+    functions_in,
+    is_plain,
+    nodes,
+)
 from ._processes import digest_of_all
-from ._sources import forget_pages
+from ._sources import forget_pages, is_mapped
 from ._tree_form import is_key
 
 # Arrays are read in blocks of so many bytes. Of those that are larger than so much in
-# all only evenly spaced blocks are: they may be files that take hours to read.
+# all only evenly spaced blocks are, unless they are in memory: they may be files that
+# take hours to read.
 _BLOCK, _BYTES = 2**18, 64 * 2**20
 
 # What of JAX's settings changes the numbers without changing any type.
@@ -54,6 +59,8 @@ def _pieces(array: Value, axis: int) -> Iterator[np.ndarray]:
         yield from (np.asarray(s.data) for s in data.addressable_shards)
     elif not math.prod(array.shape) or not array.shape:
         yield np.asarray(array[...])
+    elif isinstance(array, np.ndarray) and not is_mapped(array):
+        yield array
     else:
         for start, stop in _looked_at(array, array.shape[axis]):
             yield np.array(array[(slice(None),) * axis + (slice(start, stop),)])
@@ -91,28 +98,32 @@ def leaves_in_words(tree: PyTree, name: str, axes: Sequence[int | None]) -> Desc
     return words
 
 
-def functions_in_words(tree: PyTree, name: str) -> Described:
-    """The functions in a tree, and what they close over, by digests."""
+def functions_in_words(tree: PyTree, name: str, is_deep: bool = True) -> Described:
+    """The functions in a tree, and what they close over, by digests.
+
+    And what else is in the tree that JAX does not see: static fields, for example.
+
+    Args:
+        tree: The tree.
+        name: What it is called.
+        is_deep: Whether to look into what functions read. They may keep there what they
+            have seen, as one that reads a file does.
+    """
     words: Described = {}
-    for path, node in _nodes(tree, name):
+    for path, node, is_hidden in nodes(tree, name):
         if functions := functions_in(node):
-            words[path] = [f"code of {callable_name(node)}", code_digest(functions)]
-            for captive, array in captured(functions).items():
+            words[path] = [
+                f"code of {callable_name(node)}",
+                code_digest(functions, is_deep),
+            ]
+            for captive, array in captured(functions, is_deep).items():
                 place = f"{path}, which closes over {captive}"
                 words[place] = [describe(array), fingerprint(array)]
+        elif is_hidden and is_dynamic(node):
+            words[path] = [describe(node), fingerprint(node)]
+        elif is_hidden and is_plain(node):
+            words[path] = [text_of(node), ""]
     return words
-
-
-def _nodes(tree: PyTree, path: str) -> Iterator[tuple[str, Value]]:
-    """All that is in a tree, from the top down, and what static fields hold."""
-    yield path, tree
-    children, _ = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
-    for key, child in children:
-        if child is not tree:
-            yield from _nodes(child, path + jtu.keystr(key))
-    for field in dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ():
-        if field.metadata.get("static"):
-            yield f"{path}.{field.name}", getattr(tree, field.name, None)
 
 
 def text_of(value: object) -> str:

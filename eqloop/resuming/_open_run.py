@@ -187,7 +187,7 @@ def open_run(
         | leaves_in_words(key, "key", [None]),
         code=functions_in_words(scan.f, "f")
         | functions_in_words(scan.f_transform, "f_transform")
-        | functions_in_words(x_source.made_by, "xs"),
+        | functions_in_words(x_source.made_by, "xs", is_deep=False),
         ys=_described(call),
     )
     return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)

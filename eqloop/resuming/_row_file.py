@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ._disk import ASIDE, explaining_errors, npy_header, raw_bytes, write_bytes
+from .._arrays import raw_bytes
+from ._disk import ASIDE, explaining_errors, npy_header, write_bytes
 
 
 @dataclasses.dataclass(frozen=True)

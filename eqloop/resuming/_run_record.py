@@ -13,7 +13,7 @@ from ._disk import ASIDE, explaining_errors, write_json
 from ._in_words import python_version
 from ._lock import LOCK
 
-FORMAT, VERSION = "eqloop.Resumable", 1
+FORMAT, VERSION = "eqloop.Resumable", 2
 _RECORD = "run.json"
 
 # What is compared, and what an error says of it.

@@ -251,6 +251,13 @@ def _slice_on_device(array: jax.Array, start: Index, axis: int, size: int) -> Va
     return plain(lax.dynamic_slice_in_dim(array, start, size, axis))
 
 
+def is_mapped(array: Value) -> bool:
+    """Whether an array is in a file that is mapped into memory."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
 def forget_pages(leaf: Value) -> None:
     """Has the pages of a memory map that were read count as memory no longer.
 

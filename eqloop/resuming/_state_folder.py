@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays import raw_bytes
 from .._types import Value
 from ._disk import (
     begin_folder,
@@ -22,7 +23,6 @@ from ._disk import (
     explaining_errors,
     finish_folder,
     npy_header,
-    raw_bytes,
     remove_folder,
     write_bytes,
     write_json,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, final
 
 import jax
@@ -12,10 +12,11 @@ import jax.extend.core as jex
 from .._arrays import (
     Rest,
     as_arrays,
+    bits,
     flatten,
     is_dynamic,
-    is_scalar,
     partition,
+    structure_bits,
 )
 from .._calls import (
     AbstractTransform,
@@ -144,17 +145,16 @@ class _Static:
 
     Attributes:
         rest: The leaves, and the structure.
-        kinds: What tells apart leaves that are equal but not the same, like 1 and 1.0.
+        identity: What tells them from others, also from equal ones: 1 is not 1.0.
     """
 
-    rest: Rest
-    kinds: tuple[PyTree, ...]
+    rest: Rest = dataclasses.field(compare=False)
+    identity: Hashable
 
     @classmethod
     def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
         arrays, rest = partition(tree, _is_array)
-        kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
-        return arrays, cls(rest, kinds)
+        return arrays, cls(rest, (structure_bits(rest.treedef), bits(rest.leaves)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ CHANGES = {
     "scans": (_reaching, "scan_counts", lambda params: (1, 1), "`scan`"),
     "axes": (_effects, "_OF_AXES", "AxisEffect", "the effect of a collective"),
     "collectives": (lax, "pmax", lambda x, axis: x, "`psum`, `pmax` and `pmin`"),
-    "texts": (_assumptions, "str", lambda x: "key<fry>", "the text of a jaxpr"),
+    "digests": (_assumptions, "digest_of", lambda x: "", "its constants"),
     "metadata": (_assumptions, "set_xla_metadata", nothing, "`set_xla_metadata`"),
     "scopes": (_assumptions, "loop_scope", nothing, "in a `jax.named_scope`"),
     "keys": (_assumptions, "str", lambda x: "key", "the type of a `rbg` key"),

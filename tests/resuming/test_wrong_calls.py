@@ -309,8 +309,8 @@ def test_something_else(tmp_path):
 
 def test_another_version(finished):
     path = finished / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
-    message = "is of format 'eqloop.Resumable', version 2; this eqloop .* reads"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    message = "is of format 'eqloop.Resumable', version 3; this eqloop .* reads"
     refused(ValueError, message, finished, lambda: example().run(finished))
 
 

@@ -9,24 +9,37 @@ array, and so on:
     equations    exp a, exp b, exp c          rows of a second one
                  p * exp a, p * exp b, ...    rows of a third: `p` is the same for all
 
-Operands may also be numbers in the program, or consts, which differ from row to row.
+Operands may also be small numbers in the program, or consts, which differ from row to
+row. Numbers are told apart by their bits.
 """
 
 import collections
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
-import numpy as np
+import jax.numpy as jnp
 from jax import lax
 
-from ..._programs import alone, aval_of, inlined, run
-from ..._types import Value
+from ..._arrays import is_symbolic, is_type
+from ..._programs import (
+    alone,
+    aval_of,
+    equation_bits,
+    inlined,
+    literal_bits,
+    run,
+    value_of,
+)
+from ..._types import Aval, Value
 
 # With fewer rows than this, too little is gained by computing them at once.
 LEAST_ROWS = 8
+# What has more entries than this is an array that is worth operations of its own.
+_MOST = 256
 
 
 class Row(NamedTuple):
@@ -67,6 +80,8 @@ class AlikeEquations:
         self.rows: dict[Any, Row] = {}
         # Variables that are equal to others, and the consts.
         self._same, self._consts = dict[Any, Any](), set(consts)
+        # The bits of literals, by what they hold: the program keeps that alive.
+        self._bits = dict[tuple[int, Aval], Hashable]()
         self._count = itertools.count()
         for own in arrays:
             self._add_array(own)
@@ -95,9 +110,9 @@ class AlikeEquations:
             for atoms in self.operands(group)
         )
         return {
-            _values_of(atoms): atoms
+            self.told(atoms): atoms
             for atoms in operands
-            if not is_shared(atoms) and self.array_of(atoms[0]) is None
+            if not self.is_shared(atoms) and self.array_of(atoms[0]) is None
         }
 
     def array_of(self, atom: Any) -> int | None:
@@ -106,27 +121,43 @@ class AlikeEquations:
         is_row = not isinstance(atom, jex.Literal) and atom in self.rows
         return self.rows[atom].array if is_row else None
 
+    def is_shared(self, atoms: Sequence[Any]) -> bool:
+        """Whether an operand is the same in all equations that are alike."""
+        return len(set(self.told(atoms))) == 1
+
+    def told(self, atoms: Sequence[Any]) -> tuple[Hashable, ...]:
+        """What tells operands apart: variables by identity, numbers by their bits."""
+        return tuple(map(self._told, atoms))
+
+    def _told(self, atom: Any) -> Hashable:
+        if not isinstance(atom, jex.Literal):
+            return atom
+        # An array in a function that is called many times is in as many literals.
+        if (key := (id(atom.val), aval_of(atom))) not in self._bits:
+            self._bits[key] = literal_bits(atom)
+        return self._bits[key]
+
     def _key(self, eqn: jex.JaxprEqn) -> Hashable:
         """What equations have in common that are alike."""
 
         def of_operand(atom: Any) -> Hashable:
             if isinstance(atom, jex.Literal):
-                return "a number", aval_of(atom)
+                aval = aval_of(atom)
+                return ("a number", aval) if has_few(aval) else self._told(atom)
             if atom in self.rows:
                 return "a row", self.rows[atom].array
             return ("a const", aval_of(atom)) if atom in self._consts else atom
 
-        params = tuple(sorted(eqn.params.items()))
-        key = eqn.primitive, params, *map(of_operand, map(self.read, eqn.invars))
+        key = equation_bits(eqn), *map(of_operand, map(self.read, eqn.invars))
         try:
             hash(key)
-        except TypeError:  # a parameter is an array, for example
+        except TypeError:  # a parameter cannot be told from others
             return id(eqn)
-        return key
+        return id(eqn) if eqn.effects else key
 
     def _add(self, group: list[jex.JaxprEqn]) -> None:
         first, *others = group
-        if others and all(map(is_shared, self.operands(group))):
+        if others and all(map(self.is_shared, self.operands(group))):
             # Not alike but equal, as `p * dt` that is written once for each leaf.
             for eqn in others:
                 self._same.update(zip(eqn.outvars, first.outvars, strict=True))
@@ -174,7 +205,7 @@ class Values:
         """The value of an atom."""
         atom = self._found.read(atom)
         if isinstance(atom, jex.Literal):
-            return np.asarray(atom.val, aval_of(atom).dtype)
+            return value_of(atom)
         if atom not in self._found.rows:
             return self._values[atom]
         array, row = self._found.rows[atom]
@@ -202,11 +233,11 @@ class Values:
             return run(program, *map(self.of, group[0].invars))
         operands, axes = list[Value](), list[int | None]()
         for atoms in self._found.operands(group):
-            is_same = is_shared(atoms)
+            is_same = self._found.is_shared(atoms)
             axes.append(None if is_same else 0)
             if is_same:
                 operands.append(self.of(atoms[0]))
-            elif (key := _values_of(atoms)) in self._stacked:
+            elif (key := self._found.told(atoms)) in self._stacked:
                 operands.append(self._stacked[key])
             else:
                 operands.append(self.together(atoms))
@@ -221,14 +252,16 @@ def rows_of(array: Value) -> list[Value]:
     return [lax.squeeze(row, [0]) for row in rows]
 
 
-def is_shared(atoms: Sequence[Any]) -> bool:
-    """Whether an operand is the same in all equations that are alike."""
-    return len(set(_values_of(atoms))) == 1
-
-
-def _values_of(atoms: Sequence[Any]) -> tuple[Hashable, ...]:
-    """What tells operands apart: variables by identity, and numbers as they print."""
-    return tuple(repr(a.val) if isinstance(a, jex.Literal) else a for a in atoms)
+def has_few(aval: Aval) -> bool:
+    """Whether values of a type may be rows: a few numbers."""
+    if not is_type(aval) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return False
+    # Where a type says how its values are split over devices, that is by their axes,
+    # and a pack has one more.
+    mesh = aval.sharding.mesh
+    if not (mesh.empty or mesh.are_all_axes_auto):
+        return False
+    return not any(map(is_symbolic, aval.shape)) and math.prod(aval.shape) <= _MOST
 
 
 def _levels(program: jex.ClosedJaxpr) -> Iterator[list[jex.JaxprEqn]]:

@@ -26,7 +26,6 @@ takes up to 1.7 times as long. So it is the equations that decide.
 import collections
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -41,8 +40,6 @@ from ..._arrays import (
     instantiated,
     interleave,
     is_inexact,
-    is_symbolic,
-    is_type,
     is_zero,
     pick,
     put,
@@ -52,9 +49,16 @@ from ..._arrays import (
     zero_cotangent,
 )
 from ..._device import planning_device, remembered_per_device
-from ..._programs import aval_of
+from ..._programs import aval_of, literal_value
 from ..._types import Aval, PyTree, Value
-from ._alike_equations import LEAST_ROWS, AlikeEquations, Values, rows_of, written_out
+from ._alike_equations import (
+    LEAST_ROWS,
+    AlikeEquations,
+    Values,
+    has_few,
+    rows_of,
+    written_out,
+)
 from ._forward import Active
 from ._layout import Saves
 from ._problem import Problem, with_cotangents
@@ -62,8 +66,6 @@ from ._step import Step, make_step
 from ._substitute import P, Substitute
 from .reversals._together import can_join
 
-# Leaves with more entries than this are arrays that are worth operations of their own.
-_MOST = 256
 # How many times fewer equations the packed step must have, at least. On a CPU, with 20
 # times fewer a gradient was seen to be 1.4 to 2 times as fast or more, and with 4 times
 # fewer between 1.05 times as fast and 1.5 times as slow. Elsewhere each equation may be
@@ -260,8 +262,7 @@ def _packing(
         tuple(number[var] for var in atoms) for atoms in pick(stacked, is_pack)
     )
     tables = tuple(
-        np.array([atom.val for atom in atoms], aval_of(atoms[0]).dtype)
-        for atoms in pick(stacked, is_table)
+        np.stack(list(map(literal_value, atoms))) for atoms in pick(stacked, is_table)
     )
     outside = _outside(packs, step.num_carry)
 
@@ -289,15 +290,8 @@ def _packing(
 
 
 def _is_small(aval: Aval) -> bool:
-    """Whether values of a type may be rows: a few floats."""
-    if not (is_type(aval) and is_inexact(aval)):
-        return False
-    # Where a type says how its values are split over devices, that is by their axes,
-    # and a pack has one more.
-    mesh = aval.sharding.mesh
-    if not (mesh.empty or mesh.are_all_axes_auto):
-        return False
-    return not any(map(is_symbolic, aval.shape)) and math.prod(aval.shape) <= _MOST
+    """Whether leaves of a type may be rows: a few floats."""
+    return is_inexact(aval) and has_few(aval)
 
 
 def _uses(program: jex.ClosedJaxpr) -> dict[Any, Hashable]:

@@ -39,7 +39,7 @@ def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> St
         active: Which of its inputs are differentiated.
         rate: The time of single operations, if not on the device in use.
     """
-    return _cost_of(alike(problem, active), active, rate or rates())
+    return _cost_of(alike(problem), active, rate or rates())
 
 
 @functools.lru_cache(maxsize=128)
@@ -109,7 +109,7 @@ def list_bytes(problem: Problem, active: Active, layout: Layout | None = None) -
     """
     if layout is not None and layout.stores_residuals:
         return 0
-    problem = alike(problem, active)
+    problem = alike(problem)
     needs = needs_of_gradient(problem, active, outputs_wanted(problem), layout)
     forward = again(settled_problem(problem, active, reverse=True))
     known, types = (

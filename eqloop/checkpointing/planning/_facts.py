@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ import jax
 
 from ..._compat import jax_version
 from ..._device import planning_device
+from ..._programs import digest_of
 from ..._tracebacks import border
 
 # Numbers by their names, such as `bytes`.
@@ -108,10 +108,7 @@ def remember(found: Mapping[str, Fact]) -> None:
 def key_of(parts: Iterable[object]) -> str:
     """A name for what is found out, the same in every process on such a machine."""
     about = [jax_version(), _package(), os.environ.get("XLA_FLAGS", ""), os.cpu_count()]
-    about += [planning_device().key, *parts]
-    # What a function is called stays the same; where it lies in memory does not.
-    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest_of(*about, planning_device().key, *parts)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
-from ._alike import alike, printed
+from ._alike import alike
 from ._cost import as_stored, list_bytes, step_cost
 from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
@@ -118,10 +118,9 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    known = alike(problem, active).as_run
+    known = alike(problem).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
-    step = known.step
-    about = [*printed(step, active), step.inverse, step.saved, type(known), known.loop]
+    about = [known.step, type(known), known.loop]
     about += [known.policy, known.undifferentiated, known.placed]
     about += [active, layout, maps, of_loss]
     key = key_of([*about, is_wide])

@@ -32,7 +32,6 @@ from ..engine._primitive import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
 from ..engine._step import without_outputs
 from ..engine.slots._slots import key_impl
-from ._alike import printed
 from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, input_types, of_length
 from ._roofline import roofline
@@ -107,10 +106,9 @@ def trials(
     """
     device = planning_device()
     runs = measure and device.is_here and _can_be_run(problem)
-    # By what a step prints, not by its identity: another process, or a step that was
+    # By what a step says, not by its identity: another process, or a step that was
     # traced again, finds the same facts.
-    about = [*printed(problem.step, active), problem.policy, active, runs]
-    about += [problem.placed]
+    about = [problem.step, problem.policy, active, runs, problem.placed]
     keys = [key_of([*about, _short(problem, one).loop, one]) for one in loops]
     known = {key: fact for key in keys if (fact := recall(key)) is not None}
     missing = {

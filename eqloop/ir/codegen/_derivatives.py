@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arrays import pick, put
-from ..._programs import Formula, alone, rewritable_programs, run
+from ..._programs import Formula, alone, digest_of, rewritable_programs, run
 from .._atoms import Closed
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
@@ -63,8 +63,8 @@ def _custom(
         callee, wish = called(eqn)
         module = scope.module
         # A rule may call the function itself. It has been traced anew there, so that
-        # only its text tells that it is the same.
-        key = kind, wish, str(callee.jaxpr)
+        # only what it says tells that it is the same.
+        key = kind, wish, digest_of(alone(eqn))
         name = module.open_functions.get(key)
         if name is None:
             known = module.has_written(callee, kind)
