@@ -187,6 +187,20 @@ def with_symbolic_zeros(
     ]
 
 
+# Where JAX 0.10 leaves out unused outputs of a custom derivative with symbolic zeros, the
+# others get wrong tangents.
+LOSES_SYMBOLIC_ZEROS = _ALL_MOVE
+
+
+def rule_tangent(tangent: Value) -> Value:
+    """A tangent as a custom derivative returns it: see `LOSES_SYMBOLIC_ZEROS`."""
+    if not isinstance(tangent, hijax.Zero):
+        return tangent
+    if LOSES_SYMBOLIC_ZEROS:
+        return hijax.instantiate_zeros(tangent)
+    return jax.custom_derivatives.SymbolicZero(tangent.aval)
+
+
 def is_through(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule.
 

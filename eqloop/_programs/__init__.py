@@ -49,13 +49,11 @@ from ._calculus import (
 from ._compiled import temporary_bytes
 from ._effects import (
     axes_named,
-    has_checks,
     has_io,
     is_ordered,
     is_ref,
     makes_refs,
     refuse_callbacks,
-    refuse_checks,
     refuse_refs,
     refuse_refs_in_rules,
 )
@@ -67,6 +65,7 @@ from ._equations import (
     foreign_programs,
     formula_of,
     programs_in,
+    with_formula,
 )
 from ._formula import Doubled, Formula, Selected, Static
 from ._functions import code_parts, is_of_library, named_in
@@ -163,7 +162,6 @@ __all__ = [
     "formula_of",
     "frames_of",
     "has_backward_rules",
-    "has_checks",
     "has_collectives",
     "has_io",
     "has_rules",
@@ -204,7 +202,6 @@ __all__ = [
     "reached",
     "recall",
     "refuse_callbacks",
-    "refuse_checks",
     "refuse_refs",
     "refuse_refs_in_rules",
     "renamed",
@@ -223,6 +220,7 @@ __all__ = [
     "vmap",
     "watched",
     "with_equations",
+    "with_formula",
     "with_parts",
     "without_dead_code",
     "without_derivatives",

@@ -2,8 +2,9 @@
 
 A loop that recomputes runs steps more often than the user wrote. That makes no
 difference to pure computations. A reference becomes a leaf of the carry, so it is
-updated once. Any other effect is an error where it would be repeated, as it is in
-`jax.checkpoint`. Only `jax.debug` is allowed, which JAX repeats as well.
+updated once. A check may be repeated: it finds the same again. Any other effect is an
+error where it would be, as it is in `jax.checkpoint`. Only `jax.debug` is allowed, which
+JAX repeats as well.
 """
 
 from collections.abc import Iterable
@@ -85,20 +86,6 @@ def does_something(effects: Iterable[jex.Effect]) -> bool:
 def axes_named(effects: Iterable[Any]) -> set[Any]:
     """The named axes over which there are collectives."""
     return {e.name for e in effects if type(e).__name__ == _OF_AXES}
-
-
-def refuse_checks(effects: Iterable[jex.Effect]) -> None:
-    """Checks that there is no `checkify.check` in a step.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    if has_checks(effects):
-        raise ValueError(
-            "There is a `checkify.check` in the step, which `checkify` would not "
-            "see: a loop that plans its gradient is one operation to it. Use "
-            "`el.error_if`, or run the loop as `el.Scan` with `schedule=el.StoreAll()`."
-        )
 
 
 def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> None:

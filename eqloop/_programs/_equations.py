@@ -4,6 +4,8 @@ A program is a closed jaxpr. In JAX 0.10 an equation may also hold an open one, 
 has no constants. How programs are made and rewritten is in `_jaxprs.py`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -84,6 +86,37 @@ def formula_of(eqn: jex.JaxprEqn) -> HoldsPrograms | None:
     """The primitive of this library that an equation is, if it is one."""
     primitive = eqn.params.get("_prim")
     return primitive if isinstance(primitive, HoldsPrograms) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expansion:
+    """The program that a formula expands to, traced when it is read."""
+
+    formula: HoldsPrograms
+
+    def __repr__(self) -> str:
+        return "..."
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        # A call, since a program that is read here may have no constants of its own.
+        expanded = self.formula.expanded
+        call = jax.jit(jex.jaxpr_as_fun(expanded))
+        return jax.make_jaxpr(call)(*expanded.in_avals).jaxpr
+
+
+def formula_params(formula: HoldsPrograms) -> dict[str, Any]:
+    """The parameters of the equation of a formula, see `_expandable.py`."""
+    return dict(_prim=formula, call_jaxpr=_Expansion(formula))
+
+
+def with_formula(eqn: jex.JaxprEqn, formula: HoldsPrograms) -> jex.JaxprEqn:
+    """The equation of a formula, with another formula in its place."""
+    new = formula_params(formula)
+    return eqn.replace(params={name: new[name] for name in eqn.params})
 
 
 def foreign_programs(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:

@@ -52,8 +52,9 @@ from .._compat import (
 )
 from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
-from ._calculus import Groups, behind, joined
-from ._equations import HoldsPrograms
+from ._calculus import Groups, behind, has_rules, joined
+from ._equations import HoldsPrograms, formula_params
+from ._expandable import PRIMITIVE
 from ._leftover import Leftover
 from ._reaching import dependences, names_axis
 
@@ -195,6 +196,17 @@ class Formula(HoldsPrograms):
 
     # What JAX asks for.
 
+    def staging(self, trace: Any, source_info: Any, *inputs: PyTree) -> PyTree:
+        flat = self.flat_in(inputs)
+        # Only by its own primitive JAX asks for the logs of what it transposes; and what
+        # a rule for the way back makes of tangents, it does nothing but transpose.
+        if any(has_rules(jaxpr, ("custom_lin",)) for jaxpr in self.jaxprs):
+            return super().staging(trace, source_info, *inputs)
+        outs = trace.default_process_primitive(
+            PRIMITIVE, flat, formula_params(self), source_info
+        )
+        return self.out_tree.unflatten(outs)
+
     @rule
     def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
         # The tangents come first, since they may leave the primal behind for `recall`.
@@ -240,23 +252,29 @@ class Formula(HoldsPrograms):
 
     @rule
     def transpose(self, out_ct: PyTree, *args: PyTree) -> PyTree:
-        # JAX transposes a formula that is linear in some inputs, such as the tangents
-        # of another one. In place of these inputs it passes accumulators of their
-        # cotangents. Their values do not matter, so zeros will do for `pull`.
+        # In place of linear inputs JAX passes accumulators of their cotangents.
         flat = self.flat_in(args)
-        is_linear = [is_accumulator(arg) for arg in flat]
-        inputs = [
-            instantiated(zero_tangent(aval)) if linear else arg
-            for aval, arg, linear in zip(
-                self.in_avals_flat, flat, is_linear, strict=True
-            )
-        ]
-        unflatten = self.in_tree.unflatten
-        cts, log = self.pull_logs(unflatten(is_linear), unflatten(inputs), out_ct)
-        cts = pick(self.flat_in(cts), is_linear)
+        is_linear = list(map(is_accumulator, flat))
+        cts, log = self.transposed(is_linear, flat, self.flat_out(out_ct))
         for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
             accumulator.accum(ct)
         return log
+
+    def transposed(
+        self, is_linear: Sequence[bool], flat: Sequence[Value], cts: Sequence[Value]
+    ) -> tuple[list[Value], PyTree]:
+        """The cotangents of linear inputs, such as the tangents of another formula.
+
+        Their values do not matter, so `flat` may have anything in their place.
+        """
+        zeros = map(instantiated, map(zero_tangent, self.in_avals_flat))
+        inputs = [
+            zero if linear else x
+            for zero, x, linear in zip(zeros, flat, is_linear, strict=True)
+        ]
+        unflatten, cts = self.in_tree.unflatten, self.out_tree.unflatten(cts)
+        cts, log = self.pull_logs(unflatten(is_linear), unflatten(inputs), cts)
+        return pick(self.flat_in(cts), is_linear), log
 
     @rule
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:

@@ -34,7 +34,7 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Value
 from ._effects import does_something, is_ref
-from ._equations import Rewrite, aval_of, formula_of
+from ._equations import Rewrite, aval_of, formula_of, with_formula
 
 # The primitives whose jaxprs are programs like the one around them, so that another
 # program of the same meaning may take their place. The jaxpr of a `reduce` or of a
@@ -347,7 +347,7 @@ def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
     """
     if (formula := formula_of(eqn)) is not None:
         new = formula.rewritten(rewrite)
-        return eqn if new is formula else eqn.replace(params={"_prim": new})
+        return eqn if new is formula else with_formula(eqn, new)
     if form_of(eqn) not in _WITH_PROGRAMS:
         return eqn
     return map_params(eqn, lambda param: _map_param(param, rewrite))

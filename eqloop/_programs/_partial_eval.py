@@ -25,10 +25,10 @@ from jax import ad_checkpoint
 from jax.interpreters import partial_eval
 
 from .._arrays import Flags, interleave, pick, zero_array
-from .._compat import call_primitive
 from .._types import Value
 from ._effects import does_something
-from ._equations import aval_of
+from ._equations import aval_of, formula_params
+from ._expandable import JAX_PRIMITIVE, PRIMITIVE
 from ._formula import Formula, Selected
 
 
@@ -66,8 +66,10 @@ def _trace_rule(trace: Any, *tracers: Any, _prim: Any) -> list[Value]:
     """The rule for a program that is evaluated as far as its inputs are known."""
 
     def as_ever(primitive: object) -> list[Value]:
-        params = {"_prim": primitive}
-        return trace.default_process_primitive(_PRIMITIVE, tracers, params)
+        of_jax = JAX_PRIMITIVE, {"_prim": primitive}
+        is_ours = isinstance(primitive, Formula)
+        called, params = (PRIMITIVE, formula_params(primitive)) if is_ours else of_jax
+        return trace.default_process_primitive(called, tracers, params)
 
     unknown = [not tracer.is_known() for tracer in tracers]
     outputs = _unknown_outputs(_prim, unknown)
@@ -139,6 +141,6 @@ def _others(flags: Sequence[bool]) -> Flags:
     return tuple(not flag for flag in flags)
 
 
-_PRIMITIVE = call_primitive()
-partial_eval.custom_partial_eval_rules[_PRIMITIVE] = _trace_rule
-partial_eval.partial_eval_jaxpr_custom_rules[_PRIMITIVE] = _remat_rule
+partial_eval.custom_partial_eval_rules[JAX_PRIMITIVE] = _trace_rule
+for primitive in (JAX_PRIMITIVE, PRIMITIVE):
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = _remat_rule

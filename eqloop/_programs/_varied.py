@@ -33,7 +33,7 @@ from .._arrays import (
 from .._compat import HiPrimitive, close, is_open, is_through
 from .._types import PyTree, Value
 from ._calculus import pushed, run
-from ._equations import HoldsPrograms, aval_of, formula_of
+from ._equations import HoldsPrograms, aval_of, formula_of, with_formula
 from ._jaxprs import alone
 
 
@@ -84,9 +84,7 @@ def _varied_equation(
     # All operands of an equation vary alike.
     values = [vary(x, axes) if is_type(jax.typeof(x)) else x for x in values]
     if (formula := formula_of(eqn)) is not None:
-        return _rebound(
-            eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
-        )
+        return _rebound(with_formula(eqn, varied_formula(formula, axes)), values)
     if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
         return _with_varied_rule(alone(eqn), eqn, axes)(*values)
     if "_prim" in eqn.params or eqn.primitive.name.startswith("custom_vjp"):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
+from .._programs import with_formula
 from .._types import PyTree
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
@@ -96,7 +97,7 @@ def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     """The equation of a loop that was left open, with a schedule."""
     formula: Any = eqn.params["_prim"]
     problem = dataclasses.replace(formula.problem, planner=schedule)
-    return eqn.replace(params={"_prim": formula.with_params(problem=problem)})
+    return with_formula(eqn, formula.with_params(problem=problem))
 
 
 def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:

@@ -10,7 +10,7 @@ import functools
 import jax
 
 from .._arrays import Arrays, axes_of, stack_type, strongly_typed, vary, zero_array
-from .._programs import CannotVaryError, has_checks, refuse_checks, varied
+from .._programs import CannotVaryError, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
 from ._policies import AUTO, LoopPolicy
@@ -84,7 +84,7 @@ def run_loop(
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     is_by_jax = schedule._by_jax and is_plain
     # While plans are listed, such a loop is a primitive as well, or it would have none.
-    if is_by_jax and (not is_listing() or has_checks(step.jaxpr.effects)):
+    if is_by_jax and not is_listing():
         return stored(step, loop, policy, consts, init, xs)
     # The place in the carry of the number of steps. A bar has two leaves of its own
     # before it, see `_counting`.
@@ -165,7 +165,6 @@ def _run_planned(
     # As in `jax.lax.while_loop`, examples that can see each other have all of the carry
     # to themselves. A key that all of them share gives other numbers.
     form = normal_form(problem.step, keeps_carry=has_bars or needs_lockstep(problem))
-    refuse_checks(form.step.jaxpr.effects)
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)
     given, start = form.open(consts, init)

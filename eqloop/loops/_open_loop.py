@@ -48,7 +48,7 @@ from .._calls import (
     explained,
     parameters_of,
 )
-from .._programs import has_checks, loop_scope, refuse_refs, without_derivatives
+from .._programs import loop_scope, refuse_refs, without_derivatives
 from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
     AbstractSchedule,
@@ -416,8 +416,6 @@ class LoopOpener:
         is_known = not is_symbolic(loop.length) and loop.length > 0
         if not (isinstance(self.backward, Truncate) and is_known):
             return 0
-        if has_checks(step.jaxpr.effects):
-            return 0  # a loop of its own would be planned, which refuses checks
         before, _, _ = loop.gaps
         needed = before if step.y_types else loop.length - 1
         return min(needed, loop.length - 1) // self.backward.every * self.backward.every

@@ -290,7 +290,8 @@ def tied(number: Value, outputs: PyTree) -> Value:
 def _tie(x: Value, always: Value) -> Value:
     if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
-    if _is_sharded(x):
+    # A number has no index, and `checkify` asks a slice for one.
+    if not x.ndim or _is_sharded(x):
         return jnp.where(always, x, jnp.zeros_like(x))
     start = (0,) * x.ndim
     first = lax.slice(x, start, (1,) * x.ndim)

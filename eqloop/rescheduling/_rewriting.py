@@ -15,7 +15,6 @@ from .._programs import (
     equations,
     foreign_programs,
     formula_of,
-    has_checks,
     has_io,
     is_ordered,
     map_programs,
@@ -264,8 +263,6 @@ class Rewriting:
 
     def _why_left(self, eqn: jex.JaxprEqn, loop: ForeignLoop) -> str:
         """Why a loop cannot be taken, or is not to be; empty if it is."""
-        if has_checks(eqn.effects):
-            return "there is a `checkify.check` in it, which would not be seen"
         if has_io(eqn.effects) or is_ordered(eqn.effects):
             return "it has effects that must not be repeated, or not in another order"
         if self.only is None:

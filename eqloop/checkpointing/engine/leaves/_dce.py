@@ -14,7 +14,14 @@ import jax.extend.core as jex
 
 from ...._arrays import Flags, pick, zero_array
 from ...._compat import is_through
-from ...._programs import formula_of, pruned, renamed, with_equations, with_parts
+from ...._programs import (
+    formula_of,
+    pruned,
+    renamed,
+    with_equations,
+    with_formula,
+    with_parts,
+)
 from .._step import Step
 
 
@@ -87,7 +94,7 @@ def _with_dead_outputs_removed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
             if smaller is not None:
                 formula, takes, gives = smaller
                 ins, outs = pick(eqn.invars, takes), pick(eqn.outvars, gives)
-                eqn = eqn.replace(params={"_prim": formula}, invars=ins, outvars=outs)
+                eqn = with_formula(eqn, formula).replace(invars=ins, outvars=outs)
         eqns.append(eqn)
         needed.update(filter(_is_variable, eqn.invars))
     return eqns[::-1]
