@@ -86,6 +86,7 @@ from ._jaxprs import (
     traced_function,
     with_equations,
     with_parts,
+    without_array_literals,
     without_dead_code,
 )
 from ._leftover import recall
@@ -213,6 +214,7 @@ __all__ = [
     "watched",
     "with_equations",
     "with_parts",
+    "without_array_literals",
     "without_dead_code",
     "without_derivatives",
     "without_shifted_writes",

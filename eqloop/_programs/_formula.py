@@ -33,6 +33,7 @@ import jax.extend.core as jex
 
 from .._arrays import (
     Flags,
+    as_arrays,
     instantiated,
     interleave,
     is_inexact,
@@ -220,7 +221,9 @@ class Formula(HoldsPrograms):
 
     @rule
     def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
-        marks = self._marks(nzs_in)
+        # Who evaluates a traced program hands on its constants as they are, and a plain
+        # loop of JAX, which may follow, stacks copies of those of NumPy as residuals.
+        inputs, marks = as_arrays(inputs), self._marks(nzs_in)
         if any(moves_out := self.moves_out(marks)):
             return linearization(*self.sweep_forward(nzs_in, *inputs))
         # No gradient goes through: JAX 0.12 asks all the same, of formulas without any
@@ -246,7 +249,7 @@ class Formula(HoldsPrograms):
         flat = self.flat_in(args)
         is_linear = [is_accumulator(arg) for arg in flat]
         inputs = [
-            instantiated(zero_tangent(aval)) if linear else arg
+            instantiated(zero_tangent(aval)) if linear else as_arrays(arg)
             for aval, arg, linear in zip(
                 self.in_avals_flat, flat, is_linear, strict=True
             )
