@@ -89,6 +89,7 @@ from ._jaxprs import (
     traced_function,
     with_equations,
     with_parts,
+    without_array_literals,
     without_dead_code,
 )
 from ._leftover import recall
@@ -222,6 +223,7 @@ __all__ = [
     "with_equations",
     "with_formula",
     "with_parts",
+    "without_array_literals",
     "without_dead_code",
     "without_derivatives",
     "without_shifted_writes",

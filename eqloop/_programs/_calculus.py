@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import numpy as np
 
 from .._arrays import (
     Arrays,
     Flags,
+    as_arrays,
     batch_type,
     cotangent_types,
     interleave,
@@ -48,7 +50,9 @@ _Entry = TypeVar("_Entry")
 
 def run(program: jex.ClosedJaxpr, *flat: Value) -> list[Value]:
     """The outputs of a program."""
-    return jex.jaxpr_as_fun(program)(*flat)
+    # JAX keeps constants as arrays of NumPy. A `scan` in the program that is given one
+    # of these as its `xs` would store a copy of them for its way back.
+    return jax.core.eval_jaxpr(program.jaxpr, as_arrays(program.consts), *flat)
 
 
 def interpreted(

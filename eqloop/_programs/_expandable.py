@@ -122,7 +122,6 @@ def _run_checked(
     return run(*args)
 
 
-
 def without_checks(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program without each `checkify.check` in it."""
 

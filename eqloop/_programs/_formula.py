@@ -33,6 +33,7 @@ import jax.extend.core as jex
 
 from .._arrays import (
     Flags,
+    as_arrays,
     instantiated,
     interleave,
     is_inexact,
@@ -232,7 +233,9 @@ class Formula(HoldsPrograms):
 
     @rule
     def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
-        marks = self._marks(nzs_in)
+        # Who evaluates a traced program hands on its constants as they are, and a plain
+        # loop of JAX, which may follow, stacks copies of those of NumPy as residuals.
+        inputs, marks = as_arrays(inputs), self._marks(nzs_in)
         if any(moves_out := self.moves_out(marks)):
             return linearization(*self.sweep_forward(nzs_in, *inputs))
         # No gradient goes through: JAX 0.12 asks all the same, of formulas without any
@@ -269,7 +272,7 @@ class Formula(HoldsPrograms):
         """
         zeros = map(instantiated, map(zero_tangent, self.in_avals_flat))
         inputs = [
-            zero if linear else x
+            zero if linear else as_arrays(x)
             for zero, x, linear in zip(zeros, flat, is_linear, strict=True)
         ]
         unflatten, cts = self.in_tree.unflatten, self.out_tree.unflatten(cts)

@@ -311,6 +311,27 @@ def inlined(
     return rewrite_everywhere(level, program)
 
 
+def without_array_literals(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program whose literals that are arrays, as `inline` makes them, are constants.
+
+    Those in the programs of its equations stay.
+    """
+    named: dict[int, tuple[jex.Var, Any]] = {}
+
+    def read(x: jax.core.Atom) -> jax.core.Atom:
+        if not isinstance(x, jex.Literal) or not getattr(x.aval, "shape", ()):
+            return x
+        return named.setdefault(id(x.val), (jex.Var(x.aval), x.val))[0]
+
+    eqns = [e.replace(invars=list(map(read, e.invars))) for e in program.jaxpr.eqns]
+    outvars = list(map(read, program.jaxpr.outvars))
+    if not named:
+        return program
+    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    constants |= dict(named.values())
+    return with_parts(program, eqns=eqns, outvars=outvars, constants=constants)
+
+
 def map_equations(
     program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
 ) -> jex.ClosedJaxpr:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax
 import jax.extend.core as jex
 
-from .._arrays import Flags, is_inexact, nbytes, pick, put, split
+from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
@@ -95,7 +95,7 @@ class Cut:
         """
         jaxpr = self.program.jaxpr
         known = dict(zip(jaxpr.invars, inputs, strict=True))
-        known |= zip(jaxpr.constvars, self.program.consts, strict=True)
+        known |= zip(jaxpr.constvars, as_arrays(self.program.consts), strict=True)
         for part, way, role in zip(self.parts, ways, self._roles(marks), strict=True):
             outs = way.run(part, [known[x] for x in part.reads], role)
             known |= zip(part.gives, outs, strict=True)

@@ -18,6 +18,7 @@ from .._programs import (
     loop_name,
     place_of,
     program_from,
+    without_array_literals,
 )
 
 # The fewest equations of a part, and the most parts that straight code is cut into.
@@ -67,7 +68,8 @@ class Part:
 
 def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
-    return inlined(program, lambda eqn: form_of(eqn) in _PLAIN_CALLS)
+    flat = inlined(program, lambda eqn: form_of(eqn) in _PLAIN_CALLS)
+    return without_array_literals(flat)
 
 
 def parts_of(program: jex.ClosedJaxpr, is_open: Sequence[bool]) -> list[Part]:

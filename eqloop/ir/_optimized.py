@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.extend.core as jex
 
 from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
+from .._programs import run
 from ._optimize import PASSES, check_passes, optimize
 
 
@@ -67,4 +67,4 @@ class Optimize(AbstractTransform[Callable[P, R]], Generic[P, R]):
         """
         call, arrays = open_call(self.f, args, kwargs)
         jaxpr = optimize(jax.make_jaxpr(call.on_arrays)(arrays), self.passes)
-        return call.kept.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays))
+        return call.kept.join(run(jaxpr, *arrays))

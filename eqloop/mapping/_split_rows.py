@@ -13,14 +13,13 @@ from collections.abc import Callable, Hashable
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from .._arrays import AlongAxes, Arrays, Rest, is_inexact, partition
 from .._calls import OpenedCall, Outputs
-from .._programs import axes_named, has_backward_rules, sees_batch
+from .._programs import axes_named, has_backward_rules, run, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._chunk_loop import ChunkPlanner
@@ -151,7 +150,7 @@ class SplitRows:
             names = axes_named(closed.effects)
             if self.axis in names and (self.missing or self.share > 1):
                 raise _HasCollectives
-            return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
+            return run(closed, *x)
 
         take = lambda ys: (ys, row.kept)
         return OpenedCall(lambda x: [x], call, take, row.known_as)

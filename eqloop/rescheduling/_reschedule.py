@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.numpy as jnp
 
 from .._arrays import describe, pick, put
@@ -23,7 +22,7 @@ from .._calls import (
     open_call,
     setting,
 )
-from .._programs import Place, place_now
+from .._programs import Place, place_now, run
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
@@ -229,8 +228,7 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             self.only,
         )
         new, notes = rewriting(program)
-        outs = jax.core.eval_jaxpr(new.jaxpr, new.consts, *arrays)
-        return call.kept.join(outs), notes
+        return call.kept.join(run(new, *arrays)), notes
 
     def _warn(self, what: str) -> None:
         name = getattr(self.f, "__qualname__", repr(self.f))

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import Self
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax import lax
 
@@ -38,7 +37,7 @@ from ..._arrays import (
     stack_of,
     zero_tangent,
 )
-from ..._programs import has_rules, inputs_read, settled
+from ..._programs import has_rules, inputs_read, run, settled
 from ..._types import Aval, PyTree, Value
 from ._backward_step import (
     BackwardStep,
@@ -207,7 +206,7 @@ class DifferentiatedOnce(Derived):
     reverse: bool
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        def run(*flat: Value) -> list[Value]:
+        def of_leaves(*flat: Value) -> list[Value]:
             return jax.tree.leaves(self.inner(loop, *tree.unflatten(flat)))
 
         flat, tree = jax.tree.flatten((list(inputs), list(ends)))
@@ -215,9 +214,8 @@ class DifferentiatedOnce(Derived):
         marks += [True] * (len(flat) - len(marks))
         # The rules are in the program of `inner`, which `jax.vjp` makes when it is
         # called. So that is traced first, and its rules are replaced then.
-        traced = jax.make_jaxpr(run)(*flat)
-        taken = settled(traced, tuple(marks), self.reverse)
-        outs = jax.core.eval_jaxpr(taken.jaxpr, taken.consts, *flat)
+        traced = jax.make_jaxpr(of_leaves)(*flat)
+        outs = run(settled(traced, tuple(marks), self.reverse), *flat)
         counts = len(self.const_of), len(self.end_types[0])
         return BlockResult(*split(outs, *counts))
 

@@ -22,7 +22,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, Flags, axes_of, over_examples, split, vary, zero_array
+from ..._arrays import (
+    Arrays,
+    Flags,
+    as_arrays,
+    axes_of,
+    over_examples,
+    split,
+    vary,
+    zero_array,
+)
 from ..._programs import constant
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
@@ -91,6 +100,8 @@ def stored(
     `primal`, JAX would add a cotangent as large as all of `xs` at every step.
     """
     evaluate = under_policy(step, policy)
+    # A function may close over arrays of NumPy, and of these JAX would store copies.
+    consts, xs = as_arrays((consts, xs))
     # An axis that is in front already is not moved: outside of `jit` that would copy.
     moved = [
         jnp.moveaxis(x, axis, 0) if axis else x
