@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import jax
-
 from . import _report as report
 from ._comparison import Comparison
 from ._machine import environment, watch
@@ -22,8 +20,6 @@ from .groups import GROUPS
 def main() -> int:
     """Runs the groups asked for; with `--check`, fails if one misses its bounds."""
     options = _options()
-    if options.device:
-        _use(options.device)
     if not options.write:
         return _run(options)
     # Needs matplotlib: better missed now than when all is measured.
@@ -38,21 +34,6 @@ def main() -> int:
         ):
             print(line)
     return status
-
-
-def _use(device: str) -> None:
-    """Runs all that follows on a kind of device.
-
-    Raises:
-        SystemExit: If there is none.
-    """
-    jax.config.update("jax_platforms", device)
-    try:
-        found = jax.default_backend()
-    except RuntimeError as error:
-        raise SystemExit(f"--device {device}: {error}") from None
-    if found != device:
-        raise SystemExit(f"--device {device}: JAX has none, and uses a {found}")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -115,12 +96,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 if a bound is missed"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "gpu", "tpu"),
-        help="run on this kind of device, and fail if there is none; by default on the "
-        "one that JAX chooses",
     )
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in GROUPS]:

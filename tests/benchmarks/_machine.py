@@ -17,6 +17,8 @@ from ._results import Environment
 PACKAGES = (
     "jax",
     "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
     "equinox",
     "diffrax",
     "powerpax",

@@ -220,10 +220,20 @@ def _errors(cases: Sequence[Case], results: dict[str, Any]) -> dict[str, float]:
 
 def _error(result: Any, reference: Any) -> float:
     """Compares leaf by leaf; a `nan` anywhere is an infinite error."""
+    return float(relative_error(result, reference))
 
-    def leaf_error(leaf: jax.Array, expected: jax.Array) -> float:
-        scale = float(jnp.max(jnp.abs(expected), initial=0.0)) or 1.0
-        error = float(jnp.max(jnp.abs(leaf - expected), initial=0.0)) / scale
-        return error if np.isfinite(error) else float("inf")
 
-    return max(jax.tree.leaves(jax.tree.map(leaf_error, result, reference)), default=0)
+def relative_error(result: Any, reference: Any) -> jax.Array:
+    """The same for programs: the greatest difference of any leaf.
+
+    It is relative to the greatest entry of that leaf of the reference.
+    """
+
+    def leaf_error(leaf: jax.Array, expected: jax.Array) -> jax.Array:
+        scale = jnp.max(jnp.abs(expected), initial=0.0)
+        error = jnp.max(jnp.abs(leaf - expected), initial=0.0)
+        error /= jnp.where(scale == 0.0, 1.0, scale)
+        return jnp.where(jnp.isfinite(error), error, jnp.inf)
+
+    errors = jax.tree.leaves(jax.tree.map(leaf_error, result, reference))
+    return jnp.max(jnp.stack(errors), initial=0.0)

@@ -78,6 +78,20 @@ class Lorenz(eqx.Module):
         return u + self.dt * (velocity + force), None
 
 
+class Spiking(eqx.Module):
+    """A neuron that leaks, and fires above a threshold, with a surrogate gradient."""
+
+    parameters: jax.Array
+
+    def __call__(self, potential: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        decay, threshold = self.parameters
+        potential = decay * potential + x
+        above = potential - threshold
+        smooth = jax.nn.sigmoid(5 * above)
+        fired = smooth + jax.lax.stop_gradient((above > 0) - smooth)
+        return potential - threshold * fired, None
+
+
 class Pendulum(eqx.Module):
     """A step of Runge and Kutta's fourth order, of an ODE whose field is a network."""
 
@@ -194,6 +208,12 @@ def lorenz(length: int) -> tuple[Lorenz, jax.Array, jax.Array]:
     """Three numbers a step; `xs` is `(length, 3)`."""
     forces = jr.normal(jr.key(3), (length, 3))
     return Lorenz(jnp.array([10.0, 28.0, 8 / 3])), jnp.ones(3), forces
+
+
+def spiking(length: int) -> tuple[Spiking, jax.Array, jax.Array]:
+    """A number a step; `xs` is `(length,)`."""
+    currents = 0.3 * jr.normal(jr.key(21), (length,))
+    return Spiking(jnp.array([0.9, 1.0])), jnp.zeros(()), currents
 
 
 def pendulum(length: int, width: int = 64) -> tuple[Pendulum, jax.Array, jax.Array]:

@@ -99,8 +99,7 @@ def _asked_for(
 def _line(key: str, found: Found) -> str:
     kernels = "" if found.kernels is None else f", {found.kernels:.1f} kernels a step"
     ran = "" if found.error is None else f", {found.error:.1e} off"
-    took = "" if found.seconds is None else f", {found.seconds * 1e3:.3f} ms"
-    size = f"{found.temp:,} bytes, {found.host:,} on the host{kernels}{ran}{took}"
+    size = f"{found.temp:,} bytes, {found.host:,} on the host{kernels}{ran}"
     return "\n    ".join([f"{key}: {size}", *found.wrong])
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..benchmarks._report import folded, table
+from ..on_gpu import _page as times
+from ..on_gpu import _rows
 from ._verdicts import Found
 
 # By kind of device, group and case, as `tests.targets` spells it.
@@ -84,6 +86,11 @@ def data_of(page: Path) -> Path:
     return page.with_name("targets.json")
 
 
+def times_of(page: Path) -> Path:
+    """Where the times of a page are, which `tests.on_gpu` measures."""
+    return page.with_name("gpu.json")
+
+
 def load(data: Path) -> dict[str, Found]:
     """The figures that there are."""
     if not data.exists():
@@ -103,12 +110,12 @@ def save(results: Results, data: Path) -> None:
 
 def write(page: Path) -> None:
     """Writes a page from its figures."""
-    page.write_text(text(load(data_of(page))))
+    page.write_text(text(load(data_of(page)), _rows.load(times_of(page))))
 
 
-def text(results: Results) -> str:
+def text(results: Results, measured: _rows.Rows) -> str:
     """The page."""
-    return "\n".join([_INTRODUCTION, *_sections(results)])
+    return "\n".join([_INTRODUCTION, times.text(measured), *_sections(results)])
 
 
 def _sections(results: Results) -> Iterator[str]:
@@ -133,7 +140,7 @@ def _sections(results: Results) -> Iterator[str]:
             if cases:
                 heading, about = _GROUPS[group]
                 yield f"### {heading} ({title})\n\n{about}\n"
-                yield from _tables(cases, _columns(kind, cases))
+                yield from _tables(cases, _columns(kind))
 
 
 def _summary(groups: Mapping[str, Mapping[str, Found]]) -> str:
@@ -153,13 +160,11 @@ def _is_refused(found: Found) -> bool:
     return any("Budget: " in why for why in found.wrong)
 
 
-def _columns(kind: str, cases: Mapping[str, Found]) -> Sequence[str]:
+def _columns(kind: str) -> Sequence[str]:
     """Those of which there is anything."""
-    every = cases.values()
     if kind in _KINDS:
         return list(_CELLS)[: 4 if kind == "h100" else 3]
-    has_times = any(found.seconds is not None for found in every)
-    return list(_CELLS)[: None if has_times else -1]
+    return list(_CELLS)
 
 
 def _tables(cases: Mapping[str, Found], columns: Sequence[str]) -> Iterator[str]:
@@ -189,8 +194,8 @@ def _size(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 1e6:,.3f} MB"
 
 
-def _or_nothing(figure: float | None, form: str, factor: float = 1.0) -> str:
-    return "" if figure is None else form.format(factor * figure)
+def _or_nothing(figure: float | None, form: str) -> str:
+    return "" if figure is None else form.format(figure)
 
 
 _CELLS: Mapping[str, Callable[[Found], str]] = {
@@ -199,5 +204,4 @@ _CELLS: Mapping[str, Callable[[Found], str]] = {
     "on the host": lambda found: _size(found.host or None),
     "kernels a step": lambda found: _or_nothing(found.kernels, "{:.1f}") or "-",
     "difference": lambda found: _or_nothing(found.error, "{:.0e}"),
-    "time": lambda found: _or_nothing(found.seconds, "{:,.2f} ms", 1e3),
 }

@@ -1,17 +1,14 @@
-"""Runs cases on a device that is here: are they right, and how long do they take?
+"""Runs cases on a device that is here, to see that they are right.
 
-Programs are compiled by several processes side by side. Each keeps its own, and when
-all have compiled theirs, these are timed one after the other, on a device that does
-nothing else.
+Several processes compile and run them side by side. `tests.on_gpu` takes times.
 """
 
 import dataclasses
 import multiprocessing
 import multiprocessing.connection
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +16,6 @@ import numpy as np
 
 from ._cases import GROUPS, Case
 from ._verdicts import Found, judged
-
-# A program is run so many times, or so many seconds, after once that is not counted.
-_ROUNDS, _SECONDS = 7, 1.0
 
 # A result may differ from that of plain JAX by so much, relative to the greatest entry
 # of its array, or by more if carries are stored in bfloat16.
@@ -34,7 +28,7 @@ Key = tuple[str, str]
 def run_all(
     platform: str, length: int, keys: Sequence[Key], workers: int, within: float
 ) -> Iterator[tuple[Key, Found]]:
-    """Compiles, runs and times cases in several processes.
+    """Compiles and runs cases in several processes.
 
     Args:
         platform: The device to run on.
@@ -44,7 +38,7 @@ def run_all(
         within: In how many seconds the last of them is begun. What is left is not run.
 
     Yields:
-        Each case as it is found, and once more with its time.
+        Each case as it is found.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = list[Any](), list[Any]()
@@ -58,15 +52,7 @@ def run_all(
         theirs.close()
         pipes.append(ours)
         processes.append(process)
-    found = dict[Key, Found]()
-    for key, one in _said(pipes):
-        found[key] = one
-        yield key, one
-    for pipe, process in zip(pipes, processes, strict=True):
-        if process.is_alive():
-            pipe.send("time")
-            for key, seconds in _said([pipe]):
-                yield key, dataclasses.replace(found[key], seconds=seconds)
+    yield from _said(pipes)
     for process in processes:
         process.join()
 
@@ -95,21 +81,13 @@ def _work(
     jax.config.update("jax_default_device", jax.devices(platform)[0])
     # By default a GPU rounds what it multiplies, in each program in another order.
     jax.config.update("jax_default_matmul_precision", "highest")
-    programs = dict[Key, Callable[[], Any]]()
     try:
         for key, case in _cases(length, keys):
             if time.monotonic() > end:
                 break
-            found, run = _found(case)
-            if run is not None:
-                programs[key] = run
-            pipe.send((key, found))
+            pipe.send((key, _found(case)))
         pipe.send(None)
-        if pipe.recv() == "time":
-            for key, run in programs.items():
-                pipe.send((key, _seconds(run)))
-        pipe.send(None)
-    except (BrokenPipeError, EOFError):  # Nobody listens any more.
+    except BrokenPipeError:  # Nobody listens any more.
         return
 
 
@@ -120,24 +98,23 @@ def _cases(length: int, keys: Sequence[Key]) -> Iterable[tuple[Key, Case]]:
                 yield (group, case.name), case
 
 
-def _found(case: Case) -> tuple[Found, Callable[[], Any] | None]:
+def _found(case: Case) -> Found:
     found, compiled = judged(case)
     if compiled is None:
-        return found, None
+        return found
     values = case.make() if case.make else _drawn(case.args)
     flat = jax.device_put(jax.tree.leaves(values))
-    run = lambda: compiled(*flat)
     try:
-        result = jax.block_until_ready(run())
+        result = jax.block_until_ready(compiled(*flat))
         expected = _expected(case, values)
     except Exception as error:
         first, *_ = str(error).splitlines() or [""]
         wrong = f"{type(error).__name__}: {first[:200]}"
-        return dataclasses.replace(found, wrong=(*found.wrong, wrong)), None
+        return dataclasses.replace(found, wrong=(*found.wrong, wrong))
     difference, wrong = _difference(result, expected), found.wrong
     if difference > (TOLERANCE_OF_CASTS if "Cast" in case.name else TOLERANCE):
         wrong = (*wrong, f"{difference:.1e} from what it should be")
-    return dataclasses.replace(found, error=difference, wrong=wrong), run
+    return dataclasses.replace(found, error=difference, wrong=wrong)
 
 
 def _expected(case: Case, values: Any) -> Any:
@@ -171,13 +148,3 @@ def _difference(result: Any, expected: Any) -> float:
 
     pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
     return max((of(one, other) for one, other in pairs), default=0.0)
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    jax.block_until_ready(run())
-    taken = list[float]()
-    while len(taken) < _ROUNDS and (len(taken) < 2 or sum(taken) < _SECONDS):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)

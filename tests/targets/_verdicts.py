@@ -36,7 +36,6 @@ class Found:
         wrong: What is wrong.
         error: The greatest difference from what plain JAX computes, relative to the
             greatest entry of an array, if it was run.
-        seconds: How long it ran, if it was run.
     """
 
     temp: int = 0
@@ -45,7 +44,6 @@ class Found:
     kernels: float | None = None
     wrong: tuple[str, ...] = ()
     error: float | None = None
-    seconds: float | None = None
 
 
 def judged(case: Case) -> tuple[Found, jax.stages.Compiled | None]:

@@ -25,8 +25,7 @@ _VECTOR_MEMORY = "S(1)"
 # fmt: off
 _NOT_STARTED = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape",
-    "iota", "after-all", "opt-barrier", "partition-id", "replica-id", "copy-done",
-    "async-done",
+    "iota", "after-all", "opt-barrier", "partition-id", "replica-id",
 })
 _COSTLY = frozenset({
     "exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic",
@@ -34,6 +33,8 @@ _COSTLY = frozenset({
     "divide",
 })
 # fmt: on
+# What runs beside others is started, and waited for.
+_START, _WAITS = "-start", ("-update", "-done")
 _WRITES = "dynamic-update-slice"
 _OF_ROWS = ("dynamic-slice", _WRITES)
 
@@ -110,8 +111,13 @@ class _Roofline:
                 return max(self.time(name.strip().lstrip("%")) for name in names)
             case "call":
                 return self.time(one.called("to_apply"))
-            case opcode if opcode in _NOT_STARTED:
+            case opcode if opcode in _NOT_STARTED or opcode.endswith(_WAITS):
                 return 0.0
+        if one.opcode.endswith(_START):
+            # Its operands come first in what it gives.
+            own = sum(len(named[name].result) for name in one.operands if name in named)
+            opcode = one.opcode.removesuffix(_START)
+            one = one._replace(opcode=opcode, result=one.result[own:])
         moved = sum(map(self._time_to_move, self._moved(one, named)))
         computed = self._work(one, named)
         return self._rate.equation + max(moved, computed)

@@ -62,7 +62,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
     )
     sizes = [max(round(part * whole.peak_bytes), least) for part in _PARTS]
     budgets = {loops.ours(el.Budget(size)): size for size in dict.fromkeys(sizes)}
-    others = [plain, *_by_hand(length), *map(loops.ours, _schedules(length))]
+    others = [plain, *_by_hand(length), *map(loops.ours, fixed_schedules(length))]
     names = [one.name for one in others]
     claims = []
     for one, size in budgets.items():
@@ -92,7 +92,8 @@ def _by_hand(length: int) -> list[loops.Loop]:
     return [loops.lax_scan_of_remat(), *(loops.nested(length // n, n) for n in sizes)]
 
 
-def _schedules(length: int) -> list[Any]:
+def fixed_schedules(length: int) -> list[Any]:
+    """Those that budgets are compared with."""
     root = math.isqrt(length)
     return [
         el.Recursive(16, batch=1),

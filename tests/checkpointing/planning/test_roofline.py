@@ -72,6 +72,17 @@ def test_loops_are_multiplied_out_and_rows_are_written_in_place():
     assert roofline(text, RATE) == 5 * _EACH
 
 
+def test_what_is_started_and_waited_for_is_done_once():
+    started = """\
+  %start = ((f32[9,4]{1,0}, s32[], f32[4]{0}), f32[9,4]{1,0}, u32[]) \
+fusion-start(%rows, %i, %h), kind=kLoop, calls=%fused
+  %new = f32[9,4]{1,0} fusion-done(%start)
+"""
+    (at_once,) = (line for line in LOOP.splitlines(True) if "%new = " in line)
+    # Its result has a number for the device itself.
+    assert roofline(LOOP.replace(at_once, started), RATE) == 7 * (_EACH + 4)
+
+
 def test_what_is_in_the_vector_memory_of_a_tpu_takes_no_time_to_move():
     near = LOOP.replace("f32[4]{0}", "f32[4]{0:T(128)S(1)}")
     near = near.replace("f32[1,4]{1,0}", "f32[1,4]{1,0:T(8,128)S(1)}")
