@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from ..benchmarks._report import folded, table
+from ..benchmarks._report import table
 from ..on_gpu import _page as times
 from ..on_gpu import _rows
+from ..tables import FOLDER, data
 from ._verdicts import Found
 
 # By kind of device, group and case, as `tests.targets` spells it.
@@ -110,7 +112,10 @@ def save(results: Results, data: Path) -> None:
 
 def write(page: Path) -> None:
     """Writes a page from its figures."""
-    page.write_text(text(load(data_of(page)), _rows.load(times_of(page))))
+    results = load(data_of(page))
+    page.write_text(text(results, _rows.load(times_of(page))))
+    for name, content in tables(results).items():
+        (page.parent / FOLDER.name / name).write_text(content)
 
 
 def text(results: Results, measured: _rows.Rows) -> str:
@@ -118,7 +123,22 @@ def text(results: Results, measured: _rows.Rows) -> str:
     return "\n".join([_INTRODUCTION, times.text(measured), *_sections(results)])
 
 
-def _sections(results: Results) -> Iterator[str]:
+def tables(results: Results) -> Mapping[str, str]:
+    """The data of all figures, by the name of its file."""
+    rows = (
+        (title, _GROUPS[group][0], f"`{name}`" if "(" in name else name, *_row(found))
+        for title, groups in _by_kind(results)
+        for group, cases in groups.items()
+        for name, found in cases.items()
+    )
+    columns = ("device", "group", "case", *_CELLS, "wrong")
+    return {"targets.json": data(columns, rows)}
+
+
+def _by_kind(
+    results: Results,
+) -> Iterator[tuple[str, Mapping[str, Mapping[str, Found]]]]:
+    """The groups of each kind of device, what was run first."""
     kinds = dict.fromkeys(key.split(" | ")[0] for key in results)
     run = {kind: kind for kind in kinds if kind not in _KINDS}
     for kind, title in (run | _KINDS).items():
@@ -130,17 +150,24 @@ def _sections(results: Results) -> Iterator[str]:
             }
             for group in _GROUPS
         }
-        if not any(groups.values()):
-            continue
+        if any(groups.values()):
+            yield title, groups
+
+
+def _sections(results: Results) -> Iterator[str]:
+    for title, groups in _by_kind(results):
         yield f"## {title}\n"
-        if kind in run:
+        if title not in _KINDS.values():
             yield _WAS_RUN
         yield _summary(groups) + "\n"
-        for group, cases in groups.items():
-            if cases:
-                heading, about = _GROUPS[group]
-                yield f"### {heading} ({title})\n\n{about}\n"
-                yield from _tables(cases, _columns(kind))
+        about = [
+            f"- **{heading}**, {len(groups[group])} programs. {words}"
+            for group, (heading, words) in _GROUPS.items()
+            if groups[group]
+        ]
+        query = urllib.parse.urlencode({"targets": title})
+        yield "\n".join(about) + "\n"
+        yield f"[All its figures](tables.md?{query})\n"
 
 
 def _summary(groups: Mapping[str, Mapping[str, Found]]) -> str:
@@ -160,34 +187,14 @@ def _is_refused(found: Found) -> bool:
     return any("Budget: " in why for why in found.wrong)
 
 
-def _columns(kind: str) -> Sequence[str]:
-    """Those of which there is anything."""
-    if kind in _KINDS:
-        return list(_CELLS)[: 4 if kind == "h100" else 3]
-    return list(_CELLS)
-
-
-def _tables(cases: Mapping[str, Found], columns: Sequence[str]) -> Iterator[str]:
-    parts = dict[str, dict[str, Found]]()
-    for name, found in cases.items():
-        step, _, rest = name.rpartition(": ")
-        parts.setdefault(step, {})[rest] = found
-    for step, rows in parts.items():
-        named = [
-            (f"`{name}`" if "(" in name else name, *_row(found, columns))
-            for name, found in rows.items()
-        ]
-        shown = table(("", *columns), named)
-        yield (folded(step, shown) if step else shown) + "\n"
-
-
-def _row(found: Found, columns: Sequence[str]) -> Iterator[str]:
+def _row(found: Found) -> Iterator[str]:
     is_known = not found.wrong or found.temp or found.host
-    for column in columns:
+    for column, cell in _CELLS.items():
         if is_known or column in ("memory", "kernels a step"):
-            yield _CELLS[column](found) if is_known else "-"
+            yield cell(found) if is_known else "-"
         else:
             yield ""
+    yield "; ".join(f"`{why}`" for why in found.wrong)
 
 
 def _size(nbytes: int | None) -> str:

@@ -9,8 +9,9 @@ import pytest
 
 from ..elsewhere.compiler import is_installed
 from ..on_gpu import _rows
+from ..tables import FOLDER
 from ._hlo import Optimised
-from ._page import data_of, load, text, times_of
+from ._page import data_of, load, tables, text, times_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "on_a_gpu_and_a_tpu.md"
@@ -79,7 +80,10 @@ def test_an_update_writes_its_rows_and_a_copy_all():
 
 
 def test_the_page_is_that_of_its_figures():
-    assert PAGE.read_text() == text(load(data_of(PAGE)), _rows.load(times_of(PAGE)))
+    results = load(data_of(PAGE))
+    assert PAGE.read_text() == text(results, _rows.load(times_of(PAGE)))
+    for name, data in tables(results).items():
+        assert (FOLDER / name).read_text() == data
 
 
 @pytest.mark.slow
