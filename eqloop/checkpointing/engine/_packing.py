@@ -33,6 +33,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..._arrays import (
     Arrays,
@@ -59,6 +60,7 @@ from ._alike_equations import (
     rows_of,
     written_out,
 )
+from ._forward import Active
 from ._problem import Problem
 from ._step import Step, make_step
 from .reversals._together import can_join
@@ -101,7 +103,13 @@ class Packing:
         if len(paths) == count:
             paths = self.packed(paths, lambda own: f"{own[0]} to {own[-1]}")
         loop = dataclasses.replace(loop, starts=tuple(starts), carry_paths=tuple(paths))
-        return dataclasses.replace(problem, step=self.step, loop=loop)
+        placed = problem.placed
+        if placed:
+            consts, init, xs = placed
+            packs = _joined(consts, self.consts, _stack_placement)
+            consts = (*consts, *packs, *[None] * len(self.tables))
+            placed = consts, tuple(self.packed(init, _stack_placement)), xs
+        return dataclasses.replace(problem, step=self.step, loop=loop, placed=placed)
 
     def is_even(self, flags: Sequence[bool]) -> bool:
         """Whether of each pack either all leaves are marked or none."""
@@ -182,13 +190,19 @@ class Packing:
         return make_step(step, *types)
 
 
-def packing_of(problem: Problem) -> Packing | None:
-    """How the carry of a loop is packed; `None` if it is better left as it is."""
+def packing_of(problem: Problem, active: Active) -> Packing | None:
+    """How the carry of a loop is packed; `None` if it is better left as it is.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+    """
     # A bar finds the leaves that it shows by their places, and a loop that stops its
     # condition.
     if problem.lead or problem.loop.meter.is_shown:
         return None
-    return _packing_of_step(problem.step)
+    packing = _packing_of_step(problem.step)
+    return packing if packing and packing.is_even(active.carry) else None
 
 
 @remembered_per_device(maxsize=256)
@@ -322,6 +336,15 @@ def _joined_cotangents(cts: list[Value]) -> Value:
 def _rows(pack: Value, types: Sequence[Aval]) -> list[Value]:
     """The rows of an array, or those of its cotangent."""
     return list(map(zero_cotangent, types)) if is_zero(pack) else rows_of(pack)
+
+
+def _stack_placement(own: Sequence[NamedSharding | None]) -> NamedSharding | None:
+    """How the stack of some arrays is split over devices, from how each of them is."""
+    first, *others = own
+    if first is None or any(other != first for other in others):
+        return None  # the compiler decides
+    spec = PartitionSpec(None, *first.spec)
+    return NamedSharding(first.mesh, spec, memory_kind=first.memory_kind)
 
 
 def _sum(ct: Value, other: Value) -> Value:

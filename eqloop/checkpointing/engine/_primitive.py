@@ -272,8 +272,8 @@ class PlannedLoop(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         """As `_sweep`, by the loop of the packed step if that is better."""
         # A loop that is a forward sweep itself has been packed already, if at all.
-        packing = packing_of(self.problem) if self.saves is None else None
-        if packing is None or not packing.is_even(active.carry):
+        packing = packing_of(self.problem, active) if self.saves is None else None
+        if packing is None:
             return self._sweep(perturbed, moves, inputs)
         inputs, marks = packing.inputs(inputs), packing.perturbed(perturbed)
         loop = PlannedLoop(packing.of(self.problem), None, inputs)
