@@ -23,14 +23,18 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import (
+    Flags,
     axes_of,
     bits,
     compared_fields,
+    cotangent_types,
     is_compared_by_fields,
     is_dynamic,
     is_inexact,
     is_scalar,
     is_type,
+    pick,
+    put,
 )
 from .._compat import (
     HiPrimitive,
@@ -41,8 +45,8 @@ from .._compat import (
     form_params,
     is_through,
 )
-from .._types import AnyJaxpr, Aval
-from ._calculus import pulled, pushed, value_of
+from .._types import AnyJaxpr, Aval, PyTree, Value
+from ._calculus import pushed, run, value_of
 from ._equations import aval_of
 from ._functions import code_parts, name_of, named_in
 from ._jaxprs import alone
@@ -77,7 +81,7 @@ def digest_of(*parts: object) -> str:
 
 
 # The operations that run a user's rule when they are differentiated.
-_RULES = {"custom_jvp_call": pushed, "custom_vjp_call": pulled}
+_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,17 +123,40 @@ def _of_rule(eqn: jex.JaxprEqn) -> bytes:
     In there, other functions that have rules are known by their names: they are called,
     and not differentiated.
     """
-    program, derivative = alone(eqn), _RULES[form_of(eqn)]
+    program = alone(eqn)
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
     try:
-        # Nobody asks for this program again.
-        made = derivative.__wrapped__(program, (marks,), (wanted,))
-        return _of_program.__wrapped__(made, False)
+        if form_of(eqn) == "custom_vjp_call":
+            made = _there_and_back(program, marks, wanted)
+        else:  # nobody asks for this program again
+            made = [pushed.__wrapped__(program, (marks,), (wanted,))]
+        return _joined("rule", *(_of_program.__wrapped__(p, False) for p in made))
     except Exception:
         # The rule is a user's code. It may refuse that all inputs are differentiated,
         # with any error.
         return _of_nothing_else()
+
+
+def _there_and_back(
+    program: jex.ClosedJaxpr, marks: Flags, wanted: Flags
+) -> list[jex.ClosedJaxpr]:
+    """The two programs of a gradient: which of the two computes what is the rule's."""
+    pulls = list[Any]()
+
+    def there(*inputs: Value) -> tuple[list[Value], list[Value]]:
+        of_marked = lambda *new: pick(run(program, *put(inputs, marks, new)), wanted)
+        outs, pull = jax.vjp(of_marked, *pick(inputs, marks))
+        saved, structure = jax.tree.flatten(pull)
+        pulls.append(structure)
+        return outs, saved
+
+    def back(saved: list[Value], cts: list[Value]) -> PyTree:
+        return jax.tree.unflatten(pulls[-1], saved)(cts)
+
+    first = jax.make_jaxpr(there)(*program.in_avals)
+    cts = cotangent_types(program.out_avals, wanted)
+    return [first, jax.make_jaxpr(back)(first.out_avals[sum(wanted) :], cts)]
 
 
 def _of_nothing_else() -> bytes:

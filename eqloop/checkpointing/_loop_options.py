@@ -83,9 +83,10 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
     """
     assert isinstance(formula, PlannedLoop)
     problem = formula.problem
-    if (packing := packing_of(problem)) is not None:
-        problem, perturbed = packing.of(problem), packing.marks(perturbed)
     active, y_active = activity(problem.step, perturbed)
+    if (packing := packing_of(problem, active)) is not None:
+        problem, perturbed = packing.of(problem), packing.marks(perturbed)
+        active, y_active = activity(problem.step, perturbed)
     if not any((*active.carry, *y_active)):
         return None
     if isinstance(problem, UntilStopped):

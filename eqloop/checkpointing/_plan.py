@@ -264,9 +264,10 @@ def planned(
         consts, init, xs = placed
         added = (None,) * (problem.step.num_carry - len(init))
         problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
-    elif (packing := packing_of(problem)) is not None:
-        problem = packing.of(problem)
     active = all_active(problem.step)
+    if (packing := packing_of(problem, active)) is not None:
+        problem = packing.of(problem)
+        active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
 
 

@@ -352,6 +352,28 @@ def test_static_leaves_are_told_apart():
         assert jnp.allclose(carry["h"], H * n**3)
 
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    scale: float
+
+
+class Cell(eqx.Module):
+    scale: Any = eqx.field(static=True)
+
+    def __call__(self, h: Any, x: Any) -> Any:
+        scale = self.scale
+        scale = scale.scale if isinstance(scale, Config) else scale[0]
+        return h, jnp.copysign(x, float(scale)) * float(type(scale) is float)
+
+
+@pytest.mark.parametrize("make", [lambda x: (x,), Config], ids=["tuple", "dataclass"])
+def test_static_fields_are_told_apart(make: Any):
+    for scale in (0.0, -0.0, 0, 0.0, True, 1.0):
+        _, ys = el.Scan(Cell(make(scale)))(H, XS)
+        sign = np.copysign(1.0, scale) * float(type(scale) is float)
+        assert jnp.array_equal(ys, sign * jnp.abs(XS))
+
+
 @dataclasses.dataclass
 class Unhashable:
     scale: float

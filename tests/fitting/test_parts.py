@@ -94,3 +94,23 @@ def test_what_a_part_takes_is_told_for_each_device(monkeypatch):
     assert of() == of() == 2.0
     with el.planning_for(jax.devices()[-1]):
         assert of() == 4.0
+
+
+def test_parts_that_only_print_alike_take_what_they_take_themselves():
+    """Their rules save other values for the way back, and so do others of its kind."""
+
+    def program(saves):
+        @jax.custom_vjp
+        def f(x):
+            return jnp.sin(x)
+
+        f.defvjp(lambda x: (f(x), x if saves else None), lambda _, ct: (ct,))
+        _, parts = cut(lambda w, x: jnp.sum(f(f(x @ w))), W, X)
+        return parts
+
+    roles = lambda part: Roles((True,) * len(part.reads), (True,) * len(part.reads))
+    alike = lambda saves: [
+        _options._Alike(part, roles(part)) for part in program(saves)
+    ]
+    assert alike(True) == alike(True)
+    assert alike(True) != alike(False)

@@ -255,6 +255,17 @@ def test_what_differs_in_a_detail_stays():
     ]
 
 
+def test_constants_that_print_alike_stay():
+    one, other = np.zeros((2, 512), np.float32), np.zeros((2, 512), np.float32)
+    other[0, 200] = 1e-9
+    g = jax.jit(lambda x: (x * one, x * other, x * one.copy()))
+    new = ir.optimize(ir.inline_jit(jax.make_jaxpr(g)(X[0])))
+    assert names(new) == ["mul", "mul"]
+    outs = jex.jaxpr_as_fun(new)(jnp.float32(2))
+    for out, held in zip(outs, (one, other, one), strict=True):
+        np.testing.assert_array_equal(out, 2 * held)
+
+
 def test_calls_of_one_function_are_merged_and_stay_shared():
     g = jax.jit(lambda x: jnp.sin(x * 1.0))
     f = lambda x, y: (g(x), g(x), g(y))

@@ -381,3 +381,21 @@ def test_lines_are_broken_as_ruff_breaks_them(tmp_path):
         text=True,
     )
     assert found.returncode == 0, found.stdout
+
+
+def test_a_rule_may_call_a_function_of_the_same_name():
+    def named(rule):
+        @jax.custom_jvp
+        def same(x):
+            return jnp.sin(x)
+
+        same.defjvp(
+            lambda primals, tangents: (same(*primals), rule(*primals) * tangents[0])
+        )
+        return same
+
+    inner = named(lambda x: 3.0 * x)
+    outer = named(lambda x: inner(x))
+    slope = lambda f: jax.grad(jax.grad(lambda x: f(x)))(0.5)
+    text = ir.jaxpr_to_python(jax.make_jaxpr(outer)(0.5), "f")
+    np.testing.assert_allclose(slope(execute(text, "f")), slope(outer), rtol=1e-6)

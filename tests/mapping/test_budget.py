@@ -173,3 +173,18 @@ def test_is_found_once_for_maps_that_are_alike(monkeypatch):
     for _ in range(2):
         el.ChunkedVmap(lambda x: jnp.sin(x) ** 7, el.Budget(12345))(jnp.ones((9, 2)))
     assert len(compiled) == 1
+
+
+def test_is_found_anew_for_maps_that_only_print_alike(monkeypatch):
+    compiled = []
+    count = lambda run, *types: compiled.append(run) or 7
+    monkeypatch.setattr(_fitting, "temporary_bytes", count)
+
+    def run(value):
+        held = np.zeros((33, 33), np.float32)
+        held[16, 16] = value
+        f = jax.jit(lambda x: x @ held)
+        el.ChunkedVmap(f, el.Budget(12345))(jnp.ones((9, 33)))
+        return len(compiled)
+
+    assert [run(value) for value in (0.5, 0.5, 0.6)] == [1, 1, 2]

@@ -1,6 +1,8 @@
 """What cannot be run is said to be so, and nothing on disk is touched by it."""
 
+import dataclasses
 import errno
+import functools
 import json
 import os
 import re
@@ -280,6 +282,84 @@ def test_another_module(tmp_path):
     message = refused(ValueError, "holds another run, which dif", tmp_path, again)
     assert "f.shift: float32[3], other values" in message
     assert "f.name: 'cell' there, 'other' now" in message
+
+
+class Signed(eqx.Module):
+    like: tuple[float] = eqx.field(static=True)
+    by: float = eqx.field(static=True)
+
+    def __call__(self, h, x):
+        return h + self.by * jnp.copysign(x, self.like[0]), h
+
+
+def by_default(value):
+    return lambda h, x, by=value: (h * by + x, h)
+
+
+def by_partial(value):
+    return functools.partial(lambda by, h, x: (h * by + x, h), value)
+
+
+def in_dictionary(value):
+    held = {"by": [value]}
+    return lambda h, x: (h * held["by"][0] + x, h)
+
+
+def by_rule(value):
+    @jax.custom_jvp
+    def f(h):
+        return h
+
+    f.defjvp(lambda h, dot: (*h, value * dot[0]))
+    return lambda h, x: (f(h) + x, h)
+
+
+LARGE = np.zeros(2**22 * 5, np.float32)  # more than 64 MiB
+
+
+def large(value):
+    held = LARGE.copy()
+    held[len(held) // 2 + 1] = value
+    return lambda h, x: (h + held.sum() + x, h)
+
+
+@pytest.mark.parametrize(
+    ("make", "one", "other", "difference"),
+    [
+        (lambda v: Signed((v,), 1.0), 0.0, -0.0, r"f.like\[0\]: 0.0 there, -0.0 now"),
+        (lambda v: Signed((1.0,), v), 0.5, 0.25, "f.by: 0.5 there, 0.25 now"),
+        (by_default, 0.5, 0.25, "f: code of .*, changed"),
+        (by_default, np.ones(3, "f4"), np.zeros(3, "f4"), "closes over by: float32"),
+        (by_partial, 0.5, 0.25, r"f.args\[0\]: 0.5 there, 0.25 now"),
+        (by_partial, np.ones(3, "f4"), np.zeros(3, "f4"), r"f.args\[0\]: float32"),
+        (in_dictionary, 0.5, 0.25, "f: code of .*, changed"),
+        (in_dictionary, np.ones(3, "f4"), np.zeros(3, "f4"), r"over held\['by'\]\[0\]"),
+        (by_rule, 0.5, 0.25, "f: code of .*, changed"),
+        pytest.param(large, 0.0, 1.0, "closes over held", marks=pytest.mark.slow),
+    ],
+)
+def test_what_jax_does_not_see_is_compared(make, one, other, difference, tmp_path):
+    example(make(one)).run(tmp_path)
+    example(make(one)).run(tmp_path)
+    again = lambda: example(make(other)).run(tmp_path)
+    refused(ValueError, difference, tmp_path, again)
+
+
+@dataclasses.dataclass
+class Held:
+    by: float
+    itself: "Held | None" = None
+
+
+def test_what_a_function_reads_may_be_a_part_of_itself(tmp_path):
+    held = Held(0.5)
+    held.itself = held
+    f = lambda h, x: (h * held.by + x, h)
+    example(f).run(tmp_path)
+    example(f).run(tmp_path)
+    held.by = 0.25
+    again = lambda: example(f).run(tmp_path)
+    refused(ValueError, "f: code of .*, changed", tmp_path, again)
 
 
 def test_another_loss(finished):

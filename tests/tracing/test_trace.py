@@ -23,6 +23,13 @@ class Scale(eqx.Module):
         return {"y": self.by * x**power, "name": self.name, "n": 3}
 
 
+class Signed(eqx.Module):
+    like: tuple[float] = eqx.field(static=True)
+
+    def __call__(self, x):
+        return jnp.copysign(x, self.like[0])
+
+
 def test_jaxpr_and_structure():
     jaxpr, out = el.Trace(Scale(2 * X, "a"))(X, 2)
     assert out["name"] == "a"
@@ -59,6 +66,12 @@ def test_traces_once_for_types_and_static_leaves():
     assert traces == [1, 1.0, True, 1]
     trace.leaf_usage(X, 1)
     assert len(traces) == 4
+
+
+def test_static_fields_that_are_equal_may_be_others():
+    traces = [el.Trace(Signed((sign,)))(X).jaxpr for sign in (0.0, -0.0)]
+    found = [jex.jaxpr_as_fun(trace)(X)[0] for trace in traces]
+    np.testing.assert_array_equal(found, [abs(X), -abs(X)])
 
 
 def test_other_arrays_of_a_module_are_other_consts():

@@ -33,6 +33,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..._arrays import (
     Arrays,
@@ -103,7 +104,13 @@ class Packing(Substitute):
         if len(paths) == count:
             paths = self.packed(paths, lambda own: f"{own[0]} to {own[-1]}")
         loop = dataclasses.replace(loop, starts=tuple(starts), carry_paths=tuple(paths))
-        return dataclasses.replace(problem, step=self.step, loop=loop)
+        placed = problem.placed
+        if placed:
+            consts, init, xs = placed
+            packs = _joined(consts, self.consts, _stack_placement)
+            consts = (*consts, *packs, *[None] * len(self.tables))
+            placed = consts, tuple(self.packed(init, _stack_placement)), xs
+        return dataclasses.replace(problem, step=self.step, loop=loop, placed=placed)
 
     def is_even(self, flags: Sequence[bool]) -> bool:
         """Whether of each pack either all leaves are marked or none."""
@@ -189,22 +196,25 @@ class Packing(Substitute):
         return make_step(step, *types)
 
 
-def packed_of(
-    problem: Problem, active: Active, saves: Saves[Any] | None
+def packing_of(
+    problem: Problem, active: Active, saves: Saves[Any] | None = None
 ) -> Packing | None:
-    """The packing by which the gradient of a loop runs, if there is one."""
-    # A loop that is a forward sweep itself has been packed already, if at all.
-    packing = packing_of(problem) if saves is None else None
-    return packing if packing and packing.is_even(active.carry) else None
+    """How the carry of a loop is packed; `None` if it is better left as it is.
 
-
-def packing_of(problem: Problem) -> Packing | None:
-    """How the carry of a loop is packed; `None` if it is better left as it is."""
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        saves: What it stores for the way back of another gradient.
+    """
+    # What is a forward sweep itself has been packed already, if at all.
+    if saves is not None:
+        return None
     # A bar finds the leaves that it shows by their places, and a loop that stops its
     # condition.
     if problem.lead or problem.loop.meter.is_shown:
         return None
-    return _packing_of_step(problem.step)
+    packing = _packing_of_step(problem.step)
+    return packing if packing and packing.is_even(active.carry) else None
 
 
 @remembered_per_device(maxsize=256)
@@ -338,6 +348,15 @@ def _joined_cotangents(cts: list[Value]) -> Value:
 def _rows(pack: Value, types: Sequence[Aval]) -> list[Value]:
     """The rows of an array, or those of its cotangent."""
     return list(map(zero_cotangent, types)) if is_zero(pack) else rows_of(pack)
+
+
+def _stack_placement(own: Sequence[NamedSharding | None]) -> NamedSharding | None:
+    """How the stack of some arrays is split over devices, from how each of them is."""
+    first, *others = own
+    if first is None or any(other != first for other in others):
+        return None  # the compiler decides
+    spec = PartitionSpec(None, *first.spec)
+    return NamedSharding(first.mesh, spec, memory_kind=first.memory_kind)
 
 
 def _sum(ct: Value, other: Value) -> Value:

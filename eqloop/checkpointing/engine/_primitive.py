@@ -93,7 +93,7 @@ from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
 from ._logs import logging_of
 from ._loop import zero
-from ._packing import packed_of
+from ._packing import packing_of
 from ._problem import (
     Problem,
     activity,
@@ -125,7 +125,7 @@ from .orders._all_at_once import pull_residuals, store_residuals
 
 # What runs in place of a loop where that is differentiated; each in place of the one
 # before it, if both do.
-SUBSTITUTES: tuple[Callable[..., Substitute | None], ...] = (logging_of, packed_of)
+SUBSTITUTES: tuple[Callable[..., Substitute | None], ...] = (logging_of, packing_of)
 
 
 def planned_loop(

@@ -112,11 +112,8 @@ def list_bytes(problem: Problem, active: Active, layout: Layout | None = None) -
     problem = alike(problem)
     needs = needs_of_gradient(problem, active, outputs_wanted(problem), layout)
     forward = again(settled_problem(problem, active, reverse=True))
-    known, types = (
-        StoredLeaves.of(needs, forward, problem.loop_back),
-        forward.carry_types,
-    )
-    return sum(nbytes([types[i]]) * rows.length // rows.rows for i, rows in known.lists)
+    known = StoredLeaves.of(needs, forward, problem.loop_back)
+    return sum(rows.nbytes for _, rows in known.lists)
 
 
 def as_stored(problem: Problem, active: Active, layout: Layout) -> Problem:

@@ -12,7 +12,7 @@ import os
 import pathlib
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -31,6 +31,7 @@ _guard = threading.RLock()
 _known: dict[str, Fact] = {}
 _file_in_use: list[pathlib.Path] = []
 _caches_read: set[pathlib.Path] = set()
+_told: set[str] = set()
 
 
 @border
@@ -53,7 +54,8 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
 
     Raises:
         TypeError: If it is not a path.
-        ValueError: If there is something else in the file, or no such folder.
+        ValueError: If there is something else in the file, or no such folder. A file
+            of an earlier version is begun anew.
 
     Examples:
         >>> import pathlib, tempfile
@@ -77,6 +79,7 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
         found = {} if path is None else _read(pathlib.Path(path))
         _known.clear()
         _caches_read.clear()
+        _told.clear()
         _known.update(found)
         _file_in_use[:] = [] if path is None else [pathlib.Path(path)]
 
@@ -93,16 +96,26 @@ def remember(found: Mapping[str, Fact]) -> None:
     with _guard:
         _known.update(found)
         if _file_in_use:
-            try:
+            with _going_on(OSError, ValueError):
                 _write(_file_in_use[0])
-            except OSError as error:
-                # A full disk, say. Plans are made all the same.
-                warnings.warn(f"measurements: {error}", stacklevel=1)
         elif (path := _file_beside_cache()) is not None:
             # A cache that cannot be written to is none, as it is for JAX.
-            with contextlib.suppress(ValueError, OSError):
+            with _going_on(ValueError), contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _write(path)
+
+
+@contextlib.contextmanager
+def _going_on(*kinds: type[Exception]) -> Iterator[None]:
+    """Says once what is wrong with a file: plans are made all the same."""
+    try:
+        yield
+    except kinds as error:
+        # A full disk, say, or somebody has put something else into its place.
+        text = f"measurements: {error}." if isinstance(error, OSError) else str(error)
+        if text not in _told:
+            _told.add(text)
+            warnings.warn(f"{text} What is found out is not kept.", stacklevel=1)
 
 
 def key_of(parts: Iterable[object]) -> str:
@@ -129,21 +142,24 @@ def _file_beside_cache() -> pathlib.Path | None:
     path = pathlib.Path(folder) / _IN_CACHE
     if path not in _caches_read:
         _caches_read.add(path)
-        with contextlib.suppress(ValueError, OSError):
+        with _going_on(ValueError), contextlib.suppress(OSError):
             _known.update({**_read(path), **_known})
     return path
 
 
 def _read(path: pathlib.Path) -> dict[str, Fact]:
-    if not path.exists():
-        return {}
+    """What is in a file: nothing, if it is of an earlier version or is not there."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["eqloop measurements"] == _FILE_FORMAT:
+        if 0 < (found := content["eqloop measurements"]) < _FILE_FORMAT:
+            return {}
+        if found == _FILE_FORMAT:
             return {
                 str(key): {str(name): float(x) for name, x in fact.items()}
                 for key, fact in content["facts"].items()
             }
+    except FileNotFoundError:
+        return {}
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ValueError(

@@ -74,6 +74,7 @@ class Ending(AbstractStopping[Layout]):
             self.undifferentiated,
             self.chooses_policy,
             placed=self.placed,
+            carries=self.carries,
             ending=self,
         )
 

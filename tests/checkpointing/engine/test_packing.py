@@ -171,3 +171,71 @@ def test_few_leaves_and_unlike_ones_are_left_as_they_are():
     unlike = el.Scan(powers, schedule=el.Binomial(3))
     leaves = [jnp.float32(i) for i in range(COUNT)]
     assert len(unlike.plan(leaves, length=9).holds) == COUNT
+
+
+# Constants of functions that are called, which are told apart by their bits: as they
+# print, all of a kind are the same.
+
+
+def middles(count):
+    """Matrices that differ where they are not printed, as they are large."""
+    found = np.zeros((count, 33, 33))
+    found[:, 16, 16] = 0.1 + 0.1 * np.arange(count)
+    return [m + 0.05 * np.eye(33, k=1) for m in found]
+
+
+def last_digits(count):
+    return [1 + np.full(2, 1e-10 * i) for i in range(count)]
+
+
+def signs(count):
+    return [np.full(2, 0.0 if i % 3 else -0.0) for i in range(count)]
+
+
+def keys(count):
+    return list(jax.random.split(jax.random.key(0), count))
+
+
+def by_matrix(held, h):
+    return jnp.tanh(held @ h)
+
+
+def by_factor(held, h):
+    return jnp.sin(held * h)
+
+
+def by_sign(held, h):
+    return h * jnp.copysign(0.5, held)
+
+
+def by_noise(held, h):
+    return h * jax.random.normal(held, h.shape, h.dtype)
+
+
+HELD = {
+    "the middles of matrices": (middles, by_matrix, 33, False),
+    "last digits": (last_digits, by_factor, 2, True),
+    "signs of zeros": (signs, by_sign, 2, True),
+    "keys": (keys, by_noise, 2, False),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_constants_that_print_alike_are_others(name):
+    make, f, size, is_packed = HELD[name]
+    with jax.enable_x64(True):
+        calls = [jax.jit(functools.partial(f, held)) for held in make(COUNT)]
+        body = lambda hs, x: ([g(h) + x for g, h in zip(calls, hs, strict=True)], None)
+        start = [jnp.linspace(0.1, 1, size) for _ in range(COUNT)]
+
+        def gradient(scan):
+            loss = lambda hs: sum(jnp.sum(h**2) for h in scan(body, hs, jnp.ones(4))[0])
+            return jax.jit(jax.grad(loss))(start)
+
+        planned = scan(el.Binomial(2))
+        actual, expected = gradient(planned), gradient(lax.scan)
+        # Apart from rounding: the gradients themselves differ by more than that.
+        assert_close(actual, expected, rtol=1e-13, atol=1e-13)
+        assert len({np.asarray(ct).tobytes() for ct in expected}) > 1
+        plan = el.Scan(body, schedule=el.Binomial(2)).plan(start, jnp.ones(4))
+        assert (len(plan.holds) == 1) == is_packed

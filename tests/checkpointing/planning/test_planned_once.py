@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import eqloop as el
 from eqloop.checkpointing import trace_step
@@ -15,6 +17,7 @@ from eqloop.checkpointing.engine.leaves import _needed_leaves
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._together import Together
+from eqloop.checkpointing.planning import _facts
 
 from ...compiling import programs_compiled
 
@@ -92,6 +95,49 @@ def test_another_function_is_not_taken_for_it(counted: list[int]):
     counted.clear()
     plan(1.25, policy=el.policies.save_dots)
     assert counted
+
+
+def holding(value: float) -> Any:
+    """A step that calls a function which holds a matrix."""
+    held = np.zeros((33, 33), np.float32)
+    held[16, 16] = value
+    f = jax.jit(lambda h: h @ held)
+    return lambda h, x: (jnp.tanh(f(h) + x), None)
+
+
+def checkpointed(name: str) -> Any:
+    """A step that is checkpointed by a policy, which is a function."""
+    keeps = jax.checkpoint_policies.save_only_these_names(name)
+    f = lambda h: jnp.sin(checkpoint_name(jnp.sin(h), "a"))
+    return lambda h, x: (jax.checkpoint(f, policy=keeps)(h) + x, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "one", "other"),
+    [
+        (holding, 0.5, 0.5 + 1e-6),
+        (holding, 0.0, -0.0),
+        (checkpointed, "a", "b"),
+    ],
+)
+def test_a_step_that_prints_the_same_is_not_taken_for_it(
+    step: Any, one: Any, other: Any, counted: list[int]
+):
+    plan_of = lambda value: el.Scan(step(value), schedule=el.Budget("64KiB")).plan(
+        jnp.zeros(33), jnp.zeros((256, 33))
+    )
+    before = set(_facts._known)
+    plan_of(one)
+    of_one = set(_facts._known) - before
+    assert counted
+    assert of_one
+    counted.clear()
+    plan_of(one)
+    assert (counted, set(_facts._known) - before) == ([], of_one)
+    # All is found out anew: in the process, and for a file of measurements.
+    plan_of(other)
+    assert counted
+    assert set(_facts._known) - before > of_one
 
 
 def test_a_step_is_differentiated_once(counted: list[int]):

@@ -33,7 +33,6 @@ memory, and 9 times as long on a CPU.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import Arrays, explicit_sharding, is_symbolic, split
+from ...._arrays import Arrays, explicit_sharding, is_symbolic, nbytes, split
 from ...._programs import (
     RowWrite,
     aval_of,
@@ -94,6 +93,7 @@ class RowList:
         counts: The integers in the carry that are known before every step.
         ring: If a step writes a single row, the next one in a ring: the number to add
             to the counter for that row, modulo `rows`. Otherwise `None`.
+        row_bytes: The bytes of a row.
     """
 
     axis: int
@@ -105,15 +105,26 @@ class RowList:
     at: jex.ClosedJaxpr
     counts: Counts
     ring: int | None
+    row_bytes: int
 
     @property
     def length(self) -> int:
         """How many rows the list has."""
         return self.rows + self.steps * self.writes
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the list and, unless it is a ring, of `tables` as they are made.
+
+        Of rows of few numbers, tables take more than the list.
+        """
+        entries = 2 * self.steps * self.writes + self.rows + 1
+        tables = 0 if self.ring is not None else 4 * entries
+        return self.length * self.row_bytes + tables
+
     def takes_less(self, carries: int) -> bool:
         """Whether the list takes less memory than the buffer in so many carries."""
-        return self.length <= carries * self.rows
+        return self.nbytes <= carries * self.rows * self.row_bytes
 
     @property
     def arrays(self) -> int:
@@ -175,11 +186,13 @@ class RowList:
         if self.ring is not None:
             return []
         at = self.counts.at_all_steps(self.at, first, consts, xs, loop, self.steps)
-        at = at.reshape(-1)
-        # A stable sort: the writes to a row stay in the order of the steps.
-        in_order = jnp.argsort(at, stable=True).astype(jnp.int32)
+        numbers = lax.iota(jnp.int32, self.steps * self.writes)
+        # A stable sort: the writes to a row stay in the order of the steps. Beside the
+        # numbers it gives the rows in order. A search in these takes no memory, where
+        # to sort once more would take that of three tables.
+        at, in_order = lax.sort((at.reshape(-1), numbers), is_stable=True, num_keys=1)
         rows = jnp.arange(self.rows + 1, dtype=jnp.int32)
-        starts = jnp.searchsorted(at[in_order], rows, method="sort")
+        starts = jnp.searchsorted(at, rows, method="scan")
         return [in_order, starts.astype(jnp.int32)]
 
     def before(self, rows: Value, first: Value, *tables: Value, count: Value) -> Value:
@@ -400,8 +413,7 @@ def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
         return None
     pairs = [(eqn, made[eqn.outvars[0]]) for eqn in writes]
     lists = [_list_along(counted, axis, pairs) for axis in range(aval.ndim)]
-    size = lambda one: one.length * math.prod(aval.shape) // one.rows
-    return min(filter(None, lists), key=size, default=None)
+    return min(filter(None, lists), key=lambda one: one.nbytes, default=None)
 
 
 def _list_along(
@@ -415,7 +427,8 @@ def _list_along(
         writes: The equations that write, and the blocks that they write.
     """
     found = [row_write(eqn) for eqn, _ in writes]
-    rows = aval_of(writes[0][0].invars[0]).shape[axis]
+    whole = aval_of(writes[0][0].invars[0])
+    rows = whole.shape[axis]
     if not 0 < rows < MOST_ROWS or any(w is None or axis not in w.axes for w in found):
         return None
     writes_found = [write for write in found if write is not None]
@@ -430,7 +443,8 @@ def _list_along(
         return None
     by = counters[counter]
     settings = axis, rows, by.steps, count, counter, by.stride
-    found = RowList(*settings, at, known, offset)
+    row_bytes = nbytes([whole]) // rows
+    found = RowList(*settings, at, known, offset, row_bytes)
     # Places in the list have 32 bits.
     return found if found.length < 2**31 else None
 

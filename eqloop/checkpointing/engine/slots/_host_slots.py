@@ -202,15 +202,13 @@ jax.tree_util.register_dataclass(
 
 
 def _of_all_examples(slot: Value, shape: tuple[int, ...]) -> _OfAllExamples:
-    """Slots that may be batched, as an array that is not.
-
-    In a program that is batched only after it was traced, they stay what they are.
-    """
+    """Slots that may be batched, as an array that is not."""
     numbers = list[Value]()
     # The innermost `vmap` answers first, and then those around it.
     while True:
         answer = _Answer()
         number = _example_p.bind(slot, answer=answer)
+        answer.is_read = True
         # No `vmap` is left around that has these slots in its batch.
         if not answer.slots:
             return _OfAllExamples(slot, tuple(reversed(numbers)), shape)
@@ -218,11 +216,17 @@ def _of_all_examples(slot: Value, shape: tuple[int, ...]) -> _OfAllExamples:
         numbers.append(number)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Answer:
-    """What a `vmap` answers: the slots of all of its examples, if they are batched."""
+    """What a `vmap` answers, while it is being asked.
+
+    Attributes:
+        slots: The slots of all of its examples, if they are batched.
+        is_read: Whether the answer was read. What is said later nobody hears.
+    """
 
     slots: list[Value] = dataclasses.field(default_factory=list)
+    is_read: bool = False
 
 
 _EXAMPLE_NUMBER = jax.typeof(np.int32(0))
@@ -237,6 +241,10 @@ def _number_examples(
     args: Arrays, dims: Sequence[int], answer: _Answer
 ) -> tuple[Value, int]:
     (slot,), (dim,) = args, dims
+    # The way back expands only when nothing around it is left to batch.
+    assert not answer.is_read, (
+        "slots on the host cannot be batched after the way back was traced"
+    )
     # The batch is behind the rows already, where the forward sweep put it.
     answer.slots.append(jnp.moveaxis(slot, dim, 1))
     size, mesh_axis = slot.shape[dim], mesh_axis_of(slot, dim)
