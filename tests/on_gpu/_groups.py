@@ -82,7 +82,7 @@ def as_it_is(size: int) -> int:
 
 def tiny(size: int) -> int:
     """Sizes with which everything takes no time."""
-    return max(size // 64, 4)
+    return max(size // 16, 8)
 
 
 @dataclasses.dataclass(frozen=True)
