@@ -113,6 +113,8 @@ def _options() -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # This process takes nothing of the device, whatever is imported.
+    os.environ["JAX_PLATFORMS"] = "cpu"
     from ._found import Found
     from ._groups import GROUPS, as_it_is, tiny
     from ._processes import Processes, Task

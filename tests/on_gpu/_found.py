@@ -40,7 +40,7 @@ class Found:
                 self._say(_line(said))
             self._said.add(state)
         self._rows.update({row.key: row for row in rows})
-        if self._file:
+        if self._file and self._rows:
             save(merged(self._before, self._rows.values()), self._file)
 
     def _lost(self, task: Task, said: NotDone) -> Iterator[Row]:

@@ -82,7 +82,7 @@ def as_it_is(size: int) -> int:
 
 def tiny(size: int) -> int:
     """Sizes with which everything takes no time."""
-    return max(size // 64, 4)
+    return max(size // 16, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +243,7 @@ def fit(size: Size) -> Iterator[Unit]:
     def gradient(name: str, loss: Callable[..., Any]) -> Program:
         return Program(name, lambda _: jax.value_and_grad(loss))
 
+    # It measures as well, but takes a minute to plan: others would wait too long.
     def fitted(share: float) -> Program:
         def make(whole: int) -> Callable[..., Any]:
             nbytes = max(int(share * whole), 1)
@@ -287,7 +288,9 @@ GROUPS: Mapping[str, Group] = {
     ),
     "offload": Group(
         "Slots on the host",
-        "The same schedules with slots on the device and on its host.",
+        "The same schedules with slots on the device and on its host, and a copy there "
+        "and back by itself. If more bytes are moved in the time that is added than a "
+        "copy by itself moves, copies run beside steps.",
         1.0,
         offload,
     ),

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from ..benchmarks._report import folded, milliseconds, table
 from ._fitting import fitted_rates
-from ._groups import GROUPS
+from ._groups import GROUPS, as_it_is
 from ._rows import Row, Rows
 
 _NOTHING = """\
@@ -43,7 +43,7 @@ def _of_device(rows: Sequence[Row]) -> str:
     device = rows[0].device
     parts = [f"## Times on an {device}", _INTRODUCTION.rstrip(), _circumstances(rows)]
     for name, group in GROUPS.items():
-        units = _units([row for row in rows if row.group == name])
+        units = _units(name, [row for row in rows if row.group == name])
         if not any(row.seconds for unit in units.values() for row in unit):
             continue
         parts += [f"### {group.title} ({device})", group.about]
@@ -65,9 +65,21 @@ def _circumstances(rows: Sequence[Row]) -> str:
     )
 
 
-def _units(rows: Sequence[Row]) -> Mapping[str, _Unit]:
+def _units(name: str, rows: Sequence[Row]) -> Mapping[str, _Unit]:
+    """The rows of a group by their units, in the order of the table.
+
+    They have come in any order, and some of them are of an earlier table.
+    """
+    known = [
+        (unit.step, program.name)
+        for unit in GROUPS[name].units(as_it_is)
+        for program in unit.programs
+    ]
+    order = {about: i for i, about in enumerate(known)}
     found = dict[str, list[Row]]()
-    for row in rows:
+    for row in sorted(
+        rows, key=lambda row: order.get((row.step, row.name), len(order))
+    ):
         found.setdefault(row.step, []).append(row)
     return found
 
@@ -119,17 +131,23 @@ def _over_best(row: Row, rows: _Unit) -> str:
     return f"{_median(row) / min(fitting):.2f}, of {len(fitting)}"
 
 
-def _copied(row: Row, rows: _Unit) -> str:
-    """The bytes that go to the host and come back, and those of a second, if alone."""
-    if row.step != "copies":
-        return _size(row.host or None)
-    return f"{2 * row.host / min(row.seconds) / 1e9:.1f} GB/s" if row.host else ""
-
-
-def _added(row: Row, rows: _Unit) -> str:
+def _added(row: Row, rows: _Unit) -> float | None:
     """How much longer it takes with slots on the host."""
     here = [one for one in rows if f"Offload({one.name})" == row.name and one.seconds]
-    return f"{1e3 * (_median(row) - _median(here[0])):+,.1f} ms" if here else ""
+    return _median(row) - _median(here[0]) if here else None
+
+
+def _longer(row: Row, rows: _Unit) -> str:
+    added = _added(row, rows)
+    return "" if added is None else f"{1e3 * added:+,.1f} ms"
+
+
+def _moved(row: Row, rows: _Unit) -> str:
+    """The bytes that go to the host and back, in the time that this takes."""
+    added = _median(row) if row.step == "copies" else _added(row, rows)
+    if not row.host or added is None:
+        return ""
+    return f"{2 * row.host / added / 1e9:.1f} GB/s" if added > 0 else "no time"
 
 
 def _not_measured(rows: Sequence[Row]) -> str:
@@ -156,5 +174,9 @@ _COLUMNS: Mapping[str, _Cell] = {
 }
 _OF_GROUPS: Mapping[str, Mapping[str, _Cell]] = {
     "regret": {"over the best that fits": _over_best},
-    "offload": {"on the host": _copied, "longer than here": _added},
+    "offload": {
+        "on the host": lambda row, _: _size(row.host or None),
+        "longer than here": _longer,
+        "moved in that time": _moved,
+    },
 }

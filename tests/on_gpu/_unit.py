@@ -5,6 +5,7 @@ import dataclasses
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +64,7 @@ def work(mode: Mode, task: Task, pipe: Any) -> None:
         with el.planning_for(mode.target) if mode.target else contextlib.nullcontext():
             _work(mode, task, pipe)
     except Exception as error:
+        traceback.print_exc()
         pipe.send(NotDone(in_short(error)))
 
 
