@@ -13,8 +13,8 @@ from .._arrays import (
     Rest,
     as_arrays,
     flatten,
-    is_dynamic,
     is_scalar,
+    is_typed,
     partition,
 )
 from .._calls import (
@@ -103,7 +103,7 @@ class Trace(AbstractTransform):
             TypeError: If a leaf that is not an array is not hashable.
         """
         call = RememberedCall.of("Trace", self.f, args, kwargs)
-        count = sum(map(_is_array, flatten(self.f)[0]))
+        count = sum(map(is_typed, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
         # The arrays of `f` were inputs, so the trace also holds for other arrays of
@@ -152,7 +152,7 @@ class _Static:
 
     @classmethod
     def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
-        arrays, rest = partition(tree, _is_array)
+        arrays, rest = partition(tree, is_typed)
         kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
         return arrays, cls(rest, kinds)
 
@@ -219,7 +219,3 @@ def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:
 
 # It is never run. It is jitted because JAX remembers the traces of jitted functions.
 _remembered = jax.jit(_run, static_argnums=0)
-
-
-def _is_array(leaf: object) -> bool:
-    return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
