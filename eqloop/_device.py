@@ -7,21 +7,15 @@ device, platform or backend it is asks `planning_device`.
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.core
 import jax.stages
-import numpy as np
 from jax.sharding import (
-    AbstractMesh,
-    AxisType,
     Mesh,
     NamedSharding,
-    PartitionSpec,
-    SingleDeviceSharding,
 )
 
 from ._known_devices import (
@@ -77,55 +71,13 @@ class PlannedDevice:
         """What it does in a second, at best."""
         return rates_of(self.platform, self.kind)
 
-    def lower(self, run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
-        """A program to compile for this device, or for as many as it is split over.
-
-        That is how the types of its arguments are split over a mesh, if they are, or
-        the mesh that is set. Which devices that mesh consists of makes no difference:
-        it is made of devices of this kind.
-
-        Args:
-            run: The program, a function of arrays.
-            types: Its arguments, or their types.
-
-        Raises:
-            ValueError: If there are too few devices of this kind.
-        """
-        flat, tree = jax.tree.flatten(jax.tree.map(_type_of, types))
-        program = lambda *flat: run(*tree.unflatten(flat))
-        split_over = _mesh_of(flat)
-        if split_over.empty:
-            alone = SingleDeviceSharding(self.own)
-            flat = [_placed(aval, alone) for aval in flat]
-        else:
-            mesh = self._mesh_like(split_over)
-            manual = _manual_axes(split_over)
-            if manual:
-                program, flat = _on_all_devices(program, flat, mesh, manual)
-            flat = _spread(flat, mesh)
-            split_over = mesh.abstract_mesh
-        # A program may be asked for while another one is traced, for another mesh.
-        with jax.sharding.use_abstract_mesh(split_over):
-            traced: Any = jax.jit(program).trace(*flat)
-            lowered = traced.lower(lowering_platforms=self._lowered_for)
-        return lowered
-
-    @property
-    def _lowered_for(self) -> tuple[str, ...] | None:
-        # Of the devices of a mesh JAX knows only that they are GPUs. If there are none
-        # here, it cannot tell whose they are.
-        return ("cuda",) if self.platform == "gpu" and not self.is_here else None
-
-    def _mesh_like(self, abstract: AbstractMesh) -> Mesh:
-        """A mesh of devices of this kind, without manual axes."""
+    def alike(self, size: int) -> tuple[Device, ...]:
+        """So many devices of this kind that work together, or all there are."""
         every = self.own.client.devices()
         alike = [device for device in every if device.device_kind == self.kind]
         # A process compiles for devices of its own, as far as they go.
         alike.sort(key=lambda device: device.process_index != self.own.process_index)
-        automatic = {AxisType.Manual: AxisType.Auto}
-        types = tuple(automatic.get(kind, kind) for kind in abstract.axis_types)
-        devices = np.array(alike[: abstract.size]).reshape(abstract.axis_sizes)
-        return Mesh(devices, abstract.axis_names, axis_types=types)
+        return tuple(alike[:size])
 
 
 # The key of JAX's caches contains the device: what was traced for one is traced again
@@ -187,8 +139,8 @@ def planning_for_call(
 
     Args:
         device: The device, if one was asked for.
-        args: Arrays, or their types, among other things. Those that were put on a
-            device are computed with there.
+        args: Arrays, their types, and meshes, among other things. What was put on a
+            device is computed with there.
     """
     if device is None and _chosen.value is None:
         found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
@@ -199,7 +151,9 @@ def planning_for_call(
 
 
 def _device_put_on(x: Value) -> Device | None:
-    """One of the devices that an array was put on, or that a type of one says."""
+    """One of the devices that an array was put on, or that a type or a mesh says."""
+    if isinstance(x, Mesh):
+        return _device_of(x)
     is_type = isinstance(x, jax.ShapeDtypeStruct)
     is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     if not (is_type or (is_array and x.committed)) or x.sharding is None:
@@ -292,125 +246,3 @@ def _local_devices(platform: str) -> list[Device]:
         return jax.local_devices(backend=platform)
     except RuntimeError:  # JAX has no such platform.
         return []
-
-
-# Types of arrays that are split over the devices of a mesh.
-
-
-def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether types say how arrays are split over a mesh."""
-    return AxisType.Explicit in mesh.axis_types
-
-
-def _is_type(aval: object) -> bool:
-    return isinstance(aval, jax.core.ShapedArray | jax.ShapeDtypeStruct)
-
-
-def _type_of(x: Value) -> Value:
-    """The type of an array, with its sharding; anything else as it is."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
-        return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-def _mesh_of(types: list[Value]) -> AbstractMesh:
-    """The mesh that types are split over, or else the one that is set, if any is."""
-    shardings = [aval.sharding for aval in types if _spec_of(aval)]
-    meshes = [sharding.mesh for sharding in shardings]
-    found = [mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh for mesh in meshes]
-    is_set = jax.sharding.get_abstract_mesh()
-    return next((mesh for mesh in found if not mesh.empty), is_set)
-
-
-def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
-    """The axes of a `jax.shard_map` that is around a program."""
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in pairs if kind == AxisType.Manual)
-
-
-def _spec_of(aval: Value) -> PartitionSpec | None:
-    """How arrays of a type are split, if that is known."""
-    sharding = aval.sharding if _is_type(aval) else None
-    if not isinstance(sharding, NamedSharding):
-        return None
-    # Of automatic axes, a type knows nothing, unless it was made to tell.
-    is_told = isinstance(aval, jax.ShapeDtypeStruct) or _is_explicit(sharding.mesh)
-    return sharding.spec if is_told else None
-
-
-def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
-    """Types with the devices of a mesh.
-
-    Where axes are automatic, the compiler decides on arrays of which nothing is known,
-    as it does within a program. If nothing is known of any, each device has all.
-    """
-    specs = list(map(_spec_of, types))
-    is_automatic = not _is_explicit(mesh) and any(spec is not None for spec in specs)
-    placed = lambda spec: NamedSharding(mesh, spec or PartitionSpec())
-    leaves_open = lambda spec: spec is None and is_automatic
-    return [
-        _placed(aval, None if leaves_open(spec) else placed(spec))
-        for aval, spec in zip(types, specs, strict=True)
-    ]
-
-
-def _placed(aval: Value, sharding: Any) -> Value:
-    """A type with the devices that arrays of it are on, if that is decided."""
-    if not _is_type(aval):
-        return aval
-    is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-    if is_on_host and sharding is not None:
-        sharding = sharding.with_memory_kind("pinned_host")
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
-    )
-
-
-def _on_all_devices(
-    program: Callable[..., PyTree],
-    types: list[Value],
-    mesh: Mesh,
-    axes: tuple[str, ...],
-) -> tuple[Callable[..., PyTree], list[Value]]:
-    """The program of each device as one of all devices, with its types.
-
-    An array that differs between devices has one more axis in front, for these.
-    """
-    varying = [tuple(sorted(aval.manual_axis_type.varying)) for aval in types]
-    # Without any, the types may be from a `shard_map` that does not check them.
-    is_checked = any(varying)
-
-    def of_one_device(*flat: Value) -> list[Value]:
-        own = [
-            x[0] if own_axes else x for x, own_axes in zip(flat, varying, strict=True)
-        ]
-        results = jax.tree.leaves(program(*own))
-        if is_checked:
-            results = [_varying(x, axes) for x in results]
-        return [x[None] for x in results]
-
-    stacked, specs = [], []
-    for aval, axes_of in zip(types, varying, strict=True):
-        rows = (math.prod(mesh.shape[axis] for axis in axes_of),) if axes_of else ()
-        specs.append(PartitionSpec(*([axes_of] if axes_of else [])))
-        spec = PartitionSpec(*specs[-1], *(_spec_of(aval) or ()))
-        stacked.append(
-            jax.ShapeDtypeStruct(
-                (*rows, *aval.shape), aval.dtype, sharding=NamedSharding(mesh, spec)
-            )
-        )
-    of_all = jax.shard_map(
-        of_one_device,
-        mesh=mesh,
-        in_specs=tuple(specs),
-        out_specs=PartitionSpec(axes),
-        axis_names=set(axes),
-        check_vma=is_checked,
-    )
-    return of_all, stacked
-
-
-def _varying(x: Value, axes: tuple[str, ...]) -> Value:
-    """An array as one that differs between devices along all of these axes."""
-    missing = set(axes) - jax.typeof(x).manual_axis_type.varying
-    return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -14,7 +14,7 @@ import eqloop as el
 from eqloop import _device
 from eqloop._device import PlannedDevice, planning_device, remembered_per_device
 from eqloop._known_devices import KNOWN, compile_only_device, known_name
-from eqloop._programs import temporary_bytes
+from eqloop._programs import _lowering, lowered, temporary_bytes
 from eqloop.checkpointing.planning import _facts, _paces, _trials
 
 from .asserts import assert_raises
@@ -132,13 +132,13 @@ PLANNED = {
 @pytest.mark.parametrize("i", range(len(PLANNED)), ids=list(PLANNED))
 def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     compiled = []
-    compile_it = PlannedDevice.lower
+    trace = _lowering._Placed.trace
 
-    def noted(device, *args, **options):
+    def noted(program, device):
         compiled.append(device.own)
-        return compile_it(device, *args, **options)
+        return trace(program, device)
 
-    monkeypatch.setattr(PlannedDevice, "lower", noted)
+    monkeypatch.setattr(_lowering._Placed, "trace", noted)
     # Each has a device of its own, for which nothing is known yet.
     device = jax.devices()[i + 1]
     list(PLANNED.values())[i](device=device)
@@ -290,7 +290,7 @@ def test_plans_for_devices_that_are_not_here(name):
 
     planned = el.plans(gradient, device=name)(*ARGS).peak_bytes
     with el.planning_for(name):
-        memory: Any = device.lower(gradient, *ARGS).compile().memory_analysis()
+        memory: Any = lowered(gradient, *ARGS).compile().memory_analysis()
     assert memory.temp_size_in_bytes <= planned <= SCAN.schedule.nbytes
 
 
@@ -304,5 +304,5 @@ def test_a_mesh_of_devices_that_are_not_here(name):
             jnp.float32,
             sharding=jax.NamedSharding(explicit_mesh_of(b=8), jax.P("b")),
         )
-        compiled: Any = planning_device().lower(jnp.sin, split).compile()
+        compiled: Any = lowered(jnp.sin, split).compile()
         assert compiled.memory_analysis().output_size_in_bytes == 8 * 2048 * 4

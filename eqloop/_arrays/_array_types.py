@@ -160,16 +160,6 @@ def automatic_sharding(x: Value) -> NamedSharding | None:
     return sharding if AxisType.Auto in sharding.mesh.axis_types else None
 
 
-def automatic_shardings(tree: PyTree) -> list[NamedSharding | None]:
-    """The same of each array in a tree, and of each `jax.ShapeDtypeStruct`.
-
-    Those of NumPy are among them: Equinox traces them as well.
-    """
-    kinds = jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
-    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, kinds)]
-    return list(map(automatic_sharding, arrays))
-
-
 def on_mesh(aval: Aval) -> Aval:
     """The type of what is on the explicit mesh that is set, if there is one.
 

@@ -29,6 +29,11 @@ def is_dynamic(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
+def is_typed(leaf: object) -> bool:
+    """Whether a leaf is such an array, or a type that stands for one."""
+    return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def is_scalar(leaf: object) -> bool:
     """Whether a leaf is a Python number: static or dynamic as the context has it."""
     # Not `isinstance`: nobody wants an `enum.IntEnum` to be traced.

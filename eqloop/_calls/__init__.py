@@ -20,6 +20,7 @@ from ._opening import (
     enforce_annotations,
     explained,
     open_call,
+    open_gradient,
     parameters_of,
     positional_names,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "int_of",
     "named_as",
     "open_call",
+    "open_gradient",
     "parameters_of",
     "parse_bytes",
     "positional_names",

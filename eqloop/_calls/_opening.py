@@ -36,6 +36,9 @@ from .._arrays import (
     Axis,
     Rest,
     as_arrays,
+    is_inexact,
+    is_inexact_scalar,
+    is_typed,
     is_weak,
     partition,
     paths,
@@ -137,6 +140,31 @@ def open_call(
 
     names = call_names(f, dynamic, kwargs, rest.taken)
     return OpenedCall(rest.join, call, take, KnownAs(kind, f, names)), arrays
+
+
+def open_gradient(*parts: PyTree) -> tuple[list[Value], Rest]:
+    """Takes apart the arguments of a call whose gradient is planned.
+
+    Numbers of Python stay what they are, as in the call. If nothing else can be
+    differentiated, they are taken for arrays, as `jax.grad` takes them.
+
+    Args:
+        parts: The arguments, in which types can stand for arrays, and the function.
+
+    Returns:
+        The arrays and types, and the rest.
+
+    >>> taken, rest = open_gradient(jnp.zeros(2), 0.5)
+    >>> taken, rest.join(["its place"])
+    ([Array([0., 0.], dtype=float32)], ('its place', 0.5))
+    >>> open_gradient("name", 0.5)[0]
+    [Array(0.5, dtype=float32, weak_type=True)]
+    """
+    taken, rest = partition(parts, is_typed)
+    if any(map(is_inexact, taken)):
+        return taken, rest
+    as_traced = lambda leaf: jnp.asarray(leaf) if is_inexact_scalar(leaf) else leaf
+    return partition(jax.tree.map(as_traced, parts), is_typed)
 
 
 @dataclasses.dataclass(frozen=True)

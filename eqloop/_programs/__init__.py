@@ -7,8 +7,9 @@ A program is a jaxpr on a flat list of arrays.
   the others, `_effects.py` which effects it has, `_ranges.py` between which integers
   its values lie, `_row_writes.py` which equations write rows of a buffer, and
   `_places.py` from which line of the user's program an operation
-  comes. `_compiled.py` compiles it to see how much memory it takes. `_identity.py`
-  tells it from others, and `_functions.py` functions of Python from others.
+  comes. `_lowering.py` puts it on the devices that it will run on, and `_compiled.py`
+  compiles it to see how much memory it takes. `_identity.py` tells it from others, and
+  `_functions.py` functions of Python from others.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
   differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
@@ -93,6 +94,7 @@ from ._jaxprs import (
     without_dead_code,
 )
 from ._leftover import recall
+from ._lowering import lowered, meshes_in
 from ._places import (
     JAX_FILES,
     OUR_FILES,
@@ -181,6 +183,7 @@ __all__ = [
     "loop_name",
     "loop_of_jax",
     "loop_scope",
+    "lowered",
     "makes_refs",
     "makes_zeros",
     "map_equations",
@@ -188,6 +191,7 @@ __all__ = [
     "map_programs",
     "mapped",
     "mark",
+    "meshes_in",
     "named_in",
     "parted",
     "place_now",

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._device import planning_device
 from .._types import PyTree
+from ._lowering import lowered
 
 # XLA assigns memory before it generates code, so this code need not be fast. On the
 # CPU, this pass makes one function of a whole loop, and LLVM takes long to compile that
@@ -29,7 +30,7 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
     device = planning_device()
     options = _quick_options() if device.platform == "cpu" else None
     try:
-        compiled = device.lower(run, *types).compile(options)
+        compiled = lowered(run, *types).compile(options)
         analysis = compiled.memory_analysis()
     except Exception:
         return None

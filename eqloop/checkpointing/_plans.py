@@ -11,7 +11,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, automatic_shardings, flatten, partition, split
+from .._arrays import Flags, Rest, automatic_sharding, is_typed, partition, split
 from .._calls import KnownAs, OpenedCall, call_names, format_bytes, typed
 from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import (
@@ -199,33 +199,33 @@ def _finding(
     @border
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
-        with planning_for_call(device, args, kwargs), listing() as decided:
-            program = _program(f, args, kwargs)
+        arrays, rest = partition((f, args, kwargs), is_typed)
+        trace = lambda: _program(f, args, kwargs, arrays, rest)
+        with planning_for_call(device, arrays), listing() as decided:
+            program = trace()
             finder = _Finder(decided, of_jax)
             finder.look_into(program)
             if any(map(finder.has_stand_ins, finder.of_jax.values())):
                 with as_run():
-                    finder.see_run(_program(f, args, kwargs))
-            typed = eqx.filter((args, kwargs), _is_typed)
-            finder.split_as(program, automatic_shardings(typed))
+                    finder.see_run(trace())
+            finder.split_as(program, list(map(automatic_sharding, arrays)))
             found = finder.of_program(program, 0, None)
         return Plans(tuple(found.loops), found.peak)
 
     return find
 
 
-def _is_typed(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
-
-
 def _program(
-    f: Callable[..., PyTree], args: tuple[PyTree, ...], kwargs: dict[str, Any]
+    f: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, Any],
+    arrays: list[Value],
+    rest: Rest,
 ) -> jex.ClosedJaxpr:
-    """The program of a call, in which types can stand for arrays."""
-    arrays, rest = partition((args, kwargs), _is_typed)
-    call = lambda args, kwargs: f(*args, **kwargs)
+    """The program of a call, from its arrays, or types of them, and what is left."""
+    call = lambda f, args, kwargs: f(*args, **kwargs)
     take = lambda out: (eqx.filter(out, eqx.is_array), None)
-    names = call_names(f, args, kwargs, [*[False] * len(flatten(f)[0]), *rest.taken])
+    names = call_names(f, args, kwargs, rest.taken)
     opened = OpenedCall(rest.join, call, take, KnownAs("jit", f, names))
     return jax.make_jaxpr(opened.on_arrays)(arrays)
 

@@ -167,7 +167,7 @@ def decided(
     program: jex.ClosedJaxpr,
     marks: Flags,
     limit: Limit,
-    types: tuple[Aval, ...] | None = None,
+    types: tuple[Aval, ...],
 ) -> Decision:
     """Decides what each part of a function stores.
 
@@ -175,14 +175,13 @@ def decided(
         program: The function.
         marks: Which of its inputs are differentiated.
         limit: What its gradient may take.
-        types: The types of its inputs, where these say more of how they are split.
+        types: The types of its inputs, with all that is known of how they are split.
 
     Raises:
         ValueError: If nothing fits that was tried.
     """
     cut = Cut.of(program)
     ways, choice = cut.choice(marks)
-    types = tuple(program.in_avals) if types is None else types
     most = limit.besides(types, marks, program.out_avals)
     whole = _Whole(cut, ways, choice, marks, types)
     tries, compiled = list[Decision](), 0

@@ -1,17 +1,16 @@
 """`Fit`: a function whose gradient takes no more memory than a budget."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, final
 
-import equinox as eqx
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from .._arrays import (
-    automatic_shardings,
+    automatic_sharding,
     is_inexact,
     is_weak,
     strongly_typed,
@@ -27,17 +26,18 @@ from .._calls import (
     check_bool,
     compiled_once,
     open_call,
+    open_gradient,
     parse_bytes,
     setting,
 )
 from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import is_ref, traced
-from .._types import PyTree, Value
+from .._types import Aval, PyTree, Value
 from ..checkpointing import fitting
 from ..rescheduling import with_open_loops
-from ._decision import Limit, decided
+from ._decision import Limit
 from ._fit_plan import FitPlan, plan_of_decision
-from ._fitted_call import FittedCall
+from ._fitted_call import FittedCall, type_split_as
 from ._options import Way
 
 
@@ -136,10 +136,11 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 over a reference.
             ValueError: If a gradient is taken that does not fit.
         """
-        call, program, weak, inputs = self._opened(args, kwargs)
-        formula = FittedCall(program, self._limit, self.device, self.ways)
-        outs = formula.apply(*inputs)
-        return call.kept.join(with_weak_types(outs, weak))
+        opened = _Opened.of(self.f, args, kwargs, self.foreign)
+        how = self._limit, self.device, self.ways
+        formula = FittedCall(opened.program, opened.types, *how)
+        outs = formula.apply(*opened.inputs)
+        return opened.call.kept.join(with_weak_types(outs, opened.weak))
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> FitPlan:
         """Decides what is stored in a gradient with respect to all inputs.
@@ -156,57 +157,22 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         Raises:
             ValueError: If nothing fits.
         """
-        found: list[jex.ClosedJaxpr] = []
+        arrays, rest = open_gradient(self.f, args, kwargs)
+        shardings = list(map(automatic_sharding, arrays))
+        found: list[_Opened] = []
 
-        def opened(self: Fit, args: PyTree, kwargs: PyTree) -> list[Value]:
-            _, program, _, inputs = self._opened(args, kwargs)
-            found.append(program)
-            return inputs
+        def open_traced(*traced: Value) -> None:
+            f, args, kwargs = rest.join(traced)
+            found.append(_Opened.of(f, args, kwargs, self.foreign, shardings))
 
-        with planning_for_call(self.device, args, kwargs):
-            # A number of Python would be traced, and differentiated, in a gradient.
-            args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
-            eqx.filter_eval_shape(opened, self, args, kwargs)
-            (program,) = found
-            shardings = automatic_shardings((self, args, kwargs))
-            closed_over = len(program.in_avals) - len(shardings)
-            shardings = [*[None] * closed_over, *shardings]
-            types = tuple(
-                aval
-                if sharding is None
-                else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-                for aval, sharding in zip(program.in_avals, shardings, strict=True)
-            )
-            marks = tuple(map(is_inexact, program.in_avals))
-            decision = decided(program, marks, self._limit, types)
+        with planning_for_call(self.device, arrays):
+            jax.eval_shape(open_traced, *arrays)
+            (opened,) = found
+            formula = FittedCall(opened.program, opened.types, self._limit, self.device)
+        with formula.planning():
+            decision = formula.decision(tuple(map(is_inexact, formula.in_avals)))
             pinned = dataclasses.replace(self, ways=decision.ways)
             return plan_of_decision(decision, pinned)
-
-    def _opened(
-        self, args: Any, kwargs: Any
-    ) -> tuple[OpenedCall, jex.ClosedJaxpr, list[bool], list[Value]]:
-        """A call, its program, which outputs are weakly typed, and its inputs."""
-        call, arrays = open_call(self.f, args, kwargs)
-        with fitting():
-            closed = jax.make_jaxpr(call.on_arrays)(arrays)
-            if self.foreign:
-                closed = with_open_loops(closed)
-        consts = closed.consts
-        if any(map(is_ref, consts)):
-            raise TypeError(
-                "Fit: the function closes over a reference (`jax.new_ref`), which it "
-                "would write to again where it is run again. Pass arrays and return "
-                "them, or put `Fit` around the part that does not write to it."
-            )
-
-        def run(*flat: Value) -> list[Value]:
-            given = flat[: len(consts)], flat[len(consts) :]
-            return jax.core.eval_jaxpr(closed.jaxpr, given[0], *given[1])
-
-        inputs = list(map(strongly_typed, [*consts, *arrays]))
-        with fitting():
-            program = traced(run, list(map(jax.typeof, inputs)))
-        return call, program, list(map(is_weak, closed.out_avals)), inputs
 
     @property
     def _limit(self) -> Limit:
@@ -225,5 +191,55 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         check_device("Fit", self.device)
 
 
-def _as_traced(leaf: PyTree) -> PyTree:
-    return jnp.asarray(leaf) if isinstance(leaf, float | complex) else leaf
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A call of a function.
+
+    Attributes:
+        call: The call.
+        program: Its program, from what the function closes over and its arrays.
+        inputs: These.
+        types: Their types, with all that is known of how they are split over devices.
+        weak: Which of the outputs are weakly typed.
+    """
+
+    call: OpenedCall
+    program: jex.ClosedJaxpr
+    inputs: list[Value]
+    types: tuple[Aval, ...]
+    weak: list[bool]
+
+    @classmethod
+    def of(
+        cls,
+        f: Callable[..., PyTree],
+        args: Any,
+        kwargs: Any,
+        foreign: bool,
+        shardings: Sequence[NamedSharding | None] | None = None,
+    ) -> Self:
+        """Opens a call, the arrays of which are split like this, if it is given."""
+        call, arrays = open_call(f, args, kwargs)
+        with fitting():
+            closed = jax.make_jaxpr(call.on_arrays)(arrays)
+            if foreign:
+                closed = with_open_loops(closed)
+        consts = closed.consts
+        if any(map(is_ref, consts)):
+            raise TypeError(
+                "Fit: the function closes over a reference (`jax.new_ref`), which it "
+                "would write to again where it is run again. Pass arrays and return "
+                "them, or put `Fit` around the part that does not write to it."
+            )
+
+        def run(*flat: Value) -> list[Value]:
+            given = flat[: len(consts)], flat[len(consts) :]
+            return jax.core.eval_jaxpr(closed.jaxpr, given[0], *given[1])
+
+        inputs = list(map(strongly_typed, [*consts, *arrays]))
+        with fitting():
+            program = traced(run, list(map(jax.typeof, inputs)))
+        known = map(automatic_sharding, arrays) if shardings is None else shardings
+        split = [*map(automatic_sharding, consts), *known]
+        types = tuple(map(type_split_as, program.in_avals, split))
+        return cls(call, program, inputs, types, list(map(is_weak, closed.out_avals)))

@@ -3,13 +3,16 @@
 Its tangents, and the function under `vmap`, are functions with the same budget.
 """
 
+import contextlib
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Self
 
 import jax
 import jax.extend.core as jex
+from jax.sharding import NamedSharding
 
-from .._arrays import Flags, instantiated, pick, put
+from .._arrays import Flags, automatic_sharding, instantiated, pick, put
 from .._device import DeviceLike, planning_for_call
 from .._programs import (
     Doubled,
@@ -17,21 +20,32 @@ from .._programs import (
     Rewrite,
     Static,
     batched,
+    meshes_in,
     pushed,
     reached,
     run,
     settled,
+    traced,
 )
-from .._types import BatchAxis, PyTree, Value
+from .._types import Aval, BatchAxis, PyTree, Value
 from ..progress import Again, BarChange
-from ._decision import Cut, Limit, decided
+from ._decision import Cut, Decision, Limit, decided
 from ._options import Way
 
 
 class FittedCall(Formula):
-    """`inputs -> outputs`, both lists of arrays."""
+    """`inputs -> outputs`, both lists of arrays.
+
+    Attributes:
+        program: The function.
+        types: The types of its inputs, where these say more of how they are split.
+        limit: What its gradient may take.
+        device: What it is planned for, if it was told.
+        ways: How its parts run, if it was told.
+    """
 
     program: jex.ClosedJaxpr
+    types: tuple[Aval, ...]
     limit: Limit
     device: DeviceLike | None
     ways: tuple[Way, ...] | None
@@ -39,12 +53,14 @@ class FittedCall(Formula):
     def __init__(
         self,
         program: jex.ClosedJaxpr,
+        types: tuple[Aval, ...],
         limit: Limit,
         device: DeviceLike | None,
-        ways: tuple[Way, ...] | None,
+        ways: tuple[Way, ...] | None = None,
     ):
         self.in_avals, self.out_aval = tuple(program.in_avals), list(program.out_avals)
-        self.params = dict(program=program, limit=limit, device=device, ways=ways)
+        self.params = dict(program=program, types=types)
+        self.params |= dict(limit=limit, device=device, ways=ways)
         self.effects = program.effects
         super().__init__()
 
@@ -64,7 +80,11 @@ class FittedCall(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         gives = tuple(self.moves_out(moves))
         program = pushed(self.program, (moves,), (gives,))
-        return Doubled.of(self._of(program, None), (moves,), (gives,))
+        # Tangents are split as their inputs are.
+        dots = program.in_avals[len(self.types) :]
+        split = map(automatic_sharding, pick(self.types, moves))
+        types = (*self.types, *map(type_split_as, dots, split))
+        return Doubled.of(self._of(program, types), (moves,), (gives,))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         return self.rewritten(lambda program: settled(program, moves, reverse))
@@ -74,9 +94,7 @@ class FittedCall(Formula):
         return list(reached(self.program, marks, is_derivative=True))
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        if axis_name is not None:  # a batch has all outputs batched
-            return super().reached_out(marks, axis_name)
-        return list(reached(self.program, tuple(marks)))
+        return list(reached(self.program, tuple(marks), axis_name=axis_name))
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: Value
@@ -93,11 +111,19 @@ class FittedCall(Formula):
         residuals, structure = jax.tree.flatten(pull)
         return outs, (Static((marks, structure)), residuals), moves_out
 
+    def planning(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which plans are for the device that it will run on."""
+        return planning_for_call(self.device, self.types, meshes_in(self.program))
+
+    def decision(self, marks: Flags) -> Decision:
+        """What each of its parts stores in a gradient by the marked inputs."""
+        with self.planning():
+            return decided(self.program, marks, self.limit, self.types)
+
     def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:
         """The parts of the function, and the way to run each."""
         if self.ways is None:
-            with planning_for_call(self.device):
-                decision = decided(self.program, marks, self.limit)
+            decision = self.decision(marks)
             return decision.cut, decision.ways
         cut = Cut.of(self.program)
         if not cut.takes(self.ways):
@@ -126,14 +152,42 @@ class FittedCall(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        out_dims = (0,) * len(self.out_avals_flat)
-        program = batched(self.program, axis_data, tuple(dims), out_dims)
+        marks = [dim is not None for dim in dims]
+        each = self.reached_out(marks, axis_data.name)
+        if axis_data.explicit_mesh_axis is not None:
+            each = [True] * len(each)  # JAX takes no row of what devices share
+        program = _batched(self.program, axis_data, tuple(dims), tuple(each))
+        pairs = zip(marks, program.in_avals, self.types, strict=True)
+        types = [aval if is_batched else known for is_batched, aval, known in pairs]
         # What was decided for an example holds for a batch, if that has the same parts.
         is_alike = self.ways is not None and Cut.of(program).takes(self.ways)
         ways = self.ways if is_alike else None
-        return self._of(program, ways), args, list(out_dims)
+        out_dims = [0 if is_batched else None for is_batched in each]
+        return self._of(program, tuple(types), ways), args, out_dims
 
     def _of(
-        self, program: jex.ClosedJaxpr, ways: tuple[Way, ...] | None
+        self,
+        program: jex.ClosedJaxpr,
+        types: tuple[Aval, ...],
+        ways: tuple[Way, ...] | None = None,
     ) -> "FittedCall":
-        return FittedCall(program, self.limit, self.device, ways)
+        return FittedCall(program, types, self.limit, self.device, ways)
+
+
+def type_split_as(aval: Aval, sharding: NamedSharding | None) -> Aval:
+    """A type that says how its arrays are split over devices, if that is known."""
+    if sharding is None:
+        return aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+@functools.lru_cache(maxsize=512)
+def _batched(
+    program: jex.ClosedJaxpr, axis_data: BatchAxis, dims: PyTree, each: Flags
+) -> jex.ClosedJaxpr:
+    """The program of the vmap, with one value of what is the same for all examples."""
+    whole = batched(program, axis_data, dims, (0,) * len(each))
+    if all(each):
+        return whole
+    row = lambda x, is_batched: x if is_batched else x[0]
+    return traced(lambda *flat: map(row, run(whole, *flat), each), whole.in_avals)

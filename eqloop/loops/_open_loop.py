@@ -22,7 +22,6 @@ from .._arrays import (
     as_arrays,
     as_length,
     automatic_sharding,
-    automatic_shardings,
     axes_tree,
     axis_sizes,
     common_length,
@@ -183,18 +182,18 @@ def open_abstractly(
     """
     opened: list[OpenedLoop] = []
     found: list[tuple[NamedSharding | None, ...]] = []
-    shardings = automatic_shardings(args)
+    types, rest = partition(args, is_typed)
+    shardings = list(map(automatic_sharding, types))
 
-    def open_traced(*args: PyTree) -> None:
-        loop = open_call(*args)
-        traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
+    def open_traced(*traced: Value) -> None:
+        loop = open_call(*rest.join(traced))
         known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
         of = lambda x: known.get(id(x)) or automatic_sharding(x)
         opened.append(loop)
         found.extend(tuple(map(of, g)) for g in (loop.consts, loop.init, loop.xs))
 
-    eqx.filter_eval_shape(open_traced, *args)
+    jax.eval_shape(open_traced, *types)
     return opened[0], tuple(found) if any(map(any, found)) else ()
 
 

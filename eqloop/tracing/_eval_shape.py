@@ -6,7 +6,7 @@ from typing import final
 
 import jax
 
-from .._arrays import partition
+from .._arrays import is_typed, partition
 from .._calls import (
     AbstractTransform,
     KnownAs,
@@ -62,13 +62,9 @@ class EvalShape(AbstractTransform):
         """
         call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
         # Those of `f` may be types as well.
-        arrays, rest = partition((self.f, args, kwargs), _is_typed)
+        arrays, rest = partition((self.f, args, kwargs), is_typed)
         known_as = KnownAs("jit", self.f, call_names(self.f, args, kwargs, rest.taken))
-        take = lambda out: partition(out, _is_typed)
+        take = lambda out: partition(out, is_typed)
         opened = OpenedCall(rest.join, call, take, known_as)
         types = jax.eval_shape(opened.on_arrays, arrays)
         return opened.kept.join(types)
-
-
-def _is_typed(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)

@@ -14,7 +14,7 @@ from .._arrays import (
     as_arrays,
     bits,
     flatten,
-    is_dynamic,
+    is_typed,
     partition,
     structure_bits,
 )
@@ -104,7 +104,7 @@ class Trace(AbstractTransform):
             TypeError: If a leaf that is not an array is not hashable.
         """
         call = RememberedCall.of("Trace", self.f, args, kwargs)
-        count = sum(map(_is_array, flatten(self.f)[0]))
+        count = sum(map(is_typed, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
         # The arrays of `f` were inputs, so the trace also holds for other arrays of
@@ -153,7 +153,7 @@ class _Static:
 
     @classmethod
     def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
-        arrays, rest = partition(tree, _is_array)
+        arrays, rest = partition(tree, is_typed)
         return arrays, cls(rest, (structure_bits(rest.treedef), bits(rest.leaves)))
 
 
@@ -219,7 +219,3 @@ def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:
 
 # It is never run. It is jitted because JAX remembers the traces of jitted functions.
 _remembered = jax.jit(_run, static_argnums=0)
-
-
-def _is_array(leaf: object) -> bool:
-    return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

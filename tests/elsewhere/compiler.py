@@ -37,7 +37,8 @@ def compiled_for(kind: str, f: Callable[..., Any], *args: Any) -> Compiled:
 
     Its loops are planned for that device, if it is traced within `el.planning_for`.
     """
-    done = PlannedDevice(compile_only_device(kind)).lower(f, *args).compile()
+    with el.planning_for(compile_only_device(kind)):
+        done = lowered(f, *args).compile()
     memory: Any = done.memory_analysis()
     return Compiled(
         memory.temp_size_in_bytes,

@@ -18,7 +18,8 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        self._least_more: dict[Hashable, int] = {}
+        # For each way to take blocks back, the least and the most that is not counted.
+        self._more: dict[Hashable, tuple[int, int]] = {}
         for seen in paces.sizes:
             self._note(seen)
         for layout, measured in checked:
@@ -30,7 +31,9 @@ class Guess:
             return self._known[layout]
         stored = self.counted(layout)
         if not self.knows_kind(layout):
-            return stored + working_set(self._cost(layout))
+            # The cotangents of consts, for example, may lie where the outputs will.
+            more = self._more.get(layout.reversal.kind)
+            return stored + (more[1] if more else working_set(self._cost(layout)))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted
@@ -48,12 +51,12 @@ class Guess:
         """
         if self.knows_kind(layout):
             return self(layout)
-        more = self._least_more.get(layout.reversal.kind)
-        if more is None:
-            # What a batch takes is counted.
-            cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
-            more = working_set(cost) - cost.ct_consts if one_by_one else 0
-        return self.counted(layout) + more
+        if (more := self._more.get(layout.reversal.kind)) is not None:
+            return self.counted(layout) + more[0]
+        # What a batch takes is counted.
+        cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
+        least = working_set(cost) - cost.ct_consts if one_by_one else 0
+        return self.counted(layout) + least
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""
@@ -65,9 +68,9 @@ class Guess:
         self._note(Seen(layout, measured, self.counted(layout)))
 
     def _note(self, seen: Seen) -> None:
-        more = max(seen.measured - seen.counted, 0)
-        least = self._least_more.get(seen.layout.reversal.kind, more)
-        self._least_more[seen.layout.reversal.kind] = min(least, more)
+        more, kind = max(seen.measured - seen.counted, 0), seen.layout.reversal.kind
+        least, most = self._more.get(kind, (more, more))
+        self._more[kind] = min(least, more), max(most, more)
         # The latest finding is the nearest to what is looked for.
         self._seen[seen.layout.kind] = seen
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..._arrays import explicit_sharding, nbytes, stack_type
 from ..._device import planning_device, remembered_per_device
-from ..._programs import equations, formula_of
+from ..._programs import equations, formula_of, lowered
 from ..._types import Aval, PyTree, Value
 from ...progress import Again
 from ..engine._forward import Active
@@ -207,7 +207,7 @@ def _lowered(program: _ShortLoop) -> jax.stages.Lowered:
     # One argument of a program for each array: that is what is split over devices.
     leaves, tree = jax.tree.flatten(types)
     flat = lambda *leaves: run(*tree.unflatten(leaves))
-    return planning_device().lower(flat, *leaves)
+    return lowered(flat, *leaves)
 
 
 @functools.lru_cache(maxsize=16)
@@ -244,7 +244,7 @@ def run_times(
         return None
     try:
         with jax.debug_nans(False), jax.debug_infs(False):
-            compiled = [device.lower(run, *types).compile() for run in gradients]
+            compiled = [lowered(run, *types).compile() for run in gradients]
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
                 return None
