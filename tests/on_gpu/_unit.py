@@ -1,5 +1,6 @@
 """What the process of a unit does: compiles its programs, and runs them in turn."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -7,7 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +134,15 @@ class _Bench:
         lowered_first = self._lowered(first)
         yield self._compile(first, lowered_first)
         with ThreadPoolExecutor(_THREADS) as pool:
-            coming = []
+            coming = collections.deque[Future[Made]]()
             for made in others:
                 lowered = self._lowered(made)
                 if made.program.is_measured and not is_dry:
                     self._rehearse(made, lowered)
                 else:
                     coming.append(pool.submit(self._compile, made, lowered))
+                while coming and coming[0].done():
+                    yield coming.popleft().result()
             if lowered_first is not None and not is_dry:
                 results = jax.tree.map(_type_of, lowered_first.out_info)
                 lowered = planning_device().lower(relative_error, results, results)
@@ -212,7 +215,9 @@ class _Bench:
     def _rehearse(self, made: Made, lowered: Any) -> None:
         """Has JAX's cache know most of what is compiled once there is quiet."""
         if lowered is not None and jax.config.jax_compilation_cache_dir:
-            lowered.compile()
+            # If it fails, it will fail again.
+            with contextlib.suppress(Exception):
+                lowered.compile()
 
 
 def _type_of(x: Any) -> jax.ShapeDtypeStruct:
