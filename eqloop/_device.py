@@ -40,6 +40,10 @@ _Result = TypeVar("_Result")
 DeviceLike: TypeAlias = Device | Mesh | str
 
 
+class TooFewDevicesError(ValueError):
+    """A program is split over more devices than there are of a kind."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PlannedDevice:
     """A device that plans are made for.
@@ -89,7 +93,7 @@ class PlannedDevice:
             types: Its arguments, or their types.
 
         Raises:
-            ValueError: If there are too few devices of this kind.
+            TooFewDevicesError: If there are too few devices of this kind.
         """
         flat, tree = jax.tree.flatten(jax.tree.map(_type_of, types))
         program = lambda *flat: run(*tree.unflatten(flat))
@@ -122,6 +126,11 @@ class PlannedDevice:
         alike = [device for device in every if device.device_kind == self.kind]
         # A process compiles for devices of its own, as far as they go.
         alike.sort(key=lambda device: device.process_index != self.own.process_index)
+        if len(alike) < abstract.size:
+            raise TooFewDevicesError(
+                f"it is split over {abstract.size} devices, and of {self.kind} there "
+                f"are {len(alike)}"
+            )
         automatic = {AxisType.Manual: AxisType.Auto}
         types = tuple(automatic.get(kind, kind) for kind in abstract.axis_types)
         devices = np.array(alike[: abstract.size]).reshape(abstract.axis_sizes)
