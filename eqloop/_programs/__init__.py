@@ -47,7 +47,13 @@ from ._calculus import (
     value_of,
     vmap,
 )
-from ._compiled import temporary_bytes
+from ._compiled import (
+    NotCompiledError,
+    allocated_bytes,
+    by_itself,
+    said_to_be_estimated,
+    temporary_bytes,
+)
 from ._effects import (
     axes_named,
     has_io,
@@ -134,6 +140,7 @@ __all__ = [
     "CannotVaryError",
     "Doubled",
     "Formula",
+    "NotCompiledError",
     "Place",
     "Range",
     "Rewrite",
@@ -142,6 +149,7 @@ __all__ = [
     "Selected",
     "Static",
     "Vmapped",
+    "allocated_bytes",
     "alone",
     "along_axis",
     "aval_of",
@@ -150,6 +158,7 @@ __all__ = [
     "batched_axes",
     "batched_types",
     "behind",
+    "by_itself",
     "called",
     "check_jax",
     "code_parts",
@@ -214,6 +223,7 @@ __all__ = [
     "rewrite_everywhere",
     "row_write",
     "run",
+    "said_to_be_estimated",
     "sees_batch",
     "settled",
     "temporary_bytes",

@@ -1,17 +1,74 @@
-"""How much memory a program takes, found by compiling it; nothing is run."""
+"""How much memory a program takes, found by compiling it; nothing is run.
 
+Some programs cannot be compiled by themselves. Then what they take is estimated, and
+that is said. Whatever else goes wrong is an error: no fault is to be taken for that.
+"""
+
+import contextlib
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import Any
+
+import jax
+from jax.sharding import AxisType
 
 from .._device import planning_device
 from .._types import PyTree
-from ._lowering import lowered
+from ._effects import axes_named, has_checks
+from ._lowering import TooFewDevicesError, lowered
+from ._places import Place, place_now
 
 # XLA assigns memory before it generates code, so this code need not be fast. On the
 # CPU, this pass makes one function of a whole loop, and LLVM takes long to compile that
 # even if it optimises nothing. The pass itself changes no memory.
 _LEFT_OUT, _SLOW_PASS = "xla_disable_hlo_passes", "small-while-loop-hoisting"
+
+_said = set[str]()
+
+
+class NotCompiledError(Exception):
+    """A program cannot be compiled by itself, or not run; the message says why."""
+
+
+@contextlib.contextmanager
+def by_itself(*programs: tuple[Callable[..., PyTree], PyTree]) -> Iterator[None]:
+    """A context in which programs are compiled by themselves, and maybe run.
+
+    Args:
+        programs: Functions of arrays, each with the types of its arguments.
+
+    Raises:
+        NotCompiledError: If it is no fault that this cannot be done.
+    """
+    try:
+        yield
+    except NotCompiledError:
+        raise
+    # What the compiler of a device refuses, and what a device has no room for.
+    except (
+        NotImplementedError,
+        TooFewDevicesError,
+        jax.errors.JaxRuntimeError,
+    ) as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise NotCompiledError(f"{type(error).__name__}: {first}") from error
+    except Exception as error:
+        # JAX says in many ways that what is around a program is missing.
+        missing = next(filter(None, starmap(_missing_around, programs)), None)
+        if missing is None:
+            raise
+        raise NotCompiledError(missing) from error
+
+
+def said_to_be_estimated(what: str, error: NotCompiledError) -> None:
+    """Warns that something is estimated, and why: once for each reason."""
+    text = f"{what} is estimated, as a program of it could not be compiled: {error}"
+    if text not in _said:
+        _said.add(text)
+        here = place_now() or Place("<unknown>", 0, "")
+        warnings.warn_explicit(f"eqloop: {text}", UserWarning, here.file, here.line)
 
 
 def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
@@ -25,16 +82,46 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
 
     Returns:
         The number, or `None` if the program cannot be compiled by itself, such as one
-        with an axis of a `vmap` around it.
+        with an axis of a `vmap` around it; that was said then.
     """
     device = planning_device()
     options = _quick_options() if device.platform == "cpu" else None
     try:
-        compiled = lowered(run, *types).compile(options)
-        analysis = compiled.memory_analysis()
-    except Exception:
+        with by_itself((run, types)):
+            return allocated_bytes(lowered(run, *types).compile(options))
+    except NotCompiledError as error:
+        said_to_be_estimated("The memory of a plan", error)
         return None
-    return None if analysis is None else analysis.temp_size_in_bytes
+
+
+def allocated_bytes(compiled: jax.stages.Compiled) -> int:
+    """The bytes that a compiled program allocates besides its inputs and outputs.
+
+    Raises:
+        NotCompiledError: If its compiler does not tell.
+    """
+    analysis: Any = compiled.memory_analysis()
+    if analysis is None:
+        kind = planning_device().kind
+        raise NotCompiledError(f"the compiler for {kind} does not tell its memory.")
+    return analysis.temp_size_in_bytes
+
+
+def _missing_around(run: Callable[..., PyTree], types: PyTree) -> str | None:
+    """What has to be around a program, if anything is missing."""
+    try:
+        effects = jax.make_jaxpr(run)(*types).effects
+    except NameError as error:  # an axis whose `vmap` is over
+        return str(error)
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    manual = {name for name, kind in pairs if kind == AxisType.Manual}
+    if axes := axes_named(effects) - manual:
+        names = ", ".join(sorted(map(repr, axes)))
+        return f"it has a collective over {names}, the axis of a `vmap` around it."
+    if has_checks(effects):
+        return "it has a `checkify.check`, and `checkify` is around it."
+    return None
 
 
 def _quick_options() -> dict[str, Any]:

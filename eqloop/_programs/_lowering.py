@@ -31,6 +31,10 @@ from ._equations import equations
 _Devices: TypeAlias = tuple[Device, ...]
 
 
+class TooFewDevicesError(ValueError):
+    """A program is split over more devices than there are of a kind."""
+
+
 def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
     """A program to compile for the device that plans are for, as it will run there.
 
@@ -40,8 +44,8 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
             are split over automatic axes is left to the compiler.
 
     Raises:
-        ValueError: If there are too few devices of this kind, or if the program names
-            a mesh of devices of another kind.
+        TooFewDevicesError: If there are too few devices of this kind.
+        ValueError: If the program names a mesh of devices of another kind.
     """
     device, (flat, tree) = planning_device(), jax.tree.flatten(types)
     flat = list(map(_type_of, flat))
@@ -97,6 +101,11 @@ class _Placed:
             types = [_placed(x, alone if _is_on_host(x) else None) for x in types]
             return cls(program, types, mesh, ())
         devices = devices or device.alike(mesh.size)
+        if len(devices) < mesh.size:
+            raise TooFewDevicesError(
+                f"it is split over {mesh.size} devices, and of {device.kind} there "
+                f"are {len(devices)}"
+            )
         concrete = _mesh_like(mesh, devices)
         if manual := _manual_axes(mesh):
             program, types = _on_all_devices(program, types, concrete, manual)

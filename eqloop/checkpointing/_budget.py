@@ -185,7 +185,7 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop._problem, loop._active
         _refuse_symbolic_sizes(loop)
-        # Steps that print alike share what was measured, except if the policy is to be
+        # Steps that say the same share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
         problem = problem if problem.chooses_policy else alike(problem)
         with says_if_long(problem, repr(self)):

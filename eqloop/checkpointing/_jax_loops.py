@@ -60,14 +60,16 @@ class JaxPlan:
         output_bytes: The bytes of the outputs that are stacked, and of their
             cotangents, on all devices together. A schedule does not change them.
         rescheduled: Nearly the plan that the loop would have by `Recursive(16)`. `None`
-            if that is not known: JAX may have put other functions in the place of those
-            that have derivative rules, and these may have no derivative themselves.
+            if that is not known, and then the table says why: JAX may have put other
+            functions in the place of those that have derivative rules, and these may
+            have no derivative themselves.
     """
 
     length: int
     peak_bytes: int
     output_bytes: int
     rescheduled: Plan | None
+    _why_not: str = ""
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -101,6 +103,8 @@ class JaxPlan:
         if self.output_bytes > self.peak_bytes / 10:
             size = format_bytes(self.output_bytes)
             notes["outputs"] = f"{size} more, with their cotangents"
+        if self._why_not:
+            notes["rescheduled"] = f"not known: {self._why_not}"
         if other is not None and other.peak_bytes < self.peak_bytes:
             size = format_bytes(other.peak_bytes)
             notes["rescheduled"] = f"{size}, {other.evaluations} evaluations"
@@ -161,12 +165,13 @@ class JaxLoop:
         cotangents = bytes_of(i for i in ys if is_inexact(types[i]))
         with unlisted():
             size = temporary_bytes(*self._there_and_back(placed))
-            rescheduled = self._rescheduled(placed)
+            rescheduled, why_not = self._rescheduled(placed)
         return JaxPlan(
             length=self.eqn.params["length"],
             peak_bytes=bytes_of(self.residuals) if size is None else size,
             output_bytes=bytes_of(ys.difference(self.residuals)) + cotangents,
             rescheduled=rescheduled,
+            _why_not=why_not,
         )
 
     def _there_and_back(self, placed: Sequence[NamedSharding | None]) -> list[Any]:
@@ -197,7 +202,10 @@ class JaxLoop:
         ]
         return [run_both, [_placed(*pair) for pair in pairs], others]
 
-    def _rescheduled(self, placed: Sequence[NamedSharding | None]) -> Plan | None:
+    def _rescheduled(
+        self, placed: Sequence[NamedSharding | None]
+    ) -> tuple[Plan | None, str]:
+        """The plan that it would have; or `None`, and why that is not known."""
         params, program = self.eqn.params, close(self.eqn.params["jaxpr"])
         consts, carry = scan_counts(params)
         is_y = [i in self.read for i in range(carry, len(self.eqn.outvars))]
@@ -214,9 +222,11 @@ class JaxLoop:
             moves = tuple(map(self._may_have_cotangent, problem.step.const_types))
             active, _ = activity(problem.step, active._replace(consts=moves))
             layout = problem.layout(active)
-            return estimated_plan(_SCHEDULE, problem, active, layout)
-        except Exception:
-            return None
+            return estimated_plan(_SCHEDULE, problem, active, layout), ""
+        # What JAX says of functions without derivatives, and this library after it.
+        except (NotImplementedError, TypeError, ValueError) as error:
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            return None, first
 
     def _may_have_cotangent(self, const: Any) -> bool:
         carried = (

@@ -251,7 +251,8 @@ class _Whole:
         if (known := recall(key)) is None:
             size = self._bytes(ways)
             known = {} if size is None else {"bytes": float(size)}
-            remember({key: known})
+            # What could not be seen may be seen by others.
+            remember({key: known} if known else {})
         size = int(known.get("bytes", self.choice.peak(chosen)))
         return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
 

@@ -120,14 +120,15 @@ class Within:
         wanted = tuple(tuple(map(is_inexact, group)) for group in f.out_types)
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return None
+        gradient = pulled_function(f, marks, wanted)
         try:
-            gradient = pulled_function(f, marks, wanted)
-            # Under `vmap`, this is the gradient of the batch. A batch of gradients was
-            # seen to take a third more.
-            within = dataclasses.replace(self, nbytes=2 * self.nbytes // 3)
-            return _found(within._search(gradient, _whole_map, "run"))
+            gradient.program(*gradient.probe)
         except Exception:
             return None  # whoever asks for this gradient gets the error
+        # Under `vmap`, this is the gradient of the batch. A batch of gradients was seen
+        # to take a third more.
+        within = dataclasses.replace(self, nbytes=2 * self.nbytes // 3)
+        return _found(within._search(gradient, _whole_map, "run"))
 
     def _fitting(self, size: int, least: int) -> int:
         """A size that was found, if there is one."""

@@ -3,12 +3,14 @@
 import re
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import hijax
 
 import eqloop as el
+from eqloop.checkpointing.engine.slots import _host_slots
 
 from ..asserts import assert_close
 from ..marks import slow
@@ -269,3 +271,15 @@ def test_carries_of_every_kind(schedule, is_jitted):
     grad = jax.grad(loss(el.Offload(schedule)), (0, 1))
     grad = jax.jit(grad) if is_jitted else grad
     assert_close(grad(*args), jax.grad(loss(el.StoreAll()), (0, 1))(*args))
+
+
+def test_slots_are_not_batched_behind_the_back_of_those_who_hold_them():
+    """Each `vmap` is asked once, when the way back is expanded within it."""
+    x = jnp.ones((2, 3, 4))
+    asked = _host_slots._of_all_examples
+    f = lambda x: asked(x, ()).rows
+    assert jax.vmap(f)(x).shape == (2, 3, 2, 4)
+    staged = jex.jaxpr_as_fun(jax.make_jaxpr(f)(x[0]))
+    assert staged(x[0])[0].shape == (3, 4)
+    with pytest.raises(AssertionError, match="cannot be batched after"):
+        jax.vmap(staged)(x)

@@ -1,5 +1,7 @@
 """`el.plans` of loops that JAX runs itself: which there are, and what they take."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -298,7 +300,7 @@ def test_a_step_whose_rules_have_no_derivative():
     (found,) = el.plans(jax.grad(run))(XS[0])
     assert found.plan.rescheduled is None
     assert found.plan.peak_bytes >= 4 * XS.size
-    assert "rescheduled" not in str(found.plan)
+    assert re.search(r"rescheduled +not known: Pure callbacks do not", str(found.plan))
 
 
 def test_second_derivatives():

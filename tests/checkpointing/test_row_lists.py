@@ -530,3 +530,47 @@ def test_a_tree_whose_nodes_are_in_any_order():
     args = jnp.array([0.7, 0.4]), rows
     of = lambda loop: jax.jit(jax.grad(functools.partial(loss, loop), (0, 1)))(*args)
     assert_close(of(scan), of(lax.scan), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("carries", "is_list"), [(16, False), (80, True)])
+def test_what_is_smaller_is_stored_with_all_that_it_takes(
+    carries, is_list, monkeypatch
+):
+    """Of rows of one number, the tables of all indices take more than the list."""
+    steps = 4000
+    indices = jax.random.permutation(jax.random.key(0), steps) % ROWS
+
+    def taken():
+        def step(carry, x):
+            i, v, h = carry
+            u, k = x
+            h = jnp.tanh(h + v[(i + 2) % ROWS] + u * v[k])
+            return (i + 1, v.at[k].set(h), h), None
+
+        def loss(v, us, indices):
+            init = jnp.zeros((), jnp.int32), v, v[0]
+            scan = el.Scan(step, schedule=el.Binomial(carries))
+            return jnp.sum(scan(init, (us, indices))[0][1])
+
+        return temp_bytes(
+            jax.grad(loss, (0, 1)), jnp.ones(ROWS), jnp.ones(steps), indices
+        )
+
+    chosen = taken()
+    monkeypatch.setattr(RowList, "takes_less", lambda *_: not is_list)
+    assert chosen < 0.8 * taken()
+    monkeypatch.setattr(RowList, "takes_less", lambda *_: is_list)
+    assert taken() == chosen
+
+
+def test_what_a_list_takes_is_counted():
+    def step(carry, k):
+        i, v = carry
+        return (i + 1, v.at[k].set(v[0])), None
+
+    types = [jax.typeof(jnp.int32(0)), jax.typeof(jnp.ones((ROWS, 3)))]
+    traced, _ = trace_step(lambda c, x: (list(step(c, *x)[0]), []), types, types[:1])
+    _, found = row_lists(traced, Loop(100, x_axes=(0,), starts=(0,)))
+    assert found.nbytes == 12 * (ROWS + 100) + 4 * (2 * 100 + ROWS + 1)
+    assert not found.takes_less(1)
+    assert found.takes_less(2)

@@ -5,9 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import checkify
+from jax.sharding import AbstractMesh
 
 import eqloop as el
-from eqloop._programs import temporary_bytes
+from eqloop._programs import NotCompiledError, _compiled, by_itself, temporary_bytes
+from eqloop.checkpointing.planning import _trials
 
 SCHEDULES = (
     el.StoreAll(),
@@ -49,3 +52,91 @@ def test_passes_that_the_user_leaves_out_stay_out(monkeypatch: pytest.MonkeyPatc
         assert temporary_bytes(jnp.sin, jnp.ones(4)) is not None
     ours = {"xla_backend_optimization_level"}
     assert given == [{*ours, "xla_disable_hlo_passes"}, ours]
+
+
+# What cannot be compiled by itself is said to be estimated; all else is a fault.
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_compiled, "_said", set())
+
+
+def in_a_vmap() -> None:
+    summed = lambda x: jax.lax.psum(jnp.sin(x), "batch")
+
+    def row(x: jax.Array) -> jax.Array:
+        assert temporary_bytes(summed, jax.typeof(x)) is None
+        assert temporary_bytes(summed, jax.typeof(x)) is None  # and said once
+        return summed(x)
+
+    jax.eval_shape(jax.vmap(row, axis_name="batch"), jnp.ones((3, 4)))
+
+
+def after_a_vmap() -> None:
+    summed = lambda x: jax.lax.psum(jnp.sin(x), "batch")
+    assert temporary_bytes(summed, jnp.ones(4)) is None
+
+
+def in_checkify() -> None:
+    def checked(x: jax.Array) -> jax.Array:
+        checkify.check(x[0] > 0, "negative")
+        return x
+
+    assert temporary_bytes(checked, jnp.ones(4)) is None
+
+
+def on_many_devices() -> None:
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1000,), ("d",))):
+        assert temporary_bytes(jnp.sin, jax.ShapeDtypeStruct((1000,), "f4")) is None
+
+
+REASONS = {
+    "a collective over 'batch'": in_a_vmap,
+    "unbound axis name: batch": after_a_vmap,
+    "a `checkify.check`": in_checkify,
+    "split over 1000 devices, and of .* there are": on_many_devices,
+}
+
+
+@pytest.mark.parametrize("why", REASONS)
+def test_that_something_is_estimated_is_said_once(why: str):
+    match = f"eqloop: The memory of a plan is estimated, .*{why}"
+    with pytest.warns(UserWarning, match=match) as said:
+        REASONS[why]()
+    assert [one.filename for one in said] == [__file__]
+
+
+def test_faults_are_no_reasons(monkeypatch: pytest.MonkeyPatch):
+    def fault(x: jax.Array) -> jax.Array:
+        raise KeyError("a fault of this library")
+
+    with pytest.raises(KeyError, match="a fault of this library"):
+        temporary_bytes(fault, jnp.ones(3))
+    with pytest.raises(ZeroDivisionError), by_itself((jnp.sin, [jnp.ones(3)])):
+        raise ZeroDivisionError
+    with pytest.raises(NotCompiledError, match="no room"), by_itself():
+        raise jax.errors.JaxRuntimeError("no room\nfor this program")
+
+
+@pytest.mark.parametrize("name", ["_compiled_side_by_side", "_timed"])
+def test_trials_that_fail(name: str, monkeypatch: pytest.MonkeyPatch):
+    plan = lambda size: el.Scan(
+        lambda h, x: (jnp.tanh(h + x), None), schedule=el.Budget("64KiB")
+    ).plan(jnp.ones(size), jnp.ones((20_000, size)))
+
+    def failing(error: Exception) -> None:
+        def fail(*args: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(_trials, name, fail)
+
+    failing(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"))
+    with pytest.warns(UserWarning, match=r"time of a plan is .*: RESOURCE_EXHAUSTED"):
+        assert "estimated" in str(plan(17))
+    failing(IndexError("a fault of this library"))
+    with pytest.raises(IndexError, match="a fault of this library"):
+        plan(18)
+    if name == "_timed":
+        with pytest.raises(IndexError, match="a fault of this library"):
+            _trials.run_times([jnp.sin], [jax.typeof(jnp.ones(3))])

@@ -230,19 +230,19 @@ def tried(
     root = 2 ** round(math.log2(problem.loop.length) / 2)
     size = min(max(root, _SMALLEST), _LARGEST, length)
     # To steps alone all others are compared, and so they come first.
-    loops: dict[Layout | StepsAlone, tuple[Kept, Piece]] = {
-        StepsAlone(length): (None, ADVANCE)
+    loops: dict[tuple[Kept, Piece], Layout | StepsAlone] = {
+        (None, ADVANCE): StepsAlone(length)
     }
     for layout in layouts:
         for piece in times.unknown(layout):
             kept = _kept_for(piece, layout)
-            loops[_trial_of(piece, kept, length, size)] = kept, piece
-    if all(about in times.found for about in loops.values()):
+            loops[kept, piece] = _trial_of(piece, kept, length, size)
+    if times.found.issuperset(loops):
         return times
-    found = trials(problem, active, list(loops), times.measure)
+    found = trials(problem, active, list(loops.values()), times.measure)
     if found is None:
         return dataclasses.replace(times, are_tried=False)
-    for (loop, about), trial in zip(loops.items(), found, strict=True):
+    for (about, loop), trial in zip(loops.items(), found, strict=True):
         if about not in times.found:
             times = _corrected(times, loop, about, trial)
         if isinstance(loop, Layout) and not problem.as_run.loop.stops:
@@ -338,14 +338,17 @@ def _largeness(step: Step) -> float:
 
 
 def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
-    """How many steps short loops have: a power of two, as most blocks are."""
+    """How many steps short loops have: a power of two, as most blocks are.
+
+    Two at least: a block of a single step is none, and tells nothing of blocks.
+    """
     cost = pace.cost
     per_step = cost.x + cost.ct_x + cost.ct_y + cost.residuals + cost.carry
     fits = _MOST_BYTES // max(per_step, 1)
     long = round(_RUN_TIME / _if_fused(problem, active, pace))
     # Steps that take very long are run a few times, and no more.
     short = min(_FEWEST_STEPS, max(round(10 * long), 2))
-    length = max(min(max(long, short), fits, problem.loop.length), 1)
+    length = min(max(long, short, 2), max(fits, 2), problem.loop.length)
     return 2 ** (length.bit_length() - 1)
 
 

@@ -22,7 +22,15 @@ import numpy as np
 
 from ..._arrays import explicit_sharding, nbytes, stack_type
 from ..._device import planning_device, remembered_per_device
-from ..._programs import equations, formula_of, lowered
+from ..._programs import (
+    NotCompiledError,
+    allocated_bytes,
+    by_itself,
+    equations,
+    formula_of,
+    lowered,
+    said_to_be_estimated,
+)
 from ..._types import Aval, PyTree, Value
 from ...progress import Again
 from ..engine._forward import Active
@@ -144,9 +152,10 @@ def _tried(
     programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
         # Checks of results would be made of numbers that mean nothing.
-        with jax.debug_nans(False), jax.debug_infs(False):
+        alone = by_itself(*(one.function for one in programs))
+        with alone, jax.debug_nans(False), jax.debug_infs(False):
             compiled = _compiled_side_by_side(programs)
-            sizes = [one.memory_analysis().temp_size_in_bytes for one in compiled]
+            sizes = list(map(allocated_bytes, compiled))
             types = [jax.tree.leaves(one.function[1]) for one in programs]
             runs = runs and _has_room(compiled, types, _MOST_BYTES)
             if runs:
@@ -155,7 +164,8 @@ def _tried(
                 # A loop that computes nothing starts no kernel, and takes no time.
                 told = (roofline(one.as_text(), rates()) for one in compiled)
                 times = [(max(time, 1.0), 0.0) for time in told]
-    except Exception:
+    except NotCompiledError as error:
+        said_to_be_estimated("The time of a plan", error)
         return None
     return [
         {"nanoseconds": time, "scatter": scatter, "bytes": size, "run": runs}
@@ -243,13 +253,15 @@ def run_times(
     if not device.is_here or jax.process_count() > 1:
         return None
     try:
-        with jax.debug_nans(False), jax.debug_infs(False):
+        alone = by_itself(*((run, types) for run in gradients))
+        with alone, jax.debug_nans(False), jax.debug_infs(False):
             compiled = [lowered(run, *types).compile() for run in gradients]
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
                 return None
             return _timed(compiled, of_each)
-    except Exception:
+    except NotCompiledError as error:
+        said_to_be_estimated("The time of a plan", error)
         return None
 
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 from eqloop.checkpointing.engine import _packing
@@ -161,6 +163,32 @@ def test_a_plan_is_that_of_the_packed_step():
     leaves = [jnp.float32(i) for i in range(COUNT)]
     plan = el.Scan(body, schedule=el.Binomial(3)).plan(leaves, length=9)
     assert plan.holds == (("carry[0] to carry[11]", True),)
+
+
+@pytest.mark.parametrize("spec", [P(), P("d")])
+def test_the_plan_of_leaves_on_several_devices_is_that_of_the_call(spec):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, spec))
+    leaves = [place(jnp.full(8, 0.1 * i)) for i in range(COUNT)]
+    body = lambda leaves, x: ([jnp.sin(v + x) for v in leaves], None)
+    scan, xs = el.Scan(body, schedule=el.Binomial(3)), jnp.zeros(9)
+    plan = scan.plan(leaves, xs)
+    loss = lambda leaves: sum(map(jnp.sum, scan(leaves, xs)[0]))
+    (run,) = el.plans(jax.grad(loss))(leaves)
+    assert plan.holds == run.plan.holds == (("carry[0] to carry[11]", True),)
+    # The call knows the types alone. So it counts the whole of what may be split.
+    assert plan.peak_bytes < 1.01 * run.plan.peak_bytes
+
+
+def test_what_is_differentiated_in_part_is_planned_as_it_is():
+    """A pack has one cotangent, or none."""
+    stop = lambda hs: [*map(lax.stop_gradient, hs[:-1]), hs[-1]]
+    body = lambda hs, _: ([jnp.sin(h) for h in stop(hs)], None)
+    scan = el.Scan(body, schedule=el.Binomial(3))
+    leaves = [jnp.float32(i) for i in range(COUNT)]
+    plan = scan.plan(leaves, length=9)
+    (run,) = el.plans(jax.grad(lambda hs: sum(scan(hs, length=9)[0])))(leaves)
+    assert plan.holds == run.plan.holds
 
 
 def test_few_leaves_and_unlike_ones_are_left_as_they_are():

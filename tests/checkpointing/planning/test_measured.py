@@ -17,12 +17,15 @@ from eqloop.checkpointing.engine._pace import (
     Pace,
     block_piece,
 )
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import _facts, _memory, _notice, _paces, _trials
 from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._paces import paces
-from eqloop.checkpointing.planning._trials import StepsAlone
+from eqloop.checkpointing.planning._trials import StepsAlone, Trial
 from eqloop.checkpointing.planning._work import CPU
 
 from ...compiling import programs_compiled
@@ -395,6 +398,40 @@ def test_what_is_seen_of_a_piece_multiplies_its_estimate():
     assert both[0] == pytest.approx(both[1] / 2)
 
 
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_each_piece_of_large_steps_is_tried(
+    length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A trial has few of them: with a single one, a block would be none."""
+    monkeypatch.setattr(_paces, "_MOST_BYTES", 1)
+    monkeypatch.setattr(_paces, "_is_quick", lambda *_: False)
+    tried = list[Any]()
+
+    def seen(problem: Any, active: Any, loops: Any, measure: bool) -> list[Trial]:
+        tried.extend(loops)
+        return [Trial(1000.0, 0.0, 64, False)] * len(loops)
+
+    monkeypatch.setattr(_paces, "trials", seen)
+    asked: list[Any] = []
+    scan = el.Scan(
+        lambda h, x: (jnp.tanh(h + x), h), schedule=Noted(el.Chunked(1), asked)
+    )
+    scan.plan(jnp.ones(3), jnp.ones((length, 3)))
+    ((problem, active, _),) = asked
+    times = paces(problem, active, measure=True)
+    # Steps and blocks of each reversal.
+    every = [Nested((Nest((length,)),))]
+    every += [Nested((Nest((length // 2,), 2),))] * (length > 1)
+    every += [Nested((Nest((2, length // 2), side_by_side=2),))] * (length > 2)
+    layouts = [Layout(AllAtOnce(length))]
+    layouts += [
+        Layout(o, reversal=r) for o in every for r in (ByResiduals(), Together(2))
+    ]
+    found = _paces.tried(problem, active, times, layouts)
+    assert [found.unknown(layout) for layout in layouts] == [[]] * len(layouts)
+    assert len(set(tried)) == len(tried)
+
+
 def test_until_known_products_are_seen_the_best_guess_is_as_without():
     asked: list[Any] = []
     plan(Noted(el.Chunked(1), asked))
@@ -522,3 +559,65 @@ def test_a_file_that_cannot_be_written_any_more_hinders_no_plan(tmp_path):
             _facts.remember({"key": {"bytes": 1.0}})
     finally:
         el.measurements(None)
+
+
+# Files that hold something else.
+
+FORMAT = "eqloop measurements"
+
+
+@pytest.fixture
+def cache(tmp_path: Any) -> Any:
+    """The file beside JAX's compilation cache."""
+    el.measurements(None)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path / "eqloop.json"
+    jax.config.update("jax_compilation_cache_dir", before)
+    el.measurements(None)
+
+
+def remember_twice() -> None:
+    for key in ("one", "two"):
+        assert _facts.recall(key) is None
+        _facts.remember({key: {"bytes": 1.0}})
+
+
+OLD = {FORMAT: 1, "facts": {"old": {"bytes": 1}}}
+
+
+def test_an_old_file_is_begun_anew(tmp_path: Any, cache: Any):
+    own = tmp_path / "own.json"
+    for path in (own, cache):
+        path.write_text(json.dumps(OLD))
+        el.measurements(own if path == own else None)
+        assert _facts.recall("old") is None
+        _facts.remember({"new": {"bytes": 2.0}})
+        el.measurements(None)
+        content = json.loads(path.read_text())
+        assert content == {FORMAT: 2, "facts": {"new": {"bytes": 2.0}}}
+        path.unlink()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({**OLD, FORMAT: 99})])
+def test_what_is_put_in_the_place_of_a_file_hinders_no_gradient(
+    content: str, tmp_path: Any
+):
+    path = tmp_path / "times.json"
+    el.measurements(path)
+    path.write_text(content)  # by another version, meanwhile
+    try:
+        with pytest.warns(UserWarning, match="does not hold .* is not kept") as said:
+            remember_twice()
+        assert len(said) == 1
+        assert (_facts.recall("one"), path.read_text()) == ({"bytes": 1.0}, content)
+    finally:
+        el.measurements(None)
+
+
+def test_what_else_is_beside_the_cache_is_said(cache: Any):
+    cache.write_text("{}")
+    with pytest.warns(UserWarning, match="does not hold .* is not kept") as said:
+        remember_twice()
+    assert len(said) == 1
+    assert cache.read_text() == "{}"

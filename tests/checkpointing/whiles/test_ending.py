@@ -1,5 +1,6 @@
 """Scans that end early in every mode and context, against a masked `jax.lax.scan`."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop.checkpointing import trace_step
+from eqloop.checkpointing.engine._loop import Loop
+from eqloop.checkpointing.whiles._ending import Ending
 
 from ... import derivatives
 from ...derivatives import (
@@ -182,3 +186,29 @@ def test_modes_of_mapped_and_rematerialised_derivatives(mode):
     for change in (mapped, rematerialised):
         loops = ended(el.Recursive(2)), masked(steps_of)
         assert_agrees(change(mode), derivatives.plain, *loops, rtol=3e-4, atol=5e-5)
+
+
+def test_a_loop_is_planned_as_another_and_run_as_itself():
+    """Each is all that the other is, whatever that may come to be."""
+    step, _ = trace_step(
+        lambda carry, x: (carry, x), [jax.typeof(True), jax.typeof(1)], []
+    )
+    settings = dict[str, Any](
+        step=step,
+        loop=Loop(9, stops=True),
+        policy=el.policies.save_dots,
+        planner=el.Recursive(3),
+        undifferentiated=(False, True),
+        chooses_policy=True,
+        placed=((), (None, None), ()),
+        carries=5,
+        count_at=1,
+    )
+    assert settings.keys() == {field.name for field in dataclasses.fields(Ending)}
+    loop = Ending(**settings)
+    planned = loop.as_planned
+    own = settings.keys() - {"loop", "count_at"}
+    assert {name: vars(planned)[name] for name in own} == {n: settings[n] for n in own}
+    assert planned.as_run == loop
+    fewer = dataclasses.replace(planned, carries=0)
+    assert fewer.as_run.as_planned == dataclasses.replace(fewer, ending=fewer.as_run)
