@@ -162,6 +162,13 @@ def _inner_programs() -> Iterator[str]:
             yield f"the parameters of the equation of a `{name}`"
 
 
+def _checks() -> Iterator[str]:
+    """`checkify` looks into formulas, see `_expandable.py`."""
+    checked = checkify.checkify(_Nothing(), errors=checkify.nan_checks)
+    if "sin" not in _primitives_in(_jaxpr_of(lambda x: checked(x)[1])):
+        yield "how `checkify` looks into an equation"
+
+
 def _collectives() -> Iterator[str]:
     """The axis of a collective is among its parameters, and its effects name it."""
     axis = "eqloop's own"
@@ -234,6 +241,7 @@ _CHECKS = [
     _effects,
     _primitive_names,
     _inner_programs,
+    _checks,
     _collectives,
     _digests,
     _metadata,
@@ -250,6 +258,9 @@ class _Nothing(Formula):
         (self.out_aval,) = self.in_avals = tuple(_jaxpr_of(lambda x: x).in_avals)
         self.params = {}
         super().__init__()
+
+    def expand(self, x: jax.Array) -> jax.Array:
+        return lax.sin(x)
 
 
 def _jaxpr_of(f: Callable[..., Any], *types: Any) -> jex.ClosedJaxpr:

@@ -311,6 +311,16 @@ def has_backward_rules(program: AnyJaxpr) -> bool:
     return has_rules(program, ("custom_vjp_call",))
 
 
+@functools.lru_cache(maxsize=512)
+def is_only_transposed(program: AnyJaxpr) -> bool:
+    """Whether there are tangents of a function with a backward rule in a program.
+
+    They cannot be evaluated, nor differentiated. JAX only transposes them.
+    """
+    names = ("custom_lin", "call_hi_primitive_linearized")
+    return any(eqn.primitive.name in names for eqn in equations(program))
+
+
 def rules_in(program: AnyJaxpr) -> Iterator[jex.ClosedJaxpr]:
     """Each call of a function with a custom derivative, as a program by itself."""
     for eqn in program.eqns:

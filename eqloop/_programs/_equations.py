@@ -98,6 +98,8 @@ class _Expansion:
         return "..."
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # what copies an object looks for such names
         return getattr(self._program, name)
 
     @functools.cached_property

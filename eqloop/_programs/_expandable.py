@@ -23,7 +23,7 @@ from jax.interpreters import ad, partial_eval
 from .._arrays import put, zero_tangent
 from .._compat import LOSES_SYMBOLIC_ZEROS, call_primitive, rule_tangent
 from .._types import Value
-from ._effects import has_checks
+from ._effects import has_checks, has_io
 from ._equations import Rewrite, formula_params
 from ._jaxprs import map_programs, rewrite_everywhere, with_equations
 
@@ -99,6 +99,9 @@ def _run_checked(
     """
     # Traced once, as `checkify` may not be asked twice.
     program = jax.make_jaxpr(checked)(*map(jax.typeof, args))
+    if has_io(program.effects):
+        # It must happen once, and the derivative below runs the formula as well.
+        return jex.jaxpr_as_fun(program)(*args)
     run = jax.custom_jvp(jex.jaxpr_as_fun(program))
     errors_in = len(args) - len(formula.in_avals_flat)
     errors_out = len(program.out_avals) - len(formula.out_avals_flat)

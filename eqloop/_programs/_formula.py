@@ -53,7 +53,7 @@ from .._compat import (
 )
 from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
-from ._calculus import Groups, behind, has_rules, joined
+from ._calculus import Groups, behind, is_only_transposed, joined
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._leftover import Leftover
@@ -199,9 +199,8 @@ class Formula(HoldsPrograms):
 
     def staging(self, trace: Any, source_info: Any, *inputs: PyTree) -> PyTree:
         flat = self.flat_in(inputs)
-        # Only by its own primitive JAX asks for the logs of what it transposes; and what
-        # a rule for the way back makes of tangents, it does nothing but transpose.
-        if any(has_rules(jaxpr, ("custom_lin",)) for jaxpr in self.jaxprs):
+        # Of what it transposes JAX takes logs, and of its own primitive alone.
+        if any(map(is_only_transposed, self.jaxprs)):
             return super().staging(trace, source_info, *inputs)
         outs = trace.default_process_primitive(
             PRIMITIVE, flat, formula_params(self), source_info

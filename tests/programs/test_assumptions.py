@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import checkify
 from jax.extend.core import primitives
 from jax.sharding import AxisType
 
@@ -43,6 +44,12 @@ CHANGES = {
     "given names": (_assumptions, "checkpoint_name", lambda x, name: -x, "_name`"),
     "programs": (jex, "jaxprs_in_params", lambda params: [], "equation of a `cond`"),
     "scans": (_reaching, "scan_counts", lambda params: (1, 1), "`scan`"),
+    "looks": (
+        checkify,
+        "checkify",
+        lambda f, errors: lambda x: (None, f(x)),
+        "how `checkify` looks into an equation",
+    ),
     "axes": (_effects, "_OF_AXES", "AxisEffect", "the effect of a collective"),
     "collectives": (lax, "pmax", lambda x, axis: x, "`psum`, `pmax` and `pmin`"),
     "digests": (_assumptions, "digest_of", lambda x: "", "its constants"),

@@ -70,6 +70,7 @@ from ..._programs import (
     Rewrite,
     Static,
     behind,
+    is_only_transposed,
     joined,
     makes_refs,
     mapped,
@@ -863,9 +864,12 @@ class Reverse(Formula):
         in_avals: PyTree,
     ) -> "Reverse":
         """The derivative whose forward loop is given; it has no slots yet."""
+        # What is only transposed is never run, and no schedule could differentiate it.
+        is_run = not is_only_transposed(problem.step.jaxpr)
+        layout = problem.layout(all_active(problem.step)) if is_run else self.layout
         # `by_carries`, as a `Reverse` goes back from stored carries. By `StoreAll` it
         # stores all of them, and no residuals.
-        layout = problem.layout(all_active(problem.step)).by_carries()
+        layout = layout.by_carries()
         back = kind(self.back, self.again, self._known(active))
         formula = Reverse(problem, back, layout, None, in_avals)
         layout = layout.for_needs(problem.step, formula.needed)
