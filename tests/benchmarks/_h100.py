@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from eqloop._device import PlannedDevice
+import eqloop as el
 from eqloop._known_devices import compile_only_device
+from eqloop._programs import lowered
 
 from ..targets._hlo import Optimised
 
@@ -31,10 +32,11 @@ class ForH100:
 def compiled_for_h100(fn: Callable[..., Any], *args: Any) -> ForH100 | None:
     """Compiles a function; `None` where there is no compiler for it."""
     try:
-        device = PlannedDevice(compile_only_device("h100"))
+        device = compile_only_device("h100")
     except Exception:  # It may be installed, and not work.
         return None
-    program = device.lower(fn, *args).compile()
+    with el.planning_for(device):
+        program = lowered(fn, *args).compile()
     memory: Any = program.memory_analysis()
     return ForH100(memory.temp_size_in_bytes, kernels_of(program.as_text() or ""))
 

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 
 import eqloop as el
-from eqloop._device import PlannedDevice
-from eqloop._known_devices import compile_only_device
+from eqloop._programs import lowered
 
 from ..benchmarks._measure import forget_programs, temp_bytes
 from ._functions import Division, Function
@@ -218,7 +217,6 @@ def on_target(
     Returns:
         What the plain gradient takes, and the budgets.
     """
-    device = PlannedDevice(compile_only_device(target))
     types = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), function.args
     )
@@ -226,7 +224,7 @@ def on_target(
     def taken(loss: Callable[..., Any]) -> int:
         with el.planning_for(target):
             gradient = jax.value_and_grad(loss)
-            return temp_bytes(device.lower(gradient, *types).compile())
+            return temp_bytes(lowered(gradient, *types).compile())
 
     whole, found = taken(function.plain), list[OnTarget]()
     for share in shares:

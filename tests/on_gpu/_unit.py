@@ -17,6 +17,7 @@ import jax
 
 import eqloop as el
 from eqloop._device import planning_device
+from eqloop._programs import lowered
 from eqloop.checkpointing.engine._costs import Rates
 from eqloop.checkpointing.planning._roofline import roofline
 from eqloop.checkpointing.planning._work import rates
@@ -145,8 +146,8 @@ class _Bench:
                     yield coming.popleft().result()
             if lowered_first is not None and not is_dry:
                 results = jax.tree.map(_type_of, lowered_first.out_info)
-                lowered = planning_device().lower(relative_error, results, results)
-                self._difference = lowered.compile()
+                difference = lowered(relative_error, results, results)
+                self._difference = difference.compile()
             yield from (one.result() for one in coming)
 
     def measured(self, values: Any) -> Iterator[Made]:
@@ -180,7 +181,7 @@ class _Bench:
         start = time.perf_counter()
         try:
             function = self._function(made)
-            lowered = planning_device().lower(function, *self._types)
+            program = lowered(function, *self._types)
             seconds = time.perf_counter() - start
             plans = []
             if made.program.is_planned:
@@ -195,14 +196,14 @@ class _Bench:
             evaluations=sum(plan.evaluations for plan in plans) or None,
             wrong=None,
         )
-        return lowered
+        return program
 
-    def _compile(self, made: Made, lowered: Any) -> Made:
-        if lowered is None:
+    def _compile(self, made: Made, program: Any) -> Made:
+        if program is None:
             return made
         start = time.perf_counter()
         try:
-            made.compiled = lowered.compile()
+            made.compiled = program.compile()
             made.row = dataclasses.replace(
                 made.row,
                 compile_seconds=time.perf_counter() - start,

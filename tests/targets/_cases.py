@@ -17,6 +17,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop._device import PlannedDevice, planning_device
+from eqloop._programs import lowered
 
 from ..benchmarks import _problems as problems
 from ..fits import _functions as fits
@@ -629,7 +630,9 @@ def functions(length: int) -> Iterator[Case]:
 
 
 def _taken(device: PlannedDevice, f: Callable[..., Any], types: Any) -> int:
-    memory = device.lower(f, *types).compile().memory_analysis()
+    """What a program takes on the device that plans are for, by which it is known."""
+    assert device == planning_device()
+    memory = lowered(f, *types).compile().memory_analysis()
     assert memory is not None
     return memory.temp_size_in_bytes
 
