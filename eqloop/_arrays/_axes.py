@@ -1,8 +1,9 @@
 """Which axis of which leaf a loop or map runs over, and how long that axis is."""
 
 import dataclasses
+import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import export
 
 from .._types import Aval, PyTree, Value
-from ._array_types import mesh_axis_of
+from ._array_types import has_dtype, mesh_axis_of
 from ._partition import (
     Rest,
     as_array,
@@ -19,6 +20,7 @@ from ._partition import (
     flatten,
     is_dynamic,
     is_scalar,
+    is_typed,
     partition,
     paths,
 )
@@ -303,6 +305,26 @@ def refuse_symbolic(owner: str, size: Value, need: str, instead: str) -> None:
             f"{owner}: {need} needs a number that is known when tracing, but here it "
             f"is symbolic, {size}. {instead}."
         )
+
+
+def symbolic_sizes(types: Iterable[object]) -> list[Value]:
+    """The sizes of arrays of these types that are not known."""
+    shapes = [aval.shape for aval in types if has_dtype(aval)]
+    return list(filter(is_symbolic, itertools.chain(*shapes)))
+
+
+def refuse_symbolic_sizes(
+    owner: str, types: Iterable[object], need: str, instead: str
+) -> None:
+    """The same for the sizes of arrays of these types."""
+    for size in symbolic_sizes(types):
+        refuse_symbolic(owner, size, need, instead)
+
+
+def refuse_symbolic_plan(owner: str, tree: PyTree) -> None:
+    """The same for the arguments that something is planned for."""
+    instead = "Pass a `jax.ShapeDtypeStruct` with a size that the plan is for"
+    refuse_symbolic_sizes(owner, filter(is_typed, flatten(tree)[0]), "a plan", instead)
 
 
 def broadcast_prefix(

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 from typing import NoReturn, TypeGuard, final
 
-from .._arrays import refuse_symbolic
+from .._arrays import refuse_symbolic, refuse_symbolic_sizes
 from .._calls import format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedules import AbstractSchedule, StoreAll
@@ -304,7 +303,8 @@ def _second_place(budget: Budget) -> SecondPlace | None:
 def _refuse_symbolic_sizes(loop: LoopSpec) -> None:
     """Checks that no size in a loop is symbolic, so that its bytes are known."""
     jaxpr = loop._problem.step.jaxpr
-    shapes = [aval.shape for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
+    types = [*jaxpr.in_avals, *jaxpr.out_avals]
     instead = "Use a schedule that does not ask for bytes, such as Recursive"
-    for size in (loop.length, *itertools.chain(*shapes)):
-        refuse_symbolic("Budget", size, "the size of an array in the step", instead)
+    about = "the size of an array in the step", instead
+    refuse_symbolic("Budget", loop.length, *about)
+    refuse_symbolic_sizes("Budget", types, *about)

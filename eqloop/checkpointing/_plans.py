@@ -11,7 +11,15 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, Rest, automatic_sharding, is_typed, partition, split
+from .._arrays import (
+    Flags,
+    Rest,
+    automatic_sharding,
+    is_typed,
+    partition,
+    refuse_symbolic_plan,
+    split,
+)
 from .._calls import KnownAs, OpenedCall, call_names, format_bytes, typed
 from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import (
@@ -200,6 +208,7 @@ def _finding(
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         arrays, rest = partition((f, args, kwargs), is_typed)
+        refuse_symbolic_plan("plans", arrays)
         trace = lambda: _program(f, args, kwargs, arrays, rest)
         with planning_for_call(device, arrays), listing() as decided:
             program = trace()

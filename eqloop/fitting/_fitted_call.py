@@ -12,13 +12,22 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, automatic_sharding, instantiated, pick, put
+from .._arrays import (
+    Flags,
+    automatic_sharding,
+    instantiated,
+    pick,
+    put,
+    refuse_symbolic_sizes,
+    symbolic_sizes,
+)
 from .._device import DeviceLike, planning_for_call
 from .._programs import (
     Doubled,
     Formula,
     Rewrite,
     Static,
+    aval_of,
     batched,
     meshes_in,
     pushed,
@@ -117,6 +126,7 @@ class FittedCall(Formula):
 
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
+        self._refuse_symbolic()
         with self.planning():
             return decided(self.program, marks, self.limit, self.types)
 
@@ -125,6 +135,7 @@ class FittedCall(Formula):
         if self.ways is None:
             decision = self.decision(marks)
             return decision.cut, decision.ways
+        self._refuse_symbolic()
         cut = Cut.of(self.program)
         if not cut.takes(self.ways):
             raise ValueError(
@@ -133,6 +144,14 @@ class FittedCall(Formula):
                 f"{len(cut.parts)}. Make a plan for these inputs, by `plan`."
             )
         return cut, self.ways
+
+    def _refuse_symbolic(self) -> None:
+        instead = (
+            "Export the gradient for each size by itself, or without `Fit`, with "
+            "schedules that do not ask for bytes, such as `el.Recursive()`"
+        )
+        need = "to decide what its gradient stores"
+        refuse_symbolic_sizes("Fit", _values(self.program), need, instead)
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         known, residuals = residuals
@@ -160,8 +179,9 @@ class FittedCall(Formula):
         pairs = zip(marks, program.in_avals, self.types, strict=True)
         types = [aval if is_batched else known for is_batched, aval, known in pairs]
         # What was decided for an example holds for a batch, if that has the same parts.
-        is_alike = self.ways is not None and Cut.of(program).takes(self.ways)
-        ways = self.ways if is_alike else None
+        ways = self.ways
+        if ways is not None and not symbolic_sizes(_values(program)):
+            ways = ways if Cut.of(program).takes(ways) else None
         out_dims = [0 if is_batched else None for is_batched in each]
         return self._of(program, tuple(types), ways), args, out_dims
 
@@ -172,6 +192,12 @@ class FittedCall(Formula):
         ways: tuple[Way, ...] | None = None,
     ) -> "FittedCall":
         return FittedCall(program, types, self.limit, self.device, ways)
+
+
+def _values(program: jex.ClosedJaxpr) -> list[Aval]:
+    """The types of all values of a program, but for those within its equations."""
+    computed = (var for eqn in program.jaxpr.eqns for var in eqn.outvars)
+    return [*program.in_avals, *map(aval_of, computed)]
 
 
 def type_split_as(aval: Aval, sharding: NamedSharding | None) -> Aval:

@@ -29,6 +29,8 @@ from .._arrays import (
     flatten,
     is_dynamic,
     is_symbolic,
+    is_typed,
+    partition,
     paths,
     pick,
     refuse_foreign_arrays,

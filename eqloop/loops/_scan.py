@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex
 
 import equinox as eqx
 
-from .._arrays import hashable_axes
+from .._arrays import hashable_axes, refuse_symbolic_plan
 from .._calls import (
     AbstractTransform,
     Carry,
@@ -160,6 +160,7 @@ class AbstractLoop(AbstractTransform[Function]):
         def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
+        refuse_symbolic_plan(type(self).__name__, (self, args, kwargs))
         opened, placed = open_abstractly(open_call, self, args, kwargs)
         step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
         return dict(step=step, loop=loop, placed=placed, **self._how())

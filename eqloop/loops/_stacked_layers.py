@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, 
 import equinox as eqx
 import jax
 
-from .._arrays import as_arrays, describe, paths
+from .._arrays import as_arrays, describe, paths, refuse_symbolic_plan
 from .._calls import (
     argument_names,
     as_count,
@@ -409,6 +409,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
+        refuse_symbolic_plan(_NAME, (self, x, args))
         opened, placed = open_abstractly(open_call, self, x, args, key)
         return dict(step=opened.step, loop=opened.loop, placed=placed, **self._how())
 

@@ -11,7 +11,14 @@ from typing import Any
 
 import jax
 
-from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._arrays import (
+    Flags,
+    is_inexact,
+    nbytes,
+    pick,
+    put,
+    refuse_symbolic_sizes,
+)
 from .._calls import format_bytes
 from .._device import remembered_per_device
 from .._programs import (
@@ -54,6 +61,7 @@ class Within:
         return length, False
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
+        _refuse_symbolic(f)
         search = self._search(f, _whole_map, "run")
         if f.origin is None:
             return self.in_chunks_of(self._fitting(*_found(search)), f)
@@ -73,6 +81,8 @@ class Within:
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
+        _refuse_symbolic(f)
+
         def program(loop: ChunkLoop) -> _Measured:
             cts = [list(filter(is_inexact, group)) for group in f.out_types]
 
@@ -156,6 +166,13 @@ class Within:
     def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
         return AtMost(size, self.exact).loop(f)
+
+
+def _refuse_symbolic(f: ChunkFunction) -> None:
+    """Checks that all sizes are known, so that bytes are."""
+    instead = "Give a number of rows as `chunk_size`"
+    types = [aval for group in (*f.in_types, *f.out_types) for aval in group]
+    refuse_symbolic_sizes("Budget", types, "the size of an array in a row", instead)
 
 
 _Measured = tuple[Callable[..., Any], tuple[Any, ...]]

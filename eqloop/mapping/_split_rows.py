@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from .._arrays import AlongAxes, Arrays, Rest, is_inexact, partition
+from .._arrays import (
+    AlongAxes,
+    Arrays,
+    Rest,
+    is_inexact,
+    partition,
+    refuse_symbolic,
+)
 from .._calls import OpenedCall, Outputs
 from .._programs import axes_named, has_backward_rules, run, sees_batch
 from .._types import PyTree, Value
@@ -69,6 +76,9 @@ class SplitRows:
 
     def run(self) -> PyTree:
         """Runs the map. Returns the user's result."""
+        instead = "Map them on one device, by `el.Vmap`"
+        need = "to split rows over devices"
+        refuse_symbolic(_NAME, self.arguments.length, need, instead)
         whole, rest = partition((self.f, self.arguments.rest.leaves))
         xs, axes = self.arguments.arrays, self.arguments.axes
         if self.missing:

@@ -4,12 +4,15 @@ A plan is exact, and takes a gradient of the step. To make two of them for each 
 that has others in it would take longer than to trace all that JAX does.
 """
 
+import math
+from collections.abc import Iterable
+
 import jax.extend.core as jex
 
-from .._arrays import is_inexact, nbytes, split
+from .._arrays import is_inexact, is_symbolic, lowered_types, own_shape, split
 from .._compat import scan_counts
 from .._programs import aval_of, foreign_programs
-from .._types import AnyJaxpr
+from .._types import AnyJaxpr, Aval
 from ..checkpointing import AbstractSchedule, usually_stored
 
 # About so much of what a step computes is stored for its derivative.
@@ -29,7 +32,7 @@ def bytes_stored(
     _, carry, _ = split(eqn.invars, *scan_counts(eqn.params))
     slots, block = usually_stored(schedule, eqn.params["length"])
     step = _residuals(eqn.params["jaxpr"], inner)
-    return slots * nbytes(map(aval_of, carry)) + block * step
+    return slots * _nbytes(map(aval_of, carry)) + block * step
 
 
 def _residuals(program: AnyJaxpr, schedule: AbstractSchedule) -> float:
@@ -41,5 +44,12 @@ def _residuals(program: AnyJaxpr, schedule: AbstractSchedule) -> float:
         elif programs := foreign_programs(eqn):
             total += sum(_residuals(program, schedule) for program in programs)
         else:
-            total += _RESIDUALS * nbytes(filter(is_inexact, map(aval_of, eqn.outvars)))
+            total += _RESIDUALS * _nbytes(filter(is_inexact, map(aval_of, eqn.outvars)))
     return total
+
+
+def _nbytes(types: Iterable[Aval]) -> int:
+    """The bytes of arrays of these types; for each place along symbolic axes."""
+    arrays = [lo for aval in types for lo in lowered_types(aval)]
+    known = lambda x: (size for size in own_shape(x) if not is_symbolic(size))
+    return sum(math.prod(known(x)) * x.dtype.itemsize for x in arrays)

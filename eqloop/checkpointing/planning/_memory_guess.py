@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 
 from ..engine._costs import StepCost
 from ..engine._layout import Layout
+from ..engine._pace import ADVANCE, SIDE_BY_SIDE, Piece
 from ._paces import Paces, Seen
 
 
@@ -18,8 +19,8 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        # For each way to take blocks back, the least and the most that is not counted.
-        self._more: dict[Hashable, tuple[int, int]] = {}
+        # The least and the most that was not counted, of what consists of some pieces.
+        self._more: dict[frozenset[Piece], tuple[int, int]] = {}
         for seen in paces.sizes:
             self._note(seen)
         for layout, measured in checked:
@@ -32,7 +33,7 @@ class Guess:
         stored = self.counted(layout)
         if not self.knows_kind(layout):
             # The cotangents of consts, for example, may lie where the outputs will.
-            more = self._more.get(layout.reversal.kind)
+            more = self._seen_beside(layout)
             return stored + (more[1] if more else working_set(self._cost(layout)))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
@@ -51,7 +52,7 @@ class Guess:
         """
         if self.knows_kind(layout):
             return self(layout)
-        if (more := self._more.get(layout.reversal.kind)) is not None:
+        if more := self._seen_beside(layout):
             return self.counted(layout) + more[0]
         # What a batch takes is counted.
         cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
@@ -68,9 +69,9 @@ class Guess:
         self._note(Seen(layout, measured, self.counted(layout)))
 
     def _note(self, seen: Seen) -> None:
-        more, kind = max(seen.measured - seen.counted, 0), seen.layout.reversal.kind
-        least, most = self._more.get(kind, (more, more))
-        self._more[kind] = min(least, more), max(most, more)
+        more, pieces = max(seen.measured - seen.counted, 0), _pieces(seen.layout)
+        least, most = self._more.get(pieces, (more, more))
+        self._more[pieces] = min(least, more), max(most, more)
         # The latest finding is the nearest to what is looked for.
         self._seen[seen.layout.kind] = seen
 
@@ -82,11 +83,32 @@ class Guess:
         """Whether one of its kind was measured."""
         return layout.kind in self._seen
 
+    def _seen_beside(self, layout: Layout) -> tuple[int, int] | None:
+        """What others took that was not counted, of the same pieces or of each alone.
+
+        Steps that are taken back one by one tell nothing of blocks, for which XLA may
+        copy a weight.
+        """
+        pieces = _pieces(layout)
+        if pieces in self._more:
+            return self._more[pieces]
+        each = [self._more.get(frozenset([piece])) for piece in pieces]
+        known = [more for more in each if more is not None]
+        if not known or len(known) < len(each):
+            return None
+        least, most = zip(*known, strict=True)
+        return max(least), max(most)
+
     def _cost(self, layout: Layout) -> StepCost:
         return self._paces.of(layout).cost
 
     def _of_blocks(self, layout: Layout) -> int:
         return layout.order.bytes_of_blocks(self._cost(layout), layout.reversal)
+
+
+def _pieces(layout: Layout) -> frozenset[Piece]:
+    """The pieces that the way back consists of."""
+    return layout.pieces - {ADVANCE, SIDE_BY_SIDE}
 
 
 def counted_bytes(layout: Layout, cost: StepCost) -> int:
