@@ -11,7 +11,7 @@ A program is a jaxpr on a flat list of arrays.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
   differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
-  wrong.
+  wrong, and `_wide_sums.py` has cotangents added up in a wider type.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives.
   `_leftover.py` has the two equations of its forward mode share their work,
@@ -118,6 +118,7 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
+from ._wide_sums import adding_wide, known_cast_p, shared
 
 __all__ = [
     "JAX_FILES",
@@ -136,6 +137,7 @@ __all__ = [
     "Selected",
     "Static",
     "Vmapped",
+    "adding_wide",
     "alone",
     "along_axis",
     "aval_of",
@@ -169,6 +171,7 @@ __all__ = [
     "is_watched",
     "jaxpr_of",
     "joined",
+    "known_cast_p",
     "loop_name",
     "loop_of_jax",
     "loop_scope",
@@ -203,6 +206,7 @@ __all__ = [
     "run",
     "sees_batch",
     "settled",
+    "shared",
     "temporary_bytes",
     "traced",
     "traced_function",

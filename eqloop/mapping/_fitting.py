@@ -140,7 +140,7 @@ class Within:
     ) -> "_Search":
         return _Search(
             str(f.program(*f.probe)),
-            (f.length, f.x_axes, f.y_axes, f.shares, kind),
+            (f.length, f.x_axes, f.y_axes, f.shares, f.sums, kind),
             self,
             f,
             program,
