@@ -12,6 +12,7 @@ import os as _os
 from jax.extend import source_info_util as _source_info_util
 
 from . import ir
+from ._arrays import accumulating_in
 from ._calls import document_settings as _document_settings
 from ._device import planning_for
 from ._programs import check_jax as _check_jax
@@ -151,6 +152,7 @@ __all__ = [
     "Vmap",
     "WhileLoop",
     "__version__",
+    "accumulating_in",
     "breakpoint_if",
     "error_if",
     "find_leaves",

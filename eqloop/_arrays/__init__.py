@@ -6,8 +6,9 @@ Nothing here is traced or called: programs are in `_programs/`, calls in `_calls
   `_bits.py` values from each other, `_python_values.py` says what to do about Python's,
   and `_tree_differences.py` where two trees differ.
 - **Arrays**: their types (`_array_types.py`), the axes along which loops and maps run
-  (`_axes.py`), tangents and symbolic zeros (`_tangents.py`), and values that all
-  examples of a `vmap` share (`_across_examples.py`).
+  (`_axes.py`), tangents and symbolic zeros (`_tangents.py`), the types in which sums of
+  cotangents are kept (`_sums.py`), and values that all examples of a `vmap` share
+  (`_across_examples.py`).
 """
 
 from ._across_examples import over_examples, reduces_examples, where_run
@@ -90,6 +91,17 @@ from ._partition import (
     unmarked,
 )
 from ._python_values import refuse_foreign_arrays, refuse_python_values
+from ._sums import (
+    SumType,
+    accumulating_in,
+    added,
+    as_float_dtype,
+    cast_like,
+    chosen_sum_type,
+    is_narrow,
+    sum_dtype,
+    sum_type,
+)
 from ._tangents import (
     cotangent_types,
     inexact_only,
@@ -114,9 +126,13 @@ __all__ = [
     "Difference",
     "Flags",
     "Rest",
+    "SumType",
+    "accumulating_in",
+    "added",
     "along",
     "as_array",
     "as_arrays",
+    "as_float_dtype",
     "as_length",
     "automatic_sharding",
     "axes_of",
@@ -125,7 +141,9 @@ __all__ = [
     "batch_type",
     "bits",
     "broadcast_prefix",
+    "cast_like",
     "changes_mesh",
+    "chosen_sum_type",
     "closed_under",
     "common_length",
     "compared_fields",
@@ -143,6 +161,7 @@ __all__ = [
     "is_dynamic",
     "is_inexact",
     "is_inexact_scalar",
+    "is_narrow",
     "is_scalar",
     "is_symbolic",
     "is_type",
@@ -182,6 +201,8 @@ __all__ = [
     "strongly_typed",
     "structure_bits",
     "structure_differences",
+    "sum_dtype",
+    "sum_type",
     "symbolic_sizes",
     "tangent_types",
     "type_of",

@@ -9,6 +9,7 @@ from jax.experimental.hijax import Zero, instantiate_zeros
 from .._types import Aval, PyTree, Value
 from ._array_types import axes_of, explicit_sharding, has_dtype, is_type, type_of, vary
 from ._partition import Flags, pick
+from ._sums import SumType, sum_dtype
 
 
 def is_inexact(x: Value) -> bool:
@@ -82,10 +83,15 @@ def instantiated(tree: PyTree) -> PyTree:
     return jax.tree.map(instantiate_zeros, tree, is_leaf=is_zero)
 
 
-def zero_cotangent_of(x: Value) -> Value:
-    """The zeros that the cotangents of a value are added to."""
+def zero_cotangent_of(x: Value, sums: SumType) -> Value:
+    """The zeros that the cotangents of a value are added to.
+
+    Args:
+        x: The value.
+        sums: The type of sums of narrower floats.
+    """
     aval = jax.typeof(x)
     # Those of a `hijax` type have a type of their own.
-    return (
-        jnp.zeros_like(x) if is_type(aval) else instantiate_zeros(zero_cotangent(aval))
-    )
+    if not is_type(aval):
+        return instantiate_zeros(zero_cotangent(aval))
+    return jnp.zeros_like(x, dtype=sum_dtype(aval.dtype, sums))

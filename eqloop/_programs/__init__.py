@@ -13,7 +13,7 @@ A program is a jaxpr on a flat list of arrays.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
   differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
-  wrong.
+  wrong, and `_wide_sums.py` has cotangents added up in a wider type.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives.
   `_leftover.py` has the two equations of its forward mode share their work,
@@ -131,6 +131,7 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
+from ._wide_sums import adding_wide, known_cast_p, shared
 
 __all__ = [
     "JAX_FILES",
@@ -150,6 +151,7 @@ __all__ = [
     "Selected",
     "Static",
     "Vmapped",
+    "adding_wide",
     "allocated_bytes",
     "alone",
     "along_axis",
@@ -189,6 +191,7 @@ __all__ = [
     "is_watched",
     "jaxpr_of",
     "joined",
+    "known_cast_p",
     "literal_bits",
     "literal_value",
     "loop_name",
@@ -228,6 +231,7 @@ __all__ = [
     "said_to_be_estimated",
     "sees_batch",
     "settled",
+    "shared",
     "temporary_bytes",
     "traced",
     "traced_function",

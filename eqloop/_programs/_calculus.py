@@ -25,6 +25,7 @@ import numpy as np
 from .._arrays import (
     Arrays,
     Flags,
+    SumType,
     as_arrays,
     batch_type,
     cotangent_types,
@@ -42,6 +43,7 @@ from .._compat import close, form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ._equations import aval_of, equations, formula_of, programs_in
 from ._jaxprs import program_from, without_dead_code
+from ._wide_sums import adding_wide
 
 Groups: TypeAlias = tuple[Flags, ...]
 
@@ -146,13 +148,16 @@ def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.Closed
 
 
 @functools.lru_cache(maxsize=512)
-def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.ClosedJaxpr:
+def pulled(
+    program: jex.ClosedJaxpr, marks: Groups, wanted: Groups, sums: SumType = None
+) -> jex.ClosedJaxpr:
     """The program of the vjp.
 
     Args:
         program: The program.
         marks: Which of its inputs get a cotangent.
         wanted: Which of its outputs have a cotangent, in as many groups as the inputs.
+        sums: The type in which sums over axes of narrower floats are kept, if any is.
 
     Returns:
         A program that returns the cotangents of the marked inputs. Each group of its
@@ -171,6 +176,7 @@ def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.Close
         of_marked = lambda new: pick(run(program, *put(primals, marked, new)), of_outs)
         ends = pick(primals, marked)
         _, back = jax.vjp(of_marked, ends)
+        back = adding_wide(back, program, sums)
         return list(map(on_mesh_that_is_set, back(cts)[0], ends))
 
     return traced(pull, interleave(added, program.in_avals, cts))

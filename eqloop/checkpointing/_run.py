@@ -18,7 +18,7 @@ from ._schedules import AbstractSchedule
 from .engine._forward import stored
 from .engine._listing import is_listing
 from .engine._loop import Loop
-from .engine._normal_form import normal_form
+from .engine._normal_form import normal_form, reading_consts
 from .engine._primitive import planned_loop
 from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, make_step
@@ -85,6 +85,9 @@ def run_loop(
     is_by_jax = schedule._by_jax and is_plain
     # While plans are listed, such a loop is a primitive as well, or it would have none.
     if is_by_jax and not is_listing():
+        # What stays in the carry is a const to JAX as well. But it finds that out after
+        # it was told in which type the cotangents of consts are added up.
+        step, consts = reading_consts(step, consts, init, loop.sums)
         return stored(step, loop, policy, consts, init, xs)
     # The place in the carry of the number of steps. A bar has two leaves of its own
     # before it, see `_counting`.
@@ -164,7 +167,11 @@ def _run_planned(
         problem = problem.with_bars(Guarded())
     # As in `jax.lax.while_loop`, examples that can see each other have all of the carry
     # to themselves. A key that all of them share gives other numbers.
-    form = normal_form(problem.step, keeps_carry=has_bars or needs_lockstep(problem))
+    keeps_carry = has_bars or needs_lockstep(problem)
+    if keeps_carry:
+        step, consts = reading_consts(problem.step, consts, init, problem.loop.sums)
+        problem = dataclasses.replace(problem, step=step)
+    form = normal_form(problem.step, keeps_carry=keeps_carry)
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)
     given, start = form.open(consts, init)

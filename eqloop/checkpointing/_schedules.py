@@ -25,7 +25,9 @@ class StoreAll(AbstractSchedule):
     """Stores every residual and recomputes nothing, as `jax.lax.scan` does.
 
     Memory grows with the length of the loop, by the residuals of one step for each
-    step. This is the default schedule of [`Scan`][eqloop.Scan].
+    step. This is the default schedule of [`Scan`][eqloop.Scan]. Unlike there, gradients
+    by bfloat16 arrays that all steps share are added up in float32
+    ([`accumulating_in`][eqloop.accumulating_in]).
 
     Examples:
         >>> import jax.numpy as jnp

@@ -6,9 +6,7 @@ import os
 import tempfile
 from typing import Any, final
 
-import jax.numpy as jnp
-import numpy as np
-
+from .._arrays import as_float_dtype
 from ._schedules import AbstractSchedule, StoreAll
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec, Undo
@@ -159,7 +157,10 @@ class Cast(AbstractStored):
 
     def __post_init__(self) -> None:
         _check_stored("Cast", self.schedule)
-        object.__setattr__(self, "dtype", _float_dtype(self.dtype))
+        which = "a floating-point dtype, such as `jnp.bfloat16` or 'float16'"
+        others = "Leaves that are not floating-point numbers are stored unchanged."
+        dtype = as_float_dtype("Cast", self.dtype, which, others)
+        object.__setattr__(self, "dtype", dtype)
 
     def _slots(self, slots: AbstractSlots) -> AbstractSlots:
         if slots.precision is not None:
@@ -245,25 +246,6 @@ def writable_directory(owner: str, path: Any) -> str:
             f"{error.strerror}."
         ) from error
     return directory
-
-
-def _float_dtype(dtype: np.dtype) -> np.dtype:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or dtype is None:
-        raise TypeError(
-            f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
-            f"'float16', not {dtype!r}."
-        )
-    if not jnp.issubdtype(found, jnp.floating):
-        raise ValueError(
-            f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
-            f"'float16', not {found.name}. Leaves that are not floating-point "
-            f"numbers are stored unchanged."
-        )
-    return found
 
 
 def _check_stored(owner: str, schedule: object) -> None:

@@ -15,7 +15,7 @@ def _named(names: str) -> frozenset[str]:
 
 # The very same numbers in other places: their least and greatest stay the same.
 SAME_NUMBERS = _named(
-    """broadcast_in_dim copy expand_dims optimization_barrier pcast pvary
+    """broadcast_in_dim copy expand_dims known_cast optimization_barrier pcast pvary
     reshape rev sharding_constraint squeeze stop_gradient transpose"""
 )
 

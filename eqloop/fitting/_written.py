@@ -22,7 +22,7 @@ from .._types import AnyJaxpr
 # What only names the same values in another way, also for a product.
 _NAMES = frozenset({
     "reshape", "squeeze", "expand_dims", "transpose", "copy", "stop_gradient",
-    "optimization_barrier", "name", "copy_p",
+    "optimization_barrier", "name", "copy_p", "known_cast",
 })
 # What is written, though its operands may be fused into it.
 _SUMS = frozenset({

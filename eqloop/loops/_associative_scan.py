@@ -15,6 +15,7 @@ from .._arrays import (
     as_arrays,
     axes_of,
     axis_sizes,
+    chosen_sum_type,
     describe,
     flatten,
     paths,
@@ -153,7 +154,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         if (wider := elements.varying_as(step.y_types)) is not elements:
             elements = wider
             step, consts = self._trace(elements, 1, size)
-        sweep = PrefixSweep(step, elements.xs.axes, length, size, self.reverse)
+        settings = length, size, self.reverse, chosen_sum_type()
+        sweep = PrefixSweep(step, elements.xs.axes, *settings)
         inputs = list(map(strongly_typed, consts)), elements.xs.arrays
         in_avals = jax.tree.map(jax.typeof, inputs)
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))

@@ -22,13 +22,17 @@ from jax import lax
 from .._arrays import (
     Arrays,
     Flags,
+    SumType,
+    added,
     along,
+    cast_like,
     closed_under,
     instantiated,
     is_inexact,
     pick,
     put,
     split,
+    sum_type,
     tangent_types,
     with_batch_axis,
     zero_cotangent,
@@ -63,6 +67,7 @@ class PrefixSweep:
         length: How many elements there are.
         size: How many of them are in a chunk.
         reverse: Whether to go from the last element to the first.
+        sums: The type in which cotangents of narrower consts are added up.
     """
 
     step: Step
@@ -70,6 +75,7 @@ class PrefixSweep:
     length: int
     size: int
     reverse: bool
+    sums: SumType
 
     @property
     def count(self) -> int:
@@ -122,7 +128,7 @@ class PrefixSweep:
     ) -> list[Value]:
         """The same with parts added to."""
         there = self.parts(arrays, start, size)
-        return self.put(arrays, _sums(there, parts), start)
+        return self.put(arrays, added(there, parts), start)
 
     def run(self, consts: Arrays, xs: Arrays) -> list[Value]:
         """The prefixes."""
@@ -150,7 +156,7 @@ class PrefixSweep:
         marked = dataclasses.replace(self, axes=tuple(pick(self.axes, marks[1])))
         wanted = (*marks[0], *moving, *marks[1])
         counts = sum(marks[0]), sum(moving)
-        back = pulled(self.step.jaxpr, (wanted,), (moving,))
+        back = pulled(self.step.jaxpr, (wanted,), (moving,), self.sums)
 
         def body(turn: Index, state: PyTree) -> PyTree:
             ct_consts, ct_end, ct_xs = state
@@ -162,17 +168,19 @@ class PrefixSweep:
             x = [*before, *self.parts(xs, start, self.size)]
             new = split(run(back, *consts, *x, *ct_parts), *counts)
             ct_xs = marked.add(ct_xs, new[2], start, self.size)
-            return _sums(ct_consts, new[0]), new[1], ct_xs
+            return added(ct_consts, new[0]), new[1], ct_xs
 
+        marked_consts = pick(consts, marks[0])
         start = (
-            _zero_cts(pick(consts, marks[0])),
+            _zero_cts(marked_consts, self.sums),
             _zero_cts(inexact.parts(pick(ys, moving), 0, 1)),
             _zero_cts(pick(xs, marks[1])),
         )
         ct_consts, ct_end, ct_xs = lax.fori_loop(0, self.count, body, start)
         # The first prefix is the first element itself.
-        ct_first = _sums(inexact.parts(cts, self.first, 1), ct_end)
+        ct_first = added(inexact.parts(cts, self.first, 1), ct_end)
         ct_first = pick(ct_first, pick(marks[1], moving))
+        ct_consts = list(map(cast_like, ct_consts, marked_consts))
         return ct_consts, marked.add(ct_xs, ct_first, self.first, 1)
 
     def owned(self, cts: Arrays, chunk: Index) -> list[Value]:
@@ -298,9 +306,6 @@ class Prefixes(Formula):
         return tuple(map(put, self.zero_cts(), flags, pulled))
 
 
-def _zero_cts(arrays: Arrays) -> list[Value]:
-    return [instantiated(zero_cotangent(jax.typeof(x))) for x in arrays]
-
-
-def _sums(ones: Arrays, others: Arrays) -> list[Value]:
-    return [one + other for one, other in zip(ones, others, strict=True)]
+def _zero_cts(arrays: Arrays, sums: SumType = None) -> list[Value]:
+    types = [sum_type(jax.typeof(x), sums) for x in arrays]
+    return instantiated(list(map(zero_cotangent, types)))

@@ -18,14 +18,18 @@ import numpy as np
 from .._arrays import (
     Arrays,
     Flags,
+    SumType,
     along,
+    chosen_sum_type,
     cotangent_types,
     is_inexact,
+    is_narrow,
     mesh_axis_of,
     pick,
     split,
     stack_type,
     strongly_typed,
+    sum_dtype,
     tangent_types,
 )
 from .._programs import (
@@ -52,7 +56,8 @@ MarkPair = tuple[Flags, Flags]
 
 # How a result is reduced over the rows: "sum" or "mean"; `None` if it is stacked.
 Reduction = str | None
-_HALF = (jnp.float16, jnp.bfloat16)
+# Results of narrower floats are added up in this type.
+_SINGLE = jnp.dtype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +95,8 @@ class ChunkFunction:
         changes: The changes of progress bars within the function.
         origin: The function that this one is a derivative of, or itself, if a row can
             see its chunk. Then both have the same chunks. `None` if it cannot.
+        sums: The type in which sums of narrower floats are kept. By default it is that
+            of where the function is made.
     """
 
     trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
@@ -106,6 +113,7 @@ class ChunkFunction:
     meter: Meter = NO_BARS
     changes: tuple[BarChange, ...] = ()
     origin: "ChunkFunction | None" = None
+    sums: SumType = dataclasses.field(default_factory=chosen_sum_type)
 
     def with_bars(self, change: BarChange) -> "ChunkFunction":
         """The same with other bars."""
@@ -313,13 +321,13 @@ def _total(y: Value, visits: PyTree, axis: int) -> Value:
     """The sum over the rows of a chunk, where a row in two chunks counts half in each.
 
     Integers cannot be halved, and count only in the second of the two chunks. Floats of
-    16 bits are added up in 32 bits.
+    16 bits and less are added up in 32 bits.
     """
     if visits is not None and is_inexact(y):
         y = _halved(y, visits, axis)
     elif visits is not None:
         y = jnp.where(along(visits == 1, (axis,), y), jnp.zeros_like(y), y)
-    return jnp.sum(y, axis, dtype=jnp.float32 if y.dtype in _HALF else None)
+    return jnp.sum(y, axis, dtype=_SINGLE if is_narrow(y, _SINGLE) else None)
 
 
 def _halved(y: Value, visits: PyTree, axis: int) -> Value:
@@ -331,7 +339,7 @@ def finish(how: Reduction, total: Value, length: int, dtype: np.dtype) -> Value:
     """The reduction, from the sum over all rows; `dtype` is that of one row."""
     if how == "mean":
         total = total / length
-    return total.astype(dtype) if dtype in _HALF else total
+    return total.astype(dtype) if sum_dtype(dtype, _SINGLE) != dtype else total
 
 
 # Derivatives. A row that is in two chunks must count once. It would not do to make the
@@ -376,7 +384,7 @@ def pulled_function(
 
     def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         moves = again.marks(has_visits, *marks)
-        program = pulled(again.program(size, has_visits), moves, wanted)
+        program = pulled(again.program(size, has_visits), moves, wanted, f.sums)
         if not has_visits:
             return program
         num_visits = again.num_visits(has_visits)

@@ -17,15 +17,18 @@ from jax import lax
 
 from .._arrays import (
     Arrays,
+    added,
     along,
     axes_of,
+    cast_like,
     explicit_sharding,
     is_symbolic,
     placed_as,
+    sum_type,
     vary,
     zero_array,
 )
-from .._programs import mark
+from .._programs import mark, shared
 from .._types import Aval, Index, PyTree, Value
 from ..checkpointing import Saveable
 from ..progress import tied
@@ -143,7 +146,7 @@ class ChunkLoop:
 
         sum_types, y_types = self.f.out_types
         state = (
-            list(map(zero_array, sum_types)),
+            [zero_array(sum_type(aval, self.f.sums)) for aval in sum_types],
             [_buffer(y) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
@@ -151,7 +154,8 @@ class ChunkLoop:
             start = chunks.length - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
             number = self.report(number, start, chunks.rest, state)
-        return tied(number, state)
+        sums, ys = state
+        return tied(number, (list(map(cast_like, sums, sum_types)), ys))
 
     # The bar, if there is one. A chunk is named by its first new row.
 
@@ -196,7 +200,7 @@ class ChunkLoop:
             for x, axis in zip(xs, self.f.x_axes, strict=True)
         ]
         more, new = self.f(size, visits, consts, parts)
-        return [a + b for a, b in zip(sums, more, strict=True)], [
+        return added(sums, more), [
             _write(y, part, start, axis, visits if shares else None)
             for y, part, axis, shares in zip(
                 ys, new, self.f.y_axes, self.f.shares, strict=True
@@ -263,6 +267,7 @@ def run_stored(
         The sums and the `ys`, that number, and the number of the loop's own bar.
     """
     f, chunks = loop.f, loop.chunks
+    consts, own = shared(consts, f.sums)
 
     # In the body of a loop, XLA cannot merge the second evaluation with the first.
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
@@ -274,7 +279,7 @@ def run_stored(
         (number, back, sums), (index, parts) = state, inputs
         first = index * chunks.size
         back = f.meter.back.watch(back, chunks.length - first, chunks.size)
-        more, ys = evaluate(loop.visits(first), consts, parts)
+        more, ys = evaluate(loop.visits(first), own(consts), parts)
         sums = list(map(jnp.add, sums, more))
         number = loop.report(number, first, chunks.size, (sums, ys))
         return (number, back, sums), ys
@@ -292,7 +297,7 @@ def run_stored(
         start = chunks.length - chunks.rest
         parts = list(map(functools.partial(_slice, start, chunks.length), xs, f.x_axes))
         back = f.meter.back.watch(back, chunks.length - start, chunks.rest)
-        more, last = evaluate(None, consts, parts)
+        more, last = evaluate(None, own(consts), parts)
         sums = list(map(jnp.add, sums, more))
         ys = [
             jnp.concatenate(pair, axis)

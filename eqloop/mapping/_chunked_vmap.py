@@ -52,8 +52,9 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             them, with the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these
             for what `f` returns, with `None` for results to stack. The gradient of a
             mean of losses is then accumulated from chunk to chunk. Results of 16 bits
-            are added up in 32 bits. Results for which `out_axes` is `None` are the same
-            for every row, and are not reduced.
+            are added up in 32 bits, and so are gradients
+            ([`accumulating_in`][eqloop.accumulating_in]). Results for which `out_axes`
+            is `None` are the same for every row, and are not reduced.
         exact: Whether each row must be in only one chunk, for example because `f` has
             effects. Then the last chunk may be shorter, and `f` is in the program a
             second time for it.

@@ -157,7 +157,7 @@ class Within:
     ) -> "_Search":
         return _Search(
             digest_of(f.program(*f.probe)),
-            (f.length, f.x_axes, f.y_axes, f.shares, kind),
+            (f.length, f.x_axes, f.y_axes, f.shares, f.sums, kind),
             self,
             f,
             program,

@@ -21,12 +21,13 @@ from .._arrays import (
     AlongAxes,
     Arrays,
     Rest,
+    chosen_sum_type,
     is_inexact,
     partition,
     refuse_symbolic,
 )
 from .._calls import OpenedCall, Outputs
-from .._programs import axes_named, has_backward_rules, run, sees_batch
+from .._programs import axes_named, has_backward_rules, run, sees_batch, shared
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._chunk_loop import ChunkPlanner
@@ -97,8 +98,10 @@ class SplitRows:
     def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> PyTree:
         """One program for each device."""
         on_device = self._on_device(rest)
+        # Cotangents of what is whole on every device are added up over the devices.
+        whole, own = shared(whole, chosen_sum_type())
         run = jax.shard_map(
-            on_device.on_arrays,
+            lambda whole, xs: on_device.on_arrays(own(whole), xs),
             mesh=self.mesh,
             in_specs=(PartitionSpec(), self.specs),
             out_specs=(PartitionSpec(self.axis), PartitionSpec()),

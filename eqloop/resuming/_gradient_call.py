@@ -159,7 +159,7 @@ class GradientCall:
                 none = ["None", ""]
                 words[name] = none if ct is None else [describe(ct), fingerprint(ct)]
         names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
-        return {"argnums": names, "cotangents": words}
+        return {"argnums": names, "cotangents": words} | sweep.sums_in_words
 
     def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
         forward = self.run.forward
@@ -223,11 +223,13 @@ def _check_same(found: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
         return
     there, here = found.get("cotangents", {}), now["cotangents"]
     names = sorted(name for name in there | here if there.get(name) != here.get(name))
-    what = (
-        f"from other cotangents of {', '.join(names)}"
-        if names
-        else (f"by {', '.join(found.get('argnums', []))}")
-    )
+    if names:
+        what = f"from other cotangents of {', '.join(names)}"
+    elif found.get("argnums") != now["argnums"]:
+        what = f"by {', '.join(found.get('argnums', []))}"
+    else:
+        kept = found.get("sums", "the types of their arrays")
+        what = f"whose sums are kept in {kept} (`el.accumulating_in`)"
     raise ValueError(
         f"Resumable: {folder} holds another gradient, {what}. Nothing in it was "
         f"changed. Remove that folder to take this one: the loop itself is not run "

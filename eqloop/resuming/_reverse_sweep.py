@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import pick, put, split
+from .._arrays import (
+    cast_like,
+    chosen_sum_type,
+    is_narrow,
+    pick,
+    put,
+    split,
+    sum_dtype,
+)
 from .._types import Value
 from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
 from ._processes import as_the_leader
@@ -82,7 +90,8 @@ class ReverseSweep:
             now = new
             states.forget(states.steps[2:])
             self.moved(segments.length - segments.done(k))
-        before, shared = split(now, len(self.last))
+        before, sums = split(now, len(self.last))
+        shared = list(map(cast_like, sums, self._shared))
         own = [file.read() for file in self.rows]
         return before, *self.wanted.join(own, shared)
 
@@ -131,9 +140,21 @@ class ReverseSweep:
             for ct, axis in zip(ys, axes, strict=True)
         ]
 
+    @property
+    def _shared(self) -> list[Value]:
+        """What all segments share, of what cotangents are wanted of."""
+        arrays = self.wanted.pick(*(source.whole() for source in self._sources))
+        return self.wanted.split(arrays)[1]
+
+    @property
+    def sums_in_words(self) -> dict[str, str]:
+        """In which type sums are kept, if that is not the type of each array."""
+        sums = chosen_sum_type()
+        is_wide = any(is_narrow(x, sums) for x in self._shared)
+        return {"sums": str(sums)} if is_wide else {}
+
     def _zeros(self) -> list[Value]:
         """The sums before anything was added."""
-        arrays = self.wanted.pick(*(source.whole() for source in self._sources))
-        _, shared = self.wanted.split(arrays)
-        zeros = [np.zeros(x.shape, x.dtype) for x in shared]
+        sums, shared = chosen_sum_type(), self._shared
+        zeros = [np.zeros(x.shape, sum_dtype(x.dtype, sums)) for x in shared]
         return [placed(z, sharding_of(x)) for z, x in zip(zeros, shared, strict=True)]

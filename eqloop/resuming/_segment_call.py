@@ -12,6 +12,7 @@ from jax import lax
 from .._arrays import (
     Arrays,
     Axis,
+    added,
     as_array,
     axes_tree,
     flatten,
@@ -184,9 +185,9 @@ class SegmentCall:
         full = [jnp.zeros_like(y) if ct is None else ct for ct, y in pairs]
         before, found = pull((list(ct_carry), full))
         own, shared = wanted.split(found)
-        added = [total + ct for total, ct in zip(sums, shared, strict=True)]
+        sums = added(sums, shared)
         places, shared_places = split(wanted.shardings, len(before))
-        return _kept_in_place(before, places), _kept_in_place(added, shared_places), own
+        return _kept_in_place(before, places), _kept_in_place(sums, shared_places), own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -237,6 +237,7 @@ SPECS = {
     "Resumable": Spec(dict(f=el.Scan(step), directory="state", every=2)),
     "plans": Spec(dict(f=total)),
     "planning_for": Spec(dict(device="h100")),
+    "accumulating_in": Spec(dict(dtype="float32")),
     "measurements": Spec(dict(path=None)),
     "find_leaves": Spec(dict(tree=XS, where=jax.Array)),
     "unvmap": Spec(dict(x=jnp.array(True))),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from tests.benchmarks import _results
+from tests.benchmarks import _results, wide_sums
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -102,6 +102,15 @@ def test_memory_of_the_front_page():
     budget = el.Budget(loop.schedule.nbytes, measure=False)
     few = temporary(gradient, el.Scan(loop.f, schedule=budget), xs[:, :500])
     assert few < budget.nbytes < theirs
+
+
+@pytest.mark.slow
+@with_jax("0.12.0.1")
+def test_memory_of_wide_sums():
+    page = (ROOT / "docs" / "recipes" / "precision.md").read_text()
+    without_times = lambda row: row.split("|")[1:4]
+    found = [without_times(cost.in_words) for cost in wide_sums.costs(rounds=0)]
+    assert found == [without_times(r) for r in page.splitlines() if " KiB |" in r]
 
 
 @with_jax("0.12.0.1")

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from eqloop._device import PlannedDevice
 from eqloop._known_devices import compile_only_device
 
 

@@ -66,8 +66,10 @@ def plans(x: Array) -> None:
 
 def devices(x: Array, mesh: jax.sharding.Mesh, device: Any) -> None:
     """A device has a name, or is one of JAX's, or of a mesh."""
-    with el.planning_for(mesh):
+    with el.planning_for(mesh), el.accumulating_in("float32"):
         el.Scan(step).plan(x, x, device=device)
+    with el.accumulating_in(x.dtype), el.accumulating_in(None):
+        el.Scan(step)(x, x)
     el.Scan(step).frontier(x, x, device="h100")
     assert_type(el.plans(f, device="v5e")(x).peak_bytes, int)
 

@@ -29,6 +29,7 @@ from jax import lax
 from ..._arrays import (
     Arrays,
     Flags,
+    SumType,
     cotangent_types,
     on_mesh_that_is_set,
     pick,
@@ -37,6 +38,7 @@ from ..._arrays import (
     stack_of,
 )
 from ..._programs import (
+    adding_wide,
     aval_of,
     inputs_read,
     pruned,
@@ -185,12 +187,14 @@ class Pull(BackwardStep):
         policy: Which residuals of a step may be stored.
         active: Which inputs are differentiated.
         wanted: Which leaves of `y` have a cotangent.
+        sums: The type of sums of narrower floats, see `adding_wide`.
     """
 
     step: Step
     policy: Saveable
     active: Active
     wanted: Flags
+    sums: SumType
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
@@ -278,6 +282,7 @@ class Pull(BackwardStep):
         # more than one block. What is not marked is closed over, and so JAX computes no
         # cotangents of it.
         _, pull, outputs = jax.vjp(block, *marked, has_aux=True)
+        pull = adding_wide(pull, self.step.jaxpr, self.sums)
         try:
             cts = pull(tuple(map(list, ends)))
         except ValueError as error:
@@ -310,6 +315,7 @@ class Pull(BackwardStep):
 
         marked = pick(consts, self.active.consts), pick(xs, self.active.xs)
         _, pull = jax.vjp(block, *marked)
+        pull = adding_wide(pull, self.step.jaxpr, self.sums)
         sums, ct_xs = pull(tuple(map(list, ends)))
         return BlockResult(sums, [], ct_xs)
 

@@ -27,7 +27,7 @@ class StepCost:
         x: Bytes of one element of `xs`.
         ct_x: Bytes of the cotangent of `x`.
         ct_y: Bytes of the cotangents of the outputs of a step.
-        ct_consts: Bytes of the cotangents of the consts.
+        ct_consts: Bytes of the sums of the cotangents of the consts.
         products: Bytes that a batch of steps holds at once of what it adds to the
             cotangents of the consts. Large products are made and added part by part.
         known: Bytes of a step's products, kept from when it is run again until it is

@@ -29,12 +29,15 @@ from jax import lax
 
 from ..._arrays import (
     Arrays,
+    added,
+    cast_like,
     cotangent_types,
     instantiated,
     pick,
     put,
     split,
     stack_of,
+    zero_cotangent_of,
     zero_tangent,
 )
 from ..._programs import has_rules, inputs_read, run, settled
@@ -332,8 +335,7 @@ def two_scans(
         taken = back(of_one, (consts, carry, x), (carried, z))
         axes = [loop.x_axes[i] for i in back.x_of]
         given = [jnp.squeeze(e, axis) for e, axis in zip(taken.xs, axes, strict=True)]
-        sums = [a + b for a, b in zip(sums, taken.sums, strict=True)]
-        return (taken.carried, sums), given
+        return (taken.carried, added(sums, taken.sums)), given
 
     z_of_all = list(zs)
     if loop.kept is not None:
@@ -343,7 +345,7 @@ def two_scans(
     # back is a scan in the other direction, over the same rows.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry
-    sums = [jnp.zeros_like(consts[i]) for i in back.const_of]
+    sums = [zero_cotangent_of(consts[i], loop.sums) for i in back.const_of]
     (carried, sums), given = lax.scan(
         take,
         (list(carried), sums),
@@ -353,7 +355,7 @@ def two_scans(
     )
     axes = [loop.x_axes[i] for i in back.x_of]
     return BlockResult(
-        sums,
+        [cast_like(ct, consts[i]) for ct, i in zip(sums, back.const_of, strict=True)],
         carried,
         [jnp.moveaxis(x, 0, axis) for x, axis in zip(given, axes, strict=True)],
     )

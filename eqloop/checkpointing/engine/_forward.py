@@ -32,7 +32,7 @@ from ..._arrays import (
     vary,
     zero_array,
 )
-from ..._programs import constant
+from ..._programs import constant, shared
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
 from ._kept_rows import scan
@@ -99,9 +99,9 @@ def stored(
     The `xs` are scanned, along their first axis. If the step indexed into them, as in
     `primal`, JAX would add a cotangent as large as all of `xs` at every step.
     """
-    evaluate = under_policy(step, policy)
     # A function may close over arrays of NumPy, and of these JAX would store copies.
     consts, xs = as_arrays((consts, xs))
+    evaluate, (consts, own) = under_policy(step, policy), shared(consts, loop.sums)
     # An axis that is in front already is not moved: outside of `jit` that would copy.
     moved = [
         jnp.moveaxis(x, axis, 0) if axis else x
@@ -112,7 +112,7 @@ def stored(
         read: tuple[Arrays, ...], state: tuple[None, list[Value]], x: list[Value]
     ) -> PyTree:
         (consts,), (_, carry) = read, state
-        carry, y = evaluate(consts, carry, x)
+        carry, y = evaluate(own(consts), carry, x)
         return (None, carry), y
 
     state = (None, list(init))

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, is_type, put_on_mesh, stack_type
+from ..._arrays import (
+    Arrays,
+    SumType,
+    chosen_sum_type,
+    is_type,
+    put_on_mesh,
+    stack_type,
+)
 from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
@@ -52,6 +59,8 @@ class Loop:
         stored: Of how many of the last steps it stores the first leaves of `y`, for its
             way back, and how many leaves these are (`_stored_rows.py`). They are no
             outputs of the user's loop, so `kept` does not apply to them.
+        sums: The type in which cotangents of narrower consts are added up. By default
+            it is that of where the loop is made.
     """
 
     length: int
@@ -67,6 +76,7 @@ class Loop:
     # Names do not change the program, so they are not part of the key of any cache.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     stored: tuple[int, int] = (0, 0)
+    sums: SumType = dataclasses.field(default_factory=chosen_sum_type)
 
     @property
     def rows(self) -> int:

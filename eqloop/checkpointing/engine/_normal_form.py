@@ -26,7 +26,16 @@ from collections.abc import Sequence
 import jax
 import jax.extend.core as jex
 
-from ..._arrays import Arrays, Flags, pick, put, split, strongly_typed
+from ..._arrays import (
+    Arrays,
+    Flags,
+    SumType,
+    is_narrow,
+    pick,
+    put,
+    split,
+    strongly_typed,
+)
 from ..._programs import is_ref
 from ..._types import Aval, Value
 from ._delay_lines import Line, lines_of, with_rings
@@ -174,6 +183,36 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     counts = any(lines) or lacks_counter(step)
     step = with_rings(step, lines) if counts else step
     return NormalForm(step, refs, stays, lines, counts)
+
+
+def reading_consts(
+    step: Step, consts: Arrays, init: Arrays, sums: SumType
+) -> tuple[Step, Arrays]:
+    """A step that reads some leaves of the carry that never change from its consts.
+
+    It is for loops that keep all leaves in the carry. The cotangent of such a leaf is a
+    sum over the steps, and here these are leaves whose sums need a wider type.
+
+    Returns:
+        The step, whose carry is the same, and its consts.
+    """
+    moves = [s and is_narrow(x, sums) for s, x in zip(_stays(step), init, strict=True)]
+    if step.inverse is not None or not any(moves):
+        return step, consts
+    return _reading_consts(step, tuple(moves)), [*consts, *pick(init, moves)]
+
+
+@functools.lru_cache(maxsize=128)
+def _reading_consts(step: Step, moves: Flags) -> Step:
+    def run(
+        inputs: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        consts, same = split(inputs, step.num_consts)
+        after, y = step(consts, put(carry, moves, same), x)
+        return put(after, moves, pick(carry, moves)), y
+
+    consts = [*step.const_types, *pick(step.carry_types, moves)]
+    return make_step(run, consts, step.carry_types, step.x_types)
 
 
 def _stays(step: Step) -> list[bool]:

@@ -51,6 +51,7 @@ import jax.extend.core as jex
 from ..._arrays import (
     Arrays,
     Flags,
+    cast_like,
     closed_under,
     inexact_only,
     instantiated,
@@ -640,8 +641,10 @@ class Reverse(Formula):
         )
         walk = Walk(sweep, self.layout.reversal)
         cts = problem.reverse(walk, self.layout, stored, carried)
+        # The sums may be wider than the consts, and are cast once, here.
+        sums = list(map(cast_like, cts.consts, self.out_aval[0]))
         # Without this tie XLA would drop the reports to the bar, which nothing reads.
-        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
+        return tied(cts.number, (sums, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)

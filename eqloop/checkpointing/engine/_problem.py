@@ -412,7 +412,8 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
     # Not the settled step: `jax.vjp` has to find the custom rules in it.
     step = problem.reversed_step(problem.step.rewritten(Again()))
     carry = active.carry[problem.lead :]
-    return Pull(step, problem.policy, active._replace(carry=carry), wanted)
+    active = active._replace(carry=carry)
+    return Pull(step, problem.policy, active, wanted, problem.loop.sums)
 
 
 def with_cotangents(

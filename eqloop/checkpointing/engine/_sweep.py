@@ -20,6 +20,7 @@ from jax import lax
 
 from ..._arrays import (
     Arrays,
+    added,
     over_examples,
     pick,
     put,
@@ -124,7 +125,7 @@ class Cotangents:
     """The state of a reverse sweep, in the groups of `BlockResult`.
 
     Attributes:
-        consts: The sums so far.
+        consts: The sums so far, in the type of `Loop.sums` if that is wider.
         carry: What is carried back, at the end of the block that is next.
         xs: The cotangents of `xs`, as whole arrays, zero where steps are yet to come.
         number: What the last report to the bar returned; `None` without a bar.
@@ -198,7 +199,10 @@ class Sweep:
         # Whole arrays from the start, though most rows come late: the loops carry them,
         # and so XLA can write each row where it stays.
         return Cotangents(
-            [zero_cotangent_of(self.consts[i]) for i in self.back.const_of],
+            [
+                zero_cotangent_of(self.consts[i], self.loop.sums)
+                for i in self.back.const_of
+            ],
             list(ct_carry),
             [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
             self.gauge.open([*after, *self.zs, *ct_carry]),
@@ -338,7 +342,7 @@ class Sweep:
         """
         # The sum of a const is added up here, from block to block: `vjp` of a block
         # gives the block's part.
-        sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
+        sums = added(cts.consts, taken.sums)
         return self.before(cts, taken._replace(sums=sums), start, count)
 
     def added_step(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 
-from ..._arrays import Flags, is_inexact, nbytes, pick, union
+from ..._arrays import Flags, is_inexact, nbytes, pick, sum_type, union
 from ..._programs import equations
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
@@ -81,7 +81,9 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         held_types=held_types,
         saved=nbytes(saved_types),
         saved_types=saved_types,
-        ct_consts=nbytes(pick(consts, active.consts)),
+        ct_consts=nbytes(
+            sum_type(aval, problem.loop.sums) for aval in pick(consts, active.consts)
+        ),
         products=own(product_bytes(pull, sum(active.consts))),
         known=own(_known_bytes(back)),
         maps=own(_map_bytes(back, _residuals(back, problem.loop))),

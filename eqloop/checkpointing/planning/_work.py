@@ -28,7 +28,7 @@ _COSTLY = frozenset({
 _FREE = frozenset({
     "broadcast_in_dim", "reshape", "squeeze", "transpose",
     "convert_element_type", "copy", "stop_gradient", "optimization_barrier",
-    "name",
+    "name", "known_cast",
 })
 # fmt: on
 

@@ -271,6 +271,12 @@ def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return array(numbers.reshape(eqn.params["shape"]))
 
 
+def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    """A cast of this library, which is the same without its second operand."""
+    dtype = dtype_text(eqn.outvars[0].aval.dtype)
+    return call("lax.convert_element_type", scope.argument(eqn.invars[0]), dtype)
+
+
 def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jnp.copy", scope.argument(eqn.invars[0]))
 
@@ -295,6 +301,7 @@ OPERATIONS: dict[str, Expression] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "empty": _empty,
     "iota": _iota,
+    "known_cast": _known_cast,
     "max": _extremum("maximum"),
     "min": _extremum("minimum"),
     "name": _checkpoint_name,

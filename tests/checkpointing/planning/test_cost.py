@@ -44,6 +44,14 @@ def test_a_recurrent_step():
     assert found.reversal > found.evaluation > 0
 
 
+def test_sums_are_wider_than_weights():
+    step, init, xs = recurrent(10, width=32)
+    narrow = jax.tree.map(lambda x: x.astype("bfloat16"), (step, init, xs))
+    assert cost(narrow).ct_consts == 32 * 32 * F32
+    with el.accumulating_in(None):
+        assert cost(narrow).ct_consts == 32 * 32 * F32 // 2
+
+
 def test_a_linear_carry_is_not_read():
     found = cost(field(10, size=8))
     assert found.carry == 2 * 8 * 8 * F32

@@ -138,7 +138,7 @@ def walk_of(after):
     carry_types = [jax.typeof(jnp.asarray(True)), jax.typeof(Y)]
     of_loop = make_step(move, [jax.typeof(W)], carry_types, [])
     active = Active((True,), (False, True), ())
-    back = Pull(of_loop, None, active, ())
+    back = Pull(of_loop, None, active, (), None)
     return Walk(Sweep(of_loop, Loop(3), back, [W], [], []), ByResiduals())
 
 

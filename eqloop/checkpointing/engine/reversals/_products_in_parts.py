@@ -24,7 +24,7 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
-from ...._arrays import explicit_sharding, is_symbolic, nbytes
+from ...._arrays import cast_like, explicit_sharding, is_symbolic, nbytes
 from ...._programs import aval_of, pruned, run, with_parts
 from ...._types import Index, Value
 from .._loop import part, put_part
@@ -111,7 +111,7 @@ class _WholeTerm:
         return nbytes([aval_of(var) for var in self.inputs])
 
     def added(self, total: Value, term: Value) -> Value:
-        return total + term
+        return total + cast_like(term, total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Product:
         def body(i: Index, total: Value) -> Value:
             rows = part(left, i * size, size, self.dim)
             product = self.eqn.primitive.bind(rows, right, **self.eqn.params)
-            product = lax.transpose(product, self.order)
+            product = cast_like(lax.transpose(product, self.order), total)
             before = part(total, i * size, size, self.axis)
             return put_part(total, before + product, i * size, self.axis)
 
