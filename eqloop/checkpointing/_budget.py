@@ -250,6 +250,10 @@ class InnerBudget(AbstractSchedule):
 
     budget: Budget
 
+    @property
+    def budgeted_bytes(self) -> int:
+        return self.budget.budgeted_bytes
+
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored if it fits; otherwise what the budget finds."""
         everything = StoreAll().layout(loop)

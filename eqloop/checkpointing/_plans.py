@@ -44,7 +44,13 @@ from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, as_run, listing, unlisted
 from .engine._primitive import PlannedLoop, Reverse
-from .engine._problem import Placements, Problem, activity, all_active
+from .engine._problem import (
+    Placements,
+    Problem,
+    activity,
+    all_active,
+    without_stored,
+)
 from .engine._step import Step
 from .planning._memory import Maps
 from .whiles._stopping import UntilStopped
@@ -411,7 +417,8 @@ class _Finder:
         self, loop: PlannedLoop, maps: Maps, placed: Placements
     ) -> tuple[Plan | WhilePlan, int]:
         """The plan of a loop, and how many examples run in it."""
-        problem, saves = loop.problem, loop.saves
+        # What it stores of its last steps is a part of the layout.
+        problem, saves = without_stored(loop.problem), loop.saves
         assert saves is not None
         # A layout that is not listed is that of a second derivative, which is planned
         # for all of its inputs.

@@ -38,7 +38,7 @@ def functions_in(value: object) -> list[types.FunctionType]:
     return _methods(type(value))
 
 
-class Node(NamedTuple):
+class TreePart(NamedTuple):
     """A part of a tree.
 
     Attributes:
@@ -55,11 +55,11 @@ class Node(NamedTuple):
 
 def nodes(
     tree: PyTree, path: str, is_hidden: bool = False, around: tuple[Value, ...] = ()
-) -> Iterator[Node]:
+) -> Iterator[TreePart]:
     """All that is in a tree, which may be a part of itself, from the top down."""
     if any(tree is part for part in around):
         return
-    yield Node(path, tree, is_hidden)
+    yield TreePart(path, tree, is_hidden)
     children, _ = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
     own = {path + jtu.keystr(key): x for key, x in children if x is not tree}
     others = dict[str, Any]()

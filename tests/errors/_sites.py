@@ -18,6 +18,8 @@ _PACKAGE = Path(eqloop.__file__).parent
 _INTERNAL = {
     "AssertionError",
     "NoWayBackError.of",
+    "NotCompiledError",
+    "TooFewDevicesError",
     "UnprintableError",
     "_NoRuleError",
     "found.with_traceback",
