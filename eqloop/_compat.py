@@ -187,8 +187,8 @@ def with_symbolic_zeros(
     ]
 
 
-# Where JAX 0.10 leaves out unused outputs of a custom derivative with symbolic zeros, the
-# others get wrong tangents.
+# Where JAX 0.10 leaves out unused outputs of a custom derivative with symbolic zeros,
+# the others get wrong tangents.
 LOSES_SYMBOLIC_ZEROS = _ALL_MOVE
 
 

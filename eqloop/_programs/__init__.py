@@ -16,6 +16,7 @@ A program is a jaxpr on a flat list of arrays.
   wrong, and `_wide_sums.py` has cotangents added up in a wider type.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives.
+  `_expandable.py` is its equation, which `checkify` can look into.
   `_leftover.py` has the two equations of its forward mode share their work,
   `_vmapped.py` is its `vmap` where there is no better rule, and `_partial_eval.py`
   divides it where JAX transposes a part of it. `_small_equations.py` has those that are

@@ -3,8 +3,8 @@
 A loop that recomputes runs steps more often than the user wrote. That makes no
 difference to pure computations. A reference becomes a leaf of the carry, so it is
 updated once. A check may be repeated: it finds the same again. Any other effect is an
-error where it would be, as it is in `jax.checkpoint`. Only `jax.debug` is allowed, which
-JAX repeats as well.
+error where it would be, as it is in `jax.checkpoint`. Only `jax.debug` is allowed,
+which JAX repeats as well.
 """
 
 from collections.abc import Iterable

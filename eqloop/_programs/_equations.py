@@ -98,8 +98,8 @@ class _Expansion:
         return "..."
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)  # what copies an object looks for such names
+        if name.startswith("_"):  # what copies an object looks for such names
+            return object.__getattribute__(self, name)
         return getattr(self._program, name)
 
     @functools.cached_property

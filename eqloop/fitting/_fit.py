@@ -136,7 +136,7 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 over a reference.
             ValueError: If a gradient is taken that does not fit.
         """
-        opened = _Opened.of(self.f, args, kwargs, self.foreign)
+        opened = _OpenFit.of(self.f, args, kwargs, self.foreign)
         how = self._limit, self.device, self.ways
         formula = FittedCall(opened.program, opened.types, *how)
         outs = formula.apply(*opened.inputs)
@@ -159,11 +159,11 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         """
         arrays, rest = open_gradient(self.f, args, kwargs)
         shardings = list(map(automatic_sharding, arrays))
-        found: list[_Opened] = []
+        found: list[_OpenFit] = []
 
         def open_traced(*traced: Value) -> None:
             f, args, kwargs = rest.join(traced)
-            found.append(_Opened.of(f, args, kwargs, self.foreign, shardings))
+            found.append(_OpenFit.of(f, args, kwargs, self.foreign, shardings))
 
         with planning_for_call(self.device, arrays):
             jax.eval_shape(open_traced, *arrays)
@@ -192,7 +192,7 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Opened:
+class _OpenFit:
     """A call of a function.
 
     Attributes:
