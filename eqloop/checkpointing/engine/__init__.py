@@ -23,9 +23,9 @@ which one to choose. In the order in which to read it:
   (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`). What a step does with buffers in its carry is found in `_buffers.py`.
-- **Other loops in its place** (`_substitute.py`) run for a gradient. Those of many leaves
-  that a step computes alike have these packed into one array (`_packing.py`). What is
-  alike is found and run in `_alike_equations.py`.
+- **Other loops in its place** (`_substitute.py`) run for a gradient. Many leaves that a
+  step computes alike are packed into one array there (`_packing.py`). What is alike is
+  found and run in `_alike_equations.py`.
 - **Programs rewritten** so that their reversal takes less: writes to buffers in place
   (`_in_place.py`), short loops in a step written out (`_short_loops.py`), and short
   products in a batch written as sums (`_short_sums.py`).
