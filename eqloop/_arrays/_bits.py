@@ -88,11 +88,7 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 def _number_bytes(x: complex) -> bytes:
     if isinstance(x, int):
         return repr(int(x)).encode()
-    return (
-        struct.pack("<dd", x.real, x.imag)
-        if isinstance(x, complex)
-        else (struct.pack("<d", x))
-    )
+    return struct.pack("<dd", x.real, x.imag)
 
 
 def _array_bits(x: Value) -> Hashable:

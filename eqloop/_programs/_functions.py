@@ -28,7 +28,7 @@ def named_in(function: types.FunctionType) -> dict[str, Any]:
     """What a function reads by name: defaults, what it closes over, and globals.
 
     Of the globals those that are numbers, arrays, lists and the like of these, or are
-    of the same module.
+    of the same module. Those of a library are its own affair.
     """
     found: dict[str, Any] = dict(function.__kwdefaults__ or {})
     defaults, code = function.__defaults__ or (), function.__code__
@@ -39,7 +39,7 @@ def named_in(function: types.FunctionType) -> dict[str, Any]:
             found[name] = cell.cell_contents
         except ValueError:  # not yet assigned
             continue
-    for name in _global_names(code):
+    for name in () if is_of_library(function) else _global_names(code):
         value = function.__globals__.get(name)
         is_own = getattr(value, "__module__", None) == function.__module__
         is_list = type(value) in (tuple, list, dict)

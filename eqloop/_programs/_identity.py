@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import types
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -84,8 +85,19 @@ def digest_of(*parts: object) -> str:
 _RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
-@functools.lru_cache(maxsize=1024)
+# Programs may hold large constants, and are not kept alive.
+_known: weakref.WeakKeyDictionary[AnyJaxpr, dict[bool, bytes]]
+_known = weakref.WeakKeyDictionary()
+
+
 def _of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
+    known = _known.setdefault(program, {})
+    if has_rules not in known:
+        known[has_rules] = _found_of_program(program, has_rules)
+    return known[has_rules]
+
+
+def _found_of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
     closed, digests = close(program), _Digests(has_rules)
     jaxpr, count = closed.jaxpr, itertools.count()
     numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], bytes]()
@@ -126,12 +138,14 @@ def _of_rule(eqn: jex.JaxprEqn) -> bytes:
     program = alone(eqn)
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
+    if not (any(marks) and any(wanted)):
+        return _hashed("name", b"no rule")  # none is ever asked for
     try:
         if form_of(eqn) == "custom_vjp_call":
             made = _there_and_back(program, marks, wanted)
         else:  # nobody asks for this program again
             made = [pushed.__wrapped__(program, (marks,), (wanted,))]
-        return _joined("rule", *(_of_program.__wrapped__(p, False) for p in made))
+        return _joined("rule", *(_of_program(p, False) for p in made))
     except Exception:
         # The rule is a user's code. It may refuse that all inputs are differentiated,
         # with any error.
@@ -173,7 +187,7 @@ def _params(eqn: jex.JaxprEqn) -> dict[str, Any]:
         # Which function is called makes no difference to a program, nor does what it
         # has seen since it was last traced.
         params["callback"] = name_of(called_back(eqn) or params["callback"])
-    if "rule" in params:
+    if form_of(eqn) == "custom_vmap_call":
         params["rule"] = batching_rule(eqn)
     return params
 
@@ -203,11 +217,13 @@ class _Digests:
     Attributes:
         has_rules: Whether functions with derivative rules are known by these, too.
         within: What a digest is being made of: it may be part of itself.
+        functions: The digests of functions, which may read each other in many ways.
     """
 
     def __init__(self, has_rules: bool = True):
         self.has_rules = has_rules
         self.within: set[int] = set()
+        self.functions: dict[types.FunctionType, bytes] = {}
 
     def of(self, x: Any) -> bytes:
         """The digest of a thing."""
@@ -246,14 +262,19 @@ class _Digests:
         if is_compared_by_fields(x):
             return _joined(name, self.of(dict(compared_fields(x))))
         if isinstance(x, types.FunctionType):
-            code = _hashed("code", "\n".join(code_parts(x.__code__)).encode())
-            return _joined(name, self.of(name_of(x)), code, self.of(named_in(x)))
+            if x not in self.functions:
+                code = _hashed("code", "\n".join(code_parts(x.__code__)).encode())
+                read = self.of(name_of(x)), self.of(named_in(x))
+                self.functions[x] = _joined(name, code, *read)
+            return self.functions[x]
         if isinstance(x, types.MethodType):
             return _joined(name, self.of(x.__func__), self.of(x.__self__))
         if isinstance(x, functools.partial):
             return _joined(name, *map(self.of, (x.func, x.args, x.keywords)))
         if isinstance(x, jax.tree_util.PyTreeDef):
             return _joined(name, *map(self.of, (x.node_data(), x.children())))
+        if callable(x) and hasattr(x, "__wrapped__"):
+            return _joined(name, self.of(x.__wrapped__))
         is_foreign = kind.__module__.partition(".")[0] in _PRINTED
         if not is_foreign and hasattr(x, "__dict__") and not isinstance(x, enum.Enum):
             return _joined(name, self.of(vars(x)))
