@@ -9,11 +9,15 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from .._arrays import (
     automatic_shardings,
     is_inexact,
     is_weak,
+    pick,
+    put,
+    split,
     strongly_typed,
     with_weak_types,
 )
@@ -199,11 +203,17 @@ class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
                 "them, or put `Fit` around the part that does not write to it."
             )
 
-        def run(*flat: Value) -> list[Value]:
-            given = flat[: len(consts)], flat[len(consts) :]
-            return jax.core.eval_jaxpr(closed.jaxpr, given[0], *given[1])
+        # Constants of NumPy stay what they are, so that the very program is compiled
+        # that will run.
+        every = [*consts, *arrays]
+        given = [not isinstance(x, np.ndarray) for x in every]
 
-        inputs = list(map(strongly_typed, [*consts, *arrays]))
+        def run(*flat: Value) -> list[Value]:
+            inputs = put(every, given, flat)
+            own, inputs = split(inputs, len(consts))
+            return jax.core.eval_jaxpr(closed.jaxpr, own, *inputs)
+
+        inputs = list(map(strongly_typed, pick(every, given)))
         with fitting():
             program = traced(run, list(map(jax.typeof, inputs)))
         return call, program, list(map(is_weak, closed.out_avals)), inputs
