@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any, Generic, Self, final
 import jax
 import jax.core
 import jax.extend.core as jex
+import numpy as np
 from jax.sharding import NamedSharding
 
 from .._arrays import (
     automatic_sharding,
     is_inexact,
     is_weak,
+    pick,
+    put,
+    split,
     strongly_typed,
     with_weak_types,
 )
@@ -232,14 +236,19 @@ class _OpenFit:
                 "them, or put `Fit` around the part that does not write to it."
             )
 
-        def run(*flat: Value) -> list[Value]:
-            given = flat[: len(consts)], flat[len(consts) :]
-            return jax.core.eval_jaxpr(closed.jaxpr, given[0], *given[1])
+        # Constants of NumPy stay what they are, so that the very program is compiled
+        # that will run.
+        every = [*consts, *arrays]
+        given = [not isinstance(x, np.ndarray) for x in every]
 
-        inputs = list(map(strongly_typed, [*consts, *arrays]))
+        def run(*flat: Value) -> list[Value]:
+            own, others = split(put(every, given, flat), len(consts))
+            return jax.core.eval_jaxpr(closed.jaxpr, own, *others)
+
+        inputs = list(map(strongly_typed, pick(every, given)))
         with fitting():
             program = traced(run, list(map(jax.typeof, inputs)))
         known = map(automatic_sharding, arrays) if shardings is None else shardings
-        split = [*map(automatic_sharding, consts), *known]
-        types = tuple(map(type_split_as, program.in_avals, split))
+        placed = pick([*map(automatic_sharding, consts), *known], given)
+        types = tuple(map(type_split_as, program.in_avals, placed))
         return cls(call, program, inputs, types, list(map(is_weak, closed.out_avals)))
