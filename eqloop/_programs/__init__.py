@@ -118,7 +118,7 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
-from ._wide_sums import adding_wide, known_cast_p, shared
+from ._wide_sums import Cast, adding_wide, shared, with_casts, without_casts
 
 __all__ = [
     "JAX_FILES",
@@ -127,6 +127,7 @@ __all__ = [
     "ROW_BY_ROW",
     "WRITES",
     "CannotVaryError",
+    "Cast",
     "Doubled",
     "Formula",
     "Place",
@@ -171,7 +172,6 @@ __all__ = [
     "is_watched",
     "jaxpr_of",
     "joined",
-    "known_cast_p",
     "loop_name",
     "loop_of_jax",
     "loop_scope",
@@ -215,8 +215,10 @@ __all__ = [
     "varied",
     "vmap",
     "watched",
+    "with_casts",
     "with_equations",
     "with_parts",
+    "without_casts",
     "without_dead_code",
     "without_derivatives",
     "without_shifted_writes",

@@ -9,7 +9,9 @@
       known_cast    wide.astype(w.dtype) in the step, whose value is known: it is `w`
 
   Nothing reads `wide`, so there never is such a copy. But the cotangents of `wide` are
-  added up in float32, and are cast once, outside of the loop.
+  added up in float32, and are cast once, outside of the loop. A loop of this library
+  that takes the place of such a loop keeps sums of its own, and would hold the copy for
+  its way back (`without_casts`).
 - **Over an axis** (`adding_wide`). The cotangent of what is repeated along an axis, as
   a bias is in a batch, is a sum over this axis. An H100 adds up bfloat16 in bfloat16,
   256 numbers at a time. What a product of matrices adds up XLA keeps in float32.
@@ -17,8 +19,9 @@
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -37,7 +40,13 @@ from .._arrays import (
 )
 from .._types import PyTree, Value
 from ._equations import Rewrite, aval_of, equations, formula_of
-from ._jaxprs import map_programs, rewrite_everywhere, with_equations
+from ._jaxprs import (
+    Rewriter,
+    map_programs,
+    rewrite_everywhere,
+    with_equations,
+    with_parts,
+)
 
 
 def shared(
@@ -64,6 +73,41 @@ def shared(
         return put(known, narrow, list(casts))
 
     return [*own, *wide], within
+
+
+# The places of a wide array among consts, and of that which it is when it is cast.
+Cast: TypeAlias = tuple[int, int]
+
+
+@functools.lru_cache(maxsize=128)
+def without_casts(
+    program: jex.ClosedJaxpr, count: int
+) -> tuple[jex.ClosedJaxpr, tuple[Cast, ...]]:
+    """A program that is given what it casts, among so many inputs; see `with_casts`."""
+    jaxpr, rewriter, casts = program.jaxpr, Rewriter(program), list[Cast]()
+    at = {var: i for i, var in enumerate(jaxpr.invars[:count])}
+    read = Counter(itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns)))
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is known_cast_p:
+            wide, known = eqn.invars
+            alone = all(x in at and read[x] == 1 for x in (wide, known))
+            if alone and rewriter.replace(eqn.outvars[0], known):
+                casts.append((at[wide], at[known]))
+                continue
+        rewriter.eqns.append(rewriter.enter(eqn))
+    if not casts:
+        return program, ()
+    wide = {wide for wide, _ in casts}
+    left = [var for i, var in enumerate(jaxpr.invars) if i not in wide]
+    return with_parts(rewriter.result(), invars=left), tuple(casts)
+
+
+def with_casts(consts: Arrays, casts: Sequence[Cast]) -> list[Value]:
+    """The consts of a program `without_casts`, from those of the original."""
+    consts, wide = list(consts), {wide for wide, _ in casts}
+    for cast, known in casts:
+        consts[known] = known_cast_p.bind(consts[cast], consts[known])
+    return [x for i, x in enumerate(consts) if i not in wide]
 
 
 # Of an array and of what it is when it is cast.
