@@ -84,9 +84,11 @@ class OpenScan:
         def scan(*operands: Value) -> list[Value]:
             consts, init, xs = split(operands, *scan_counts(eqn.params))
             consts = with_casts(consts, self.casts)
-            settings = dict(loop=loop, schedule=schedule, policy=policy)
+            inputs = step, consts, init, xs
             with loop_scope(found.name):
-                carry, ys = run_loop(step, consts, init, xs, **settings)
+                carry, ys = run_loop(
+                    *inputs, loop=loop, schedule=schedule, policy=policy
+                )
             return [*carry, *ys]
 
         return in_place_of(eqn, scan)
