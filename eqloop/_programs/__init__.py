@@ -118,7 +118,7 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
-from ._wide_sums import Cast, adding_wide, shared, with_casts, without_casts
+from ._wide_sums import KnownCast, adding_wide, shared, with_casts, without_casts
 
 __all__ = [
     "JAX_FILES",
@@ -127,9 +127,9 @@ __all__ = [
     "ROW_BY_ROW",
     "WRITES",
     "CannotVaryError",
-    "Cast",
     "Doubled",
     "Formula",
+    "KnownCast",
     "Place",
     "Range",
     "Rewrite",

@@ -52,20 +52,14 @@ from ._jaxprs import (
 def shared(
     arrays: Arrays, sums: SumType
 ) -> tuple[list[Value], Callable[[Arrays], list[Value]]]:
-    """Arrays for a loop of JAX, or for many devices, to read.
+    """Arrays for a loop of JAX, or for many devices, to read in place of others.
 
-    Args:
-        arrays: The arrays.
-        sums: The type in which the cotangents of narrower ones are added up.
-
-    Returns:
-        The arrays to give to the loop; and what makes the original ones of these in it.
+    They come with a function that makes the others of them, within the loop.
     """
     narrow = [is_narrow(x, sums) for x in arrays]
-    own = [
-        lax.stop_gradient(x) if n else x for x, n in zip(arrays, narrow, strict=True)
-    ]
-    wide = [x.astype(sum_dtype(x.dtype, sums)) for x in pick(arrays, narrow)]
+    marked = pick(arrays, narrow)
+    own = put(arrays, narrow, list(map(lax.stop_gradient, marked)))
+    wide = [lax.convert_element_type(x, sum_dtype(x.dtype, sums)) for x in marked]
 
     def within(given: Arrays) -> list[Value]:
         known, wide = split(given, len(narrow))
@@ -76,15 +70,15 @@ def shared(
 
 
 # The places of a wide array among consts, and of that which it is when it is cast.
-Cast: TypeAlias = tuple[int, int]
+KnownCast: TypeAlias = tuple[int, int]
 
 
 @functools.lru_cache(maxsize=128)
 def without_casts(
     program: jex.ClosedJaxpr, count: int
-) -> tuple[jex.ClosedJaxpr, tuple[Cast, ...]]:
+) -> tuple[jex.ClosedJaxpr, tuple[KnownCast, ...]]:
     """A program that is given what it casts, among so many inputs; see `with_casts`."""
-    jaxpr, rewriter, casts = program.jaxpr, Rewriter(program), list[Cast]()
+    jaxpr, rewriter, casts = program.jaxpr, Rewriter(program), list[KnownCast]()
     at = {var: i for i, var in enumerate(jaxpr.invars[:count])}
     read = Counter(itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns)))
     for eqn in jaxpr.eqns:
@@ -102,7 +96,7 @@ def without_casts(
     return with_parts(rewriter.result(), invars=left), tuple(casts)
 
 
-def with_casts(consts: Arrays, casts: Sequence[Cast]) -> list[Value]:
+def with_casts(consts: Arrays, casts: Sequence[KnownCast]) -> list[Value]:
     """The consts of a program `without_casts`, from those of the original."""
     consts, wide = list(consts), {wide for wide, _ in casts}
     for cast, known in casts:
@@ -137,10 +131,7 @@ def adding_wide(
 ) -> Callable[[PyTree], PyTree]:
     """A function of cotangents whose sums over axes are kept in a wider type.
 
-    Args:
-        pull: The function.
-        program: What it takes the cotangents back through.
-        sums: The type; `None` to leave all sums as they are.
+    `program` is what it takes the cotangents back through.
     """
 
     def pull_wide(cts: PyTree) -> PyTree:

@@ -15,7 +15,7 @@ from jax.extend import source_info_util
 from .._arrays import split, where_leading, with_weak_types
 from .._compat import scan_counts
 from .._programs import (
-    Cast,
+    KnownCast,
     aval_of,
     loop_scope,
     run,
@@ -53,7 +53,7 @@ class OpenScan:
 
     step: Step
     loop: Loop
-    casts: tuple[Cast, ...]
+    casts: tuple[KnownCast, ...]
 
     @classmethod
     def of(cls, eqn: jex.JaxprEqn, program: jex.ClosedJaxpr) -> "OpenScan":
