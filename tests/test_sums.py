@@ -384,6 +384,17 @@ def test_nothing_is_stored_for_it(schedule):
     assert all(x.dtype != jnp.float32 for x in jax.tree.leaves(pull) if x.size > 64)
 
 
+def test_loops_in_place_of_others_hold_no_copy():
+    """A loop by `StoreAll` is one of JAX, and may be run by another schedule."""
+    loss, types = cell(el.StoreAll())
+    again = el.Reschedule(loss, el.Chunked(16, batch=16))
+    direct, _ = cell(el.Chunked(16, batch=16))
+    taken = [temp_bytes(jax.grad(f), *types) for f in (again, direct)]
+    assert taken[0] == taken[1]
+    _, pull = jax.vjp(again, *(jnp.zeros(t.shape, t.dtype) for t in types))
+    assert all(x.dtype != jnp.float32 for x in jax.tree.leaves(pull) if x.size > 64)
+
+
 @pytest.mark.parametrize("schedule", [el.Recursive(8, batch=1), el.Binomial(8)])
 def test_four_bytes_for_each_entry(schedule):
     loss, types = cell(schedule)

@@ -1,7 +1,7 @@
 """In which type the cotangents of what steps and rows share are added up.
 
-A bfloat16 has 8 bits. A sum of many equal terms in it stops growing at the 256th: the
-next one is less than half of the distance to the next number. So such sums are kept in
+A bfloat16 has 8 bits. A sum of many equal terms in it stops growing at the 256th: one
+more is no more than half of the distance to the next number. So such sums are kept in
 float32, and are cast once, when all terms are there.
 """
 
@@ -78,13 +78,9 @@ def chosen_sum_type() -> SumType:
 
 
 def as_float_dtype(owner: str, dtype: object, which: str, others: str) -> np.dtype:
-    """A dtype of real floating-point numbers, from what names one.
+    """A dtype of real floating-point numbers, from what a user gave as `dtype`.
 
-    Args:
-        owner: The name of what is given it, for error messages.
-        dtype: What a user gave as `dtype`.
-        which: Which dtypes it may be.
-        others: What is done with numbers of other dtypes.
+    An error says which dtypes it may be, and what is done with numbers of others.
     """
     given: Any = dtype
     try:

@@ -84,12 +84,7 @@ def instantiated(tree: PyTree) -> PyTree:
 
 
 def zero_cotangent_of(x: Value, sums: SumType) -> Value:
-    """The zeros that the cotangents of a value are added to.
-
-    Args:
-        x: The value.
-        sums: The type of sums of narrower floats.
-    """
+    """The zeros that the cotangents of a value are added to, in a type for sums."""
     aval = jax.typeof(x)
     # Those of a `hijax` type have a type of their own.
     if not is_type(aval):

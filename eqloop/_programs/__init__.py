@@ -132,7 +132,7 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
-from ._wide_sums import adding_wide, known_cast_p, shared
+from ._wide_sums import KnownCast, adding_wide, shared, with_casts, without_casts
 
 __all__ = [
     "JAX_FILES",
@@ -143,6 +143,7 @@ __all__ = [
     "CannotVaryError",
     "Doubled",
     "Formula",
+    "KnownCast",
     "NotCompiledError",
     "Place",
     "Range",
@@ -192,7 +193,6 @@ __all__ = [
     "is_watched",
     "jaxpr_of",
     "joined",
-    "known_cast_p",
     "literal_bits",
     "literal_value",
     "loop_name",
@@ -241,10 +241,12 @@ __all__ = [
     "varied",
     "vmap",
     "watched",
+    "with_casts",
     "with_equations",
     "with_formula",
     "with_parts",
     "without_array_literals",
+    "without_casts",
     "without_dead_code",
     "without_derivatives",
     "without_shifted_writes",

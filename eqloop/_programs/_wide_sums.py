@@ -9,7 +9,9 @@
       known_cast    wide.astype(w.dtype) in the step, whose value is known: it is `w`
 
   Nothing reads `wide`, so there never is such a copy. But the cotangents of `wide` are
-  added up in float32, and are cast once, outside of the loop.
+  added up in float32, and are cast once, outside of the loop. A loop of this library
+  that takes the place of such a loop keeps sums of its own, and would hold the copy for
+  its way back (`without_casts`).
 - **Over an axis** (`adding_wide`). The cotangent of what is repeated along an axis, as
   a bias is in a batch, is a sum over this axis. An H100 adds up bfloat16 in bfloat16,
   256 numbers at a time. What a product of matrices adds up XLA keeps in float32.
@@ -17,8 +19,9 @@
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -37,26 +40,26 @@ from .._arrays import (
 )
 from .._types import PyTree, Value
 from ._equations import Rewrite, aval_of, equations, formula_of
-from ._jaxprs import map_programs, rewrite_everywhere, with_equations
+from ._jaxprs import (
+    Rewriter,
+    map_programs,
+    rewrite_everywhere,
+    with_equations,
+    with_parts,
+)
 
 
 def shared(
     arrays: Arrays, sums: SumType
 ) -> tuple[list[Value], Callable[[Arrays], list[Value]]]:
-    """Arrays for a loop of JAX, or for many devices, to read.
+    """Arrays for a loop of JAX, or for many devices, to read in place of others.
 
-    Args:
-        arrays: The arrays.
-        sums: The type in which the cotangents of narrower ones are added up.
-
-    Returns:
-        The arrays to give to the loop; and what makes the original ones of these in it.
+    They come with a function that makes the others of them, within the loop.
     """
     narrow = [is_narrow(x, sums) for x in arrays]
-    own = [
-        lax.stop_gradient(x) if n else x for x, n in zip(arrays, narrow, strict=True)
-    ]
-    wide = [x.astype(sum_dtype(x.dtype, sums)) for x in pick(arrays, narrow)]
+    marked = pick(arrays, narrow)
+    own = put(arrays, narrow, list(map(lax.stop_gradient, marked)))
+    wide = [lax.convert_element_type(x, sum_dtype(x.dtype, sums)) for x in marked]
 
     def within(given: Arrays) -> list[Value]:
         known, wide = split(given, len(narrow))
@@ -64,6 +67,41 @@ def shared(
         return put(known, narrow, list(casts))
 
     return [*own, *wide], within
+
+
+# The places of a wide array among consts, and of that which it is when it is cast.
+KnownCast: TypeAlias = tuple[int, int]
+
+
+@functools.lru_cache(maxsize=128)
+def without_casts(
+    program: jex.ClosedJaxpr, count: int
+) -> tuple[jex.ClosedJaxpr, tuple[KnownCast, ...]]:
+    """A program that is given what it casts, among so many inputs; see `with_casts`."""
+    jaxpr, rewriter, casts = program.jaxpr, Rewriter(program), list[KnownCast]()
+    at = {var: i for i, var in enumerate(jaxpr.invars[:count])}
+    read = Counter(itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns)))
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is known_cast_p:
+            wide, known = eqn.invars
+            alone = all(x in at and read[x] == 1 for x in (wide, known))
+            if alone and rewriter.replace(eqn.outvars[0], known):
+                casts.append((at[wide], at[known]))
+                continue
+        rewriter.eqns.append(rewriter.enter(eqn))
+    if not casts:
+        return program, ()
+    wide = {wide for wide, _ in casts}
+    left = [var for i, var in enumerate(jaxpr.invars) if i not in wide]
+    return with_parts(rewriter.result(), invars=left), tuple(casts)
+
+
+def with_casts(consts: Arrays, casts: Sequence[KnownCast]) -> list[Value]:
+    """The consts of a program `without_casts`, from those of the original."""
+    consts, wide = list(consts), {wide for wide, _ in casts}
+    for cast, known in casts:
+        consts[known] = known_cast_p.bind(consts[cast], consts[known])
+    return [x for i, x in enumerate(consts) if i not in wide]
 
 
 # Of an array and of what it is when it is cast.
@@ -93,10 +131,7 @@ def adding_wide(
 ) -> Callable[[PyTree], PyTree]:
     """A function of cotangents whose sums over axes are kept in a wider type.
 
-    Args:
-        pull: The function.
-        program: What it takes the cotangents back through.
-        sums: The type; `None` to leave all sums as they are.
+    `program` is what it takes the cotangents back through.
     """
 
     def pull_wide(cts: PyTree) -> PyTree:

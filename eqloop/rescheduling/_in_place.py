@@ -15,9 +15,12 @@ from jax.extend import source_info_util
 from .._arrays import split, where_leading, with_weak_types
 from .._compat import scan_counts
 from .._programs import (
+    KnownCast,
     aval_of,
     loop_scope,
     run,
+    with_casts,
+    without_casts,
     without_derivatives,
     without_shifted_writes,
 )
@@ -45,19 +48,23 @@ class OpenScan:
     Attributes:
         step: Its step.
         loop: The loop around that, without a bar.
+        casts: What the equation casts in each step, and this step is given.
     """
 
     step: Step
     loop: Loop
+    casts: tuple[KnownCast, ...]
 
     @classmethod
     def of(cls, eqn: jex.JaxprEqn, program: jex.ClosedJaxpr) -> "OpenScan":
         """Opens an equation, a step of which runs this program."""
         length, unroll = eqn.params["length"], eqn.params["unroll"]
-        step = Step(without_shifted_writes(program), *scan_counts(eqn.params))
+        consts, carry = scan_counts(eqn.params)
+        program, casts = without_casts(without_shifted_writes(program), consts)
+        step = Step(program, consts - len(casts), carry)
         x_axes = (0,) * len(step.x_types)
         loop = Loop(length, eqn.params["reverse"], unroll, x_axes)
-        return cls(step, loop)
+        return cls(step, loop, casts)
 
     def planned(
         self,
@@ -75,10 +82,13 @@ class OpenScan:
         loop = dataclasses.replace(self.loop, meter=meter)
 
         def scan(*operands: Value) -> list[Value]:
-            inputs = split(operands, step.num_consts, step.num_carry)
-            settings = dict(loop=loop, schedule=schedule, policy=policy)
+            consts, init, xs = split(operands, *scan_counts(eqn.params))
+            consts = with_casts(consts, self.casts)
+            inputs = step, consts, init, xs
             with loop_scope(found.name):
-                carry, ys = run_loop(step, *inputs, **settings)
+                carry, ys = run_loop(
+                    *inputs, loop=loop, schedule=schedule, policy=policy
+                )
             return [*carry, *ys]
 
         return in_place_of(eqn, scan)

@@ -82,9 +82,9 @@ class Cost:
     """
 
     name: str
-    nbytes: tuple[int, int]
-    errors: tuple[float, float]
-    times: tuple[float, float]
+    nbytes: list[int]
+    errors: list[float]
+    times: list[float]
 
     @property
     def in_words(self) -> str:
@@ -116,12 +116,9 @@ def costs(rounds: int = 15) -> Iterator[Cost]:
         found = measure(both, rounds=rounds)
         taken = [m for m in found.values() if isinstance(m, Measurement)]
         errors = [_error(case, exact) for case in both]
-        wide, narrow = taken
         # Whatever else the machine does, it keeps a run busy no shorter than that.
         times = [float(np.min(m.busy)) if rounds else 0.0 for m in taken]
-        yield Cost(
-            name, (wide.temp_bytes, narrow.temp_bytes), tuple(errors), tuple(times)
-        )
+        yield Cost(name, [m.temp_bytes for m in taken], errors, times)
 
 
 def _error(case: Case, exact: np.ndarray) -> float:

@@ -397,6 +397,22 @@ def test_events_and_bars_and_dense_output(capsys):
     near(gradients(ours), gradients(theirs))
 
 
+@pytest.mark.parametrize("name", ADJOINTS)
+def test_arguments_in_bfloat16(name):
+    """Each of 600 steps adds one to their cotangents."""
+    term = diffrax.ODETerm(lambda t, y, args: args.astype(y.dtype))
+    settings = dict(dt0=1.0, y0=jnp.zeros(2), adjoint=ADJOINTS[name], max_steps=700)
+
+    def end(args):
+        solution = diffrax.diffeqsolve(
+            term, diffrax.Euler(), 0.0, 600.0, args=args, **settings
+        )
+        return jnp.sum(solution.ys)
+
+    found = jax.jit(jax.grad(end))(jnp.ones(2, "bfloat16"))
+    assert found.tolist() == [600, 600]
+
+
 def test_memory_does_not_grow_with_the_number_of_steps():
     """It is that of the carries, however many steps the solver may take."""
 

@@ -74,6 +74,16 @@ def simulate(params_w, xs):
     )
 
 
+def test_sums_that_are_wider_than_what_is_shared():
+    def total(w, xs):
+        step = lambda h, x: (h + (w * x).astype(jnp.float32), None)
+        return el.Scan(step)(jnp.float32(0), xs)[0]
+
+    w, xs = jnp.ones((), "bfloat16"), jnp.full(600, 0.125, "bfloat16")
+    again = execute(ir.to_python(total)(w, xs), "total")
+    assert float(jax.grad(again)(w, xs)) == float(jax.grad(total)(w, xs)) == 75
+
+
 def test_branches_and_loops_are_called_what_they_are():
     def f(x):
         x = lax.cond(x[0] > 0, jnp.sin, lambda x: x * 2, x)

@@ -188,13 +188,9 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
 def reading_consts(
     step: Step, consts: Arrays, init: Arrays, sums: SumType
 ) -> tuple[Step, Arrays]:
-    """A step that reads some leaves of the carry that never change from its consts.
+    """A step that reads leaves of the carry that never change from its consts.
 
-    It is for loops that keep all leaves in the carry. The cotangent of such a leaf is a
-    sum over the steps, and here these are leaves whose sums need a wider type.
-
-    Returns:
-        The step, whose carry is the same, and its consts.
+    It keeps them in the carry. These are the leaves whose sums are of a wider type.
     """
     moves = [s and is_narrow(x, sums) for s, x in zip(_stays(step), init, strict=True)]
     if step.inverse is not None or not any(moves):

@@ -273,7 +273,7 @@ def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
 
 def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """A cast of this library, which is the same without its second operand."""
-    dtype = dtype_text(eqn.outvars[0].aval.dtype)
+    dtype = dtype_text(dtype_of(eqn.outvars[0]))
     return call("lax.convert_element_type", scope.argument(eqn.invars[0]), dtype)
 
 
