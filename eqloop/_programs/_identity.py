@@ -130,26 +130,36 @@ def _found_of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
 
 
 def _of_rule(eqn: jex.JaxprEqn) -> bytes:
-    """The derivative rule of a function, by the program that it makes.
+    """The derivative rule of a function, by the programs that it makes.
 
     In there, other functions that have rules are known by their names: they are called,
     and not differentiated.
     """
-    program = alone(eqn)
+    program, is_backward = alone(eqn), form_of(eqn) == "custom_vjp_call"
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
     if not (any(marks) and any(wanted)):
         return _hashed("name", b"no rule")  # none is ever asked for
-    try:
-        if form_of(eqn) == "custom_vjp_call":
-            made = _there_and_back(program, marks, wanted)
-        else:  # nobody asks for this program again
-            made = [pushed.__wrapped__(program, (marks,), (wanted,))]
-        return _joined("rule", *(_of_program(p, False) for p in made))
-    except Exception:
-        # The rule is a user's code. It may refuse that all inputs are differentiated,
-        # with any error.
+
+    def used(marks: Flags) -> bytes | None:
+        try:
+            if is_backward:
+                made = _there_and_back(program, marks, wanted)
+            else:  # nobody asks for this program again
+                made = [pushed.__wrapped__(program, (marks,), (wanted,))]
+            return _joined("rule", *(_of_program(p, False) for p in made))
+        except Exception:
+            # The rule is a user's code. It may refuse that some inputs are
+            # differentiated, with any error.
+            return None
+
+    if (found := used(marks)) is not None:
+        return found
+    each = (tuple(i == at for i in range(len(marks))) for at in range(len(marks)))
+    some = [used(one) for one, mark in zip(each, marks, strict=True) if mark]
+    if not any(some):
         return _of_nothing_else()
+    return _joined("some", *(one or _hashed("name", b"refused") for one in some))
 
 
 def _there_and_back(

@@ -184,6 +184,23 @@ def test_a_rule_that_refuses_is_like_no_other():
     assert digest_of(program) != digest_of(other)
 
 
+def test_a_rule_may_refuse_some_inputs():
+    def made(factor: float) -> Any:
+        @jax.custom_jvp
+        def f(x: Any, y: Any) -> Any:
+            return x * y
+
+        def rule(primals: Any, dots: Any) -> Any:
+            assert isinstance(dots[1], jax.custom_derivatives.SymbolicZero)
+            return f(*primals), factor * dots[0]
+
+        f.defjvp(rule, symbolic_zeros=True)
+        return digest_of(jax.make_jaxpr(f)(1.0, 2.0))
+
+    assert made(2.0) == made(2.0)
+    assert made(2.0) != made(3.0)
+
+
 def test_callbacks_may_hold_anything():
     """What they have seen is no part of the program, and is not even looked at."""
 
