@@ -39,7 +39,7 @@ from ._policies import (
     name,
 )
 from ._remat import Checkpoint, Remat
-from ._reversible import Reversible
+from ._reversible import Reversible, layout_by_inverse
 from ._run import form_to_plan, run_loop, run_while
 from ._schedules import (
     AbstractSchedule,
@@ -121,6 +121,7 @@ __all__ = [
     "is_fitting",
     "is_left_open",
     "key_of",
+    "layout_by_inverse",
     "left_open",
     "make_step",
     "measurements",

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import final
+from typing import NoReturn, final
 
 from .._calls import check_bool
-from .._types import PyTree
+from .._types import PyTree, Value
 from ._schedules import AbstractSchedule, Recursive, make_count
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec, Undo
@@ -135,7 +135,36 @@ class Reversible(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Parts that are reversed by the inverse, if there is one."""
-        if not loop.has_inverse:
-            return Recursive().layout(loop)
-        parts = min(self.checkpoints, loop.length)
-        return Layout(Inverted(loop.length, parts, self.check))
+        missed = _missed if self.check else None
+        return layout_by_inverse(loop, self.checkpoints, self.check, missed)
+
+
+def layout_by_inverse(
+    loop: LoopSpec,
+    checkpoints: int,
+    checks: bool,
+    missed: Callable[[str, Value, Value], NoReturn] | None,
+) -> Layout:
+    """Parts that are reversed by the inverse, if there is one.
+
+    Args:
+        loop: The loop.
+        checkpoints: How many carries are stored.
+        checks: As `Inverted` has it, like the next one.
+        missed: What raises an error if the way back misses a carry.
+    """
+    if not loop.has_inverse:
+        return Recursive().layout(loop)
+    parts = min(checkpoints, loop.length)
+    return Layout(Inverted(loop.length, parts, checks, missed))
+
+
+def _missed(name: str, size: Value, off: Value) -> NoReturn:
+    raise ValueError(
+        f"Reversible: on its way back `inverse` does not come to the carry from which "
+        f"the loop has started. At {name}, whose largest entry is {size:.3g}, it is "
+        f"off by {off:.3g}, so the gradient is wrong. Either it does not undo some "
+        f"step, or rounding errors have grown too large, as they do where a step "
+        f"contracts: then store carries in between by `checkpoints=`. `check=False` "
+        f"checks nothing."
+    )

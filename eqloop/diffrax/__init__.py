@@ -1,7 +1,7 @@
 """Adjoints for [Diffrax](https://docs.kidger.site/diffrax/) that run on our loops.
 
 They are in `_adjoint.py` and `_reversible.py`, for `diffrax.diffeqsolve(...,
-adjoint=...)`; `_coupled.py` has a solver that can be reversed, and `_on_devices.py`
+adjoint=...)`; `_undone.py` finds where a step has come from, and `_on_devices.py` has
 what they need in a `jax.shard_map`. This room is imported by name, `import
 eqloop.diffrax`, as Diffrax need not be installed otherwise.
 """
@@ -15,7 +15,6 @@ except ImportError:
     ) from None
 
 from ._adjoint import CheckpointedAdjoint
-from ._coupled import Coupled
 from ._reversible import ReversibleAdjoint
 
-__all__ = ["CheckpointedAdjoint", "Coupled", "ReversibleAdjoint"]
+__all__ = ["CheckpointedAdjoint", "ReversibleAdjoint"]

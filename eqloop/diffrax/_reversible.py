@@ -1,30 +1,40 @@
 """`ReversibleAdjoint`: the way back through a solve computes each state from the next.
 
-The loop over the steps is a `ScanWhile` under `Reversible`, whose inverse is made here:
-the solver undoes its step, and the times between which that was are either computed, if
-all steps are of one size, or were saved by the step.
+The loop over the steps is a `ScanWhile` whose steps are undone, as under `Reversible`,
+by the inverse that is made here. It finds the value before a step (`_undone.py`). The
+times between which the step was are either computed, if all steps are of one size, or
+were saved by the step.
 
 What is used of Diffrax beyond what `_adjoint.py` names: the fields of the state that
-its loop carries, and the state of `ConstantStepSize`, which counts steps.
+its loop carries, the state of `ConstantStepSize`, which counts steps, and that of
+Runge-Kutta solvers, which may keep the rates of change at the end of a step.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import diffrax
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._calls import as_count
+from .._calls import as_count, check_bool
 from .._types import PyTree, Value
-from ..checkpointing import Reversible, trusting
+from ..checkpointing import (
+    AbstractSchedule,
+    Layout,
+    LoopSpec,
+    Undo,
+    layout_by_inverse,
+    trusting,
+)
 from ..loops import ScanWhile
 from ._adjoint import SAVES_WORK, differentiable, has_unsafe_path, inner_loop
-from ._coupled import Coupled, check_coupling, why_not
 from ._on_devices import on_each_device
+from ._undone import value_before
 
 # More steps than any solve has, for those whose number has no bound.
 _UNBOUNDED = 2**31 - 1
@@ -34,35 +44,37 @@ _UNBOUNDED = 2**31 - 1
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
     """Differentiates the steps of a solver that are computed again from their end.
 
-    The backward pass runs the solver in reverse, exactly but for rounding. So no steps
-    are stored, however many there are: with a constant step size the memory of a
-    gradient does not grow with the solve. With an adaptive one, the times of the steps
-    are saved, two numbers for each of `max_steps`.
+    The solution is that of the solver. The backward pass finds the value before each
+    step from the one after it, but for rounding. So no steps are stored, however many
+    there are: with a constant step size the memory of a gradient does not grow with the
+    solve. With an adaptive one, the times of the steps are saved, two numbers for each
+    of `max_steps`. Gradients are those of the steps that were run, in every mode and
+    under `vmap`.
 
-    `diffrax.ReversibleHeun` is reversible by itself. Any other explicit solver of one
-    step is made so, by [`Coupled`][eqloop.diffrax.Coupled]: its solution is a little
-    different, and each step takes two of its own. Gradients are those of the steps that
-    were run, in every mode and under `vmap`.
+    `diffrax.ReversibleHeun` is undone by arithmetic. Other explicit solvers are run
+    back in time, which misses where a step came from by about its error, and what is
+    missed is made up for in two or three rounds. Each takes two steps. So a gradient
+    takes about the time of TODO solves.
 
-    Use it for long solves whose rates of change are smooth. Rounding errors grow on the
-    way back if the equation contracts, as running it in reverse then expands. Store
-    more `checkpoints`, or use
-    [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint].
+    Use it for long solves of equations that do not contract much. Rounding errors grow
+    on the way back by as much as solutions have come together. Store `checkpoints` in
+    between, or use [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint].
 
     Args:
-        coupling: By which factor the distance of the two copies of a solver shrinks at
-            each step, see [`Coupled`][eqloop.diffrax.Coupled]. It does not matter to
-            `diffrax.ReversibleHeun`.
         checkpoints: How many states are stored, at the starts of equal parts of
-            `max_steps` steps. Each part is taken back from the state at its end.
+            `max_steps` steps. Each part is taken back from the state at its end, so a
+            `max_steps` near the number of steps makes the most of them.
+        check: Whether to compare what the way back comes to with the state from which
+            the solve, or a part of it, has started.
 
     Raises:
-        TypeError: If `checkpoints` is not an int.
-        ValueError: If `coupling` is not between 0 and 1, or `checkpoints` is less than
-            1. When called, if the solver cannot be reversed, as implicit ones cannot;
-            if there are events, or a dense solution is asked for; if steps adapt, or
-            there are several checkpoints, and there is no `max_steps`; if a stochastic
-            equation has a solver of Itô's kind, or an `UnsafeBrownianPath`.
+        TypeError: If `checkpoints` is not an int, or `check` is not a bool.
+        ValueError: If `checkpoints` is less than 1. When called, if the solver cannot
+            be undone, as implicit ones cannot; if there are events, or a dense solution
+            is asked for; if steps adapt, or there are several checkpoints, and there is
+            no `max_steps`; if there is an `UnsafeBrownianPath`. While a gradient is
+            computed, if the way back does not come to where the solve has started. A
+            program that is compiled raises JAX's own error, with the same message.
 
     Examples:
         >>> import diffrax, jax
@@ -77,19 +89,21 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         -0.368
 
     References:
-        S. McCallum and J. Foster, *Efficient, accurate and stable gradients for neural
-        ODEs*, [arXiv:2410.11648](https://arxiv.org/abs/2410.11648); P. Kidger,
-        J. Foster, X. Li and T. Lyons, *Efficient and accurate gradients for neural
-        SDEs*, [arXiv:2105.13493](https://arxiv.org/abs/2105.13493).
+        P. Kidger, J. Foster, X. Li and T. Lyons, *Efficient and accurate gradients for
+        neural SDEs*, [arXiv:2105.13493](https://arxiv.org/abs/2105.13493), for
+        reversible Heun; J. Behrmann, W. Grathwohl, R. T. Q. Chen, D. Duvenaud and
+        J.-H. Jacobsen, *Invertible residual networks*,
+        [arXiv:1811.00995](https://arxiv.org/abs/1811.00995), for steps that are
+        inverted by iteration.
     """
 
-    coupling: float = 0.999
     checkpoints: int = 1
+    check: bool = True
 
     def __check_init__(self) -> None:
-        check_coupling("ReversibleAdjoint", self.coupling)
         what = "the number of states that are stored"
         as_count("ReversibleAdjoint", "checkpoints", what, self.checkpoints)
+        check_bool("ReversibleAdjoint", "check", self.check)
 
     def loop(
         self,
@@ -117,15 +131,16 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
             max_steps: The most steps that are run.
             throw: Not used, as by other adjoints that differentiate the steps.
             init_state: The state before the first step.
-            passed_solver_state: Whether the user has passed the state of the solver.
-            passed_controller_state: Not used.
+            passed_solver_state: The same.
+            passed_controller_state: The same.
             **settings: The other settings of the solve.
 
         Returns:
             The result of the solve, as Diffrax returns it.
         """
-        del throw, passed_controller_state
-        _refuse_irreversible(terms, solver, stepsize_controller, event, saveat)
+        del throw, passed_solver_state, passed_controller_state
+        state = init_state.solver_state
+        _refuse_irreversible(terms, solver, state, stepsize_controller, event, saveat)
         is_constant = _counts_steps(stepsize_controller, init_state)
         if max_steps is None and not (is_constant and self.checkpoints == 1):
             raise ValueError(
@@ -133,16 +148,6 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
                 "of steps, or at which of them states are to be stored. Give "
                 "`diffeqsolve` a `max_steps`."
             )
-        if not isinstance(solver, Coupled | diffrax.ReversibleHeun):
-            if passed_solver_state:
-                raise ValueError(
-                    "ReversibleAdjoint: the state of another solver was passed to "
-                    "`diffeqsolve`. Pass `Coupled(solver)` as the solver to both "
-                    "solves, so that it is the state of that."
-                )
-            solver = Coupled(solver, self.coupling)
-            # The second copy of the solution starts where the first one does.
-            init_state = dataclasses.replace(init_state, solver_state=init_state.y)
         settings |= dict(
             terms=terms,
             solver=differentiable(solver),
@@ -161,12 +166,8 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         solver, start = settings["solver"], settings["init_state"]
         controller = settings["stepsize_controller"] if is_constant else None
         undo = _Undo(terms, args, solver, saveat, controller, start)
-        schedule = Reversible(
-            undo,
-            save=None if is_constant else _saved,
-            checkpoints=self.checkpoints,
-            check=False,
-        )
+        save = None if is_constant else _saved
+        schedule = _Undone(Undo(undo, save), self.checkpoints, self.check)
 
         def outer_loop(
             cond: Callable[..., PyTree],
@@ -189,6 +190,40 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
             inner_while_loop=inner_loop,
             outer_while_loop=outer_loop,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Undone(AbstractSchedule):
+    """As `Reversible`, with words of its own.
+
+    The inverse is known to undo a step, so that the first one is not checked.
+    """
+
+    by: Undo
+    checkpoints: int
+    check: bool
+
+    @property
+    def undo(self) -> Undo:
+        """How a step is undone."""
+        return self.by
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """Parts that are reversed by the inverse, if there is one."""
+        missed = _missed if self.check else None
+        return layout_by_inverse(loop, self.checkpoints, False, missed)
+
+
+def _missed(name: str, size: Value, off: Value) -> NoReturn:
+    raise ValueError(
+        f"ReversibleAdjoint: the way back does not come to the state from which the "
+        f"solve has started. At {name}, whose largest entry is {size:.3g}, it is off "
+        f"by {off:.3g}, so the gradient is wrong. Where an equation contracts, errors "
+        f"of rounding grow on the way back. Store states in between by `checkpoints=`, "
+        f"which are at equal parts of `max_steps`, so give one near the number of "
+        f"steps; or use `eqloop.diffrax.CheckpointedAdjoint`. `check=False` checks "
+        f"nothing."
+    )
 
 
 def _saved(state: PyTree, _: object) -> PyTree:
@@ -230,19 +265,16 @@ class _Undo:
         tprev, tnext, made_jump, controller_state, result, meter = saved
         # The time goes on by a step that is kept, and by no other.
         keep = after.tprev != tprev
-        kept = functools.partial(jax.tree.map, functools.partial(jnp.where, keep))
-        known = after.y, self.args, after.solver_state
-        y, args, solver_state = known
-        if isinstance(self.solver, Coupled):
-            y, solver_state = self.solver.undo(
-                self.terms, tprev, tnext, y, args, solver_state
+        step = self.terms, tprev, tnext, after.y, self.args
+        if is_heun(self.solver):
+            found = _undo_heun(*step, after.solver_state)
+            given = after.y, after.solver_state
+            y, solver_state = jax.tree.map(
+                functools.partial(jnp.where, keep), found, given
             )
         else:
-            y, solver_state = _undo_heun(
-                self.terms, tprev, tnext, y, args, solver_state
-            )
-        if self.constant is None:
-            y, solver_state = kept((y, solver_state), (after.y, after.solver_state))
+            y = value_before(self.solver, *step, keep)
+            solver_state = self._state_at(tprev, y, made_jump)
         one = keep.astype(after.num_steps.dtype)
         before = dataclasses.replace(
             after,
@@ -266,6 +298,19 @@ class _Undo:
             is_leaf=is_sub,
         )
         return dataclasses.replace(before, save_state=save_state)
+
+    def _state_at(self, t: Value, y: PyTree, made_jump: Value) -> PyTree:
+        """The state of the solver: none, or the rates of change, if it keeps them."""
+        first = self.start.solver_state
+        if first is None:
+            return None
+        # Behind a jump they are those before it, which are not used.
+        behind = eqxi.prevbefore(eqxi.prevbefore(t))
+        rates = self.solver.func(
+            self.terms, jnp.where(made_jump, behind, t), y, self.args
+        )
+        at_first = functools.partial(jnp.where, t == self.start.tprev)
+        return jax.tree.map(at_first, first, (False, rates))
 
     def _counted_back(self, after: PyTree) -> PyTree:
         """What a step of constant size started from, by the number of the step."""
@@ -327,8 +372,19 @@ def _counts_steps(controller: PyTree, state: PyTree) -> bool:
     return is_constant and isinstance(known, tuple) and len(known) == 4
 
 
+def is_heun(solver: PyTree) -> bool:
+    """Whether a solver is reversible Heun, and none that passes for the one in it."""
+    is_wrapped = isinstance(solver, diffrax.AbstractWrappedSolver)
+    return isinstance(solver, diffrax.ReversibleHeun) and not is_wrapped
+
+
 def _refuse_irreversible(
-    terms: PyTree, solver: PyTree, controller: PyTree, event: PyTree, saveat: PyTree
+    terms: PyTree,
+    solver: PyTree,
+    state: PyTree,
+    controller: PyTree,
+    event: PyTree,
+    saveat: PyTree,
 ) -> None:
     """Checks that a solve can be reversed."""
     if event is not None:
@@ -347,25 +403,32 @@ def _refuse_irreversible(
             "ReversibleAdjoint: `UnsafeBrownianPath` gives other numbers when a step "
             "is run again. Use `diffrax.VirtualBrownianTree`."
         )
-    name = type(solver).__name__
-    is_heun = isinstance(solver, diffrax.ReversibleHeun)
-    is_heun = is_heun and not isinstance(solver, diffrax.AbstractWrappedSolver)
-    if is_heun and _jumps(controller):
+    if is_heun(solver):
+        if _jumps(controller):
+            raise ValueError(
+                "ReversibleAdjoint: `ReversibleHeun` starts anew at a jump, which "
+                "cannot be undone. Use another solver, such as `diffrax.Tsit5()`."
+            )
+    elif (why := _why_not(solver, state)) is not None:
         raise ValueError(
-            "ReversibleAdjoint: `ReversibleHeun` starts anew at a jump, which cannot "
-            "be undone. Use another solver, such as `diffrax.Tsit5()`."
+            f"ReversibleAdjoint: {type(solver).__name__} {why}. Use an explicit solver "
+            f"of one step, such as `diffrax.Tsit5()`, or "
+            f"`eqloop.diffrax.CheckpointedAdjoint`."
         )
-    if not is_heun and (why := why_not(solver)) is not None:
-        raise ValueError(
-            f"ReversibleAdjoint: {name} {why}. Use an explicit solver of one step, "
-            f"such as `diffrax.Tsit5()`, or `eqloop.diffrax.CheckpointedAdjoint`."
+
+
+def _why_not(solver: PyTree, state: PyTree) -> str | None:
+    """Why the steps of a solver cannot be undone; `None` if they can."""
+    if isinstance(solver, diffrax.AbstractImplicitSolver):
+        return (
+            "solves an equation at each step: it is for equations that cannot be run "
+            "backwards"
         )
-    if isinstance(solver, diffrax.AbstractItoSolver) and _is_stochastic(terms):
-        raise ValueError(
-            f"ReversibleAdjoint: {name} converges to the solution in Itô's sense, "
-            f"which is another one in reversed time. Use a solver for Stratonovich's, "
-            f"such as `diffrax.Midpoint()`, or `eqloop.diffrax.CheckpointedAdjoint`."
-        )
+    # A Runge-Kutta solver may keep the rates of change, which are computed again.
+    knows_rates = isinstance(solver, diffrax.AbstractRungeKutta)
+    if state is not None and not (knows_rates and type(state) is tuple):
+        return "computes a step from more than the last value"
+    return None
 
 
 def _jumps(controller: PyTree) -> bool:
@@ -374,8 +437,3 @@ def _jumps(controller: PyTree) -> bool:
     found = jax.tree.leaves(controller, is_leaf=clips)
     clipping = list(filter(clips, found))
     return any(c.jump_ts is not None or _jumps(c.controller) for c in clipping)
-
-
-def _is_stochastic(terms: PyTree) -> bool:
-    is_path = lambda x: isinstance(x, diffrax.AbstractBrownianPath)
-    return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))

@@ -633,11 +633,13 @@ class Reverse(Formula):
             step, back = restricted(step, known), Restricted(back, known)
         products, residuals = self._known_rows(stored.rows, consts, known)
         first = pick(init, given.held)
+        paths = problem.loop.carry_paths[problem.lead :]
+        paths = tuple(pick(paths, given.held)) if len(paths) == len(init) else ()
         # 3. The way back. The layout's order says which block is next, and moves by the
         # `walk`: this runs `step` again, and takes cotangents past steps by `back`.
         sweep = Sweep(
             step,
-            problem.loop,
+            dataclasses.replace(problem.loop, carry_paths=paths),
             back,
             consts,
             xs,

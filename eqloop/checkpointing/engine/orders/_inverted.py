@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.core
@@ -32,8 +32,9 @@ _OFF_BY = 1000, 100
 
 # The way back may miss the carry from which it should have come by so much, relative to
 # the largest number in a leaf, and by so many `eps` of the largest one in the carry.
-# Rounding errors have grown over many steps by then. Those of few bits grow fast.
-_MISSED_BY, _EPS_MISSED, _EPS_OF_CARRY = 0.05, 100, 1000
+# Rounding errors have grown over many steps by then. Those of few bits grow fast. The
+# gradient is off by about as much.
+_MISSED_BY, _EPS_MISSED, _EPS_OF_CARRY = 0.01, 100, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +48,16 @@ class Inverted(AbstractSlotOrder):
     Attributes:
         steps: How many steps the loop has.
         parts: How many parts there are.
-        checks: Whether to check that the inverse undoes the first step, and that it
-            comes back to the carry at the start of each part.
+        checks: Whether to check that the inverse undoes the first step.
+        missed: Raises an error, if the inverse does not come back to the carry at the
+            start of a part. It is given the name of a leaf, its greatest number, and
+            by how much it was missed. `None` if that is not checked.
     """
 
     steps: int
     parts: int
-    checks: bool = True
+    checks: bool
+    missed: Callable[[str, Value, Value], NoReturn] | None
 
     @property
     def length(self) -> int:
@@ -148,18 +152,18 @@ class Inverted(AbstractSlotOrder):
         position, row = self.steps, self.parts
         # What is saved is read by the inverse, and is no result of it.
         saved = carries.saved or (False,) * len(carries.arrays)
-        compared = tuple(self.checks and not flag for flag in saved)
+        compared = tuple(self.missed is not None and not flag for flag in saved)
         state = cts, _Missed.by_none(pick(walk.sweep.step.carry_types, compared))
         for count, size in reversed(self.groups):
             position, row = position - count * size, row - count
             parts = count, size
             state = _reverse_parts(walk, carries, parts, position, row, state, compared)
-        cts, missed = state
-        if not any(compared):
+        cts, where = state
+        if self.missed is None or not any(compared):
             return cts
         paths = walk.sweep.loop.carry_paths
         names = pick(paths, compared) if len(paths) == len(compared) else None
-        return _unless(missed, names, cts)
+        return _unless(where, functools.partial(_report, self.missed, names), cts)
 
     # What it costs.
 
@@ -314,39 +318,31 @@ def _may_be_missed_by(dtype: np.dtype, size: Value, largest: Value) -> Value:
 
 
 def _unless(
-    missed: _Missed, names: Sequence[str] | None, cts: Cotangents
+    missed: _Missed, report: Callable[[Value, Value], Value], cts: Cotangents
 ) -> Cotangents:
-    """The cotangents, which are wrong if the way back has missed a carry.
-
-    Raises:
-        ValueError: If it has.
-    """
+    """The cotangents, unless the way back has missed a carry: then they are wrong."""
     if not isinstance(missed.offs, jax.core.Tracer):
-        _report(names, *map(np.asarray, missed))
+        report(*map(np.asarray, missed))
         return cts
-    report = functools.partial(_report, names)
     told = jax.ShapeDtypeStruct((), jnp.int32)
     number = jax.pure_callback(report, told, *missed, vmap_method="sequential")
-    # Some of them depend on the callback, which would be removed otherwise.
+    # The callback would be removed if what is asked for did not depend on it, and that
+    # may be any of them.
     tie = functools.partial(tied, number)
-    if cts.carry:
-        return dataclasses.replace(cts, carry=tie(cts.carry))
-    return dataclasses.replace(cts, consts=tie(cts.consts), xs=tie(cts.xs))
+    consts, carry, xs = tie(cts.consts), tie(cts.carry), tie(cts.xs)
+    return dataclasses.replace(cts, consts=consts, carry=carry, xs=xs)
 
 
-def _report(names: Sequence[str] | None, offs: Value, sizes: Value) -> Value:
-    if not (missed := np.flatnonzero(offs)).size:
-        return np.zeros((), np.int32)
-    i = missed[0]
-    name = f"leaf {i} of the carry" if names is None else names[i]
-    raise ValueError(
-        f"Reversible: on its way back `inverse` does not come to the carry from which "
-        f"the loop has started. At {name}, whose largest entry is {sizes[i]:.3g}, it "
-        f"is off by {offs[i]:.3g}, so the gradient is wrong. Either it does not undo "
-        f"some step, or rounding errors have grown too large, as they do where a step "
-        f"contracts: then store carries in between by `checkpoints=`. `check=False` "
-        f"checks nothing."
-    )
+def _report(
+    missed: Callable[[str, Value, Value], NoReturn],
+    names: Sequence[str] | None,
+    offs: Value,
+    sizes: Value,
+) -> Value:
+    for i in np.flatnonzero(offs):
+        name = f"leaf {i} of the carry" if names is None else names[i]
+        missed(name, sizes[i], offs[i])
+    return np.zeros((), np.int32)
 
 
 def _as_numbers(leaf: Value) -> Value:
