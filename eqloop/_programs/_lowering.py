@@ -40,8 +40,8 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
             are split over automatic axes is left to the compiler.
 
     Raises:
-        ValueError: If there are too few devices of this kind, or if the program names
-            a mesh of devices of another kind.
+        ValueError: If there are too few devices of this kind.
+        NotImplementedError: If the program names a mesh of devices of another kind.
     """
     device, (flat, tree) = planning_device(), jax.tree.flatten(types)
     flat = list(map(_type_of, flat))
@@ -51,7 +51,7 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
     traced = placed.trace(device)
     named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != placed.devices]
     if named and not (own := _of_kind(device, named)):
-        raise ValueError(
+        raise NotImplementedError(
             f"The program names {named[0]}, which consists of devices that are no "
             f"{device.kind}, and a plan for these was asked for. Name a mesh of such "
             f"devices, of a topology of `jax.experimental.topologies` for example."
