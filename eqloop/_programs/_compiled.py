@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from .._device import planning_device
 from .._types import PyTree
 from ._effects import axes_named, has_checks
-from ._lowering import TooFewDevicesError, lowered
+from ._lowering import NoSuchDevicesError, lowered
 from ._places import Place, place_now
 
 # XLA assigns memory before it generates code, so this code need not be fast. On the
@@ -49,7 +49,7 @@ def by_itself(*programs: tuple[Callable[..., PyTree], PyTree]) -> Iterator[None]
     # What the compiler of a device refuses, and what a device has no room for.
     except (
         NotImplementedError,
-        TooFewDevicesError,
+        NoSuchDevicesError,
         jax.errors.JaxRuntimeError,
     ) as error:
         first, *_ = str(error).splitlines() or [""]

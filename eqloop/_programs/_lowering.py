@@ -31,8 +31,8 @@ from ._equations import equations
 _Devices: TypeAlias = tuple[Device, ...]
 
 
-class TooFewDevicesError(ValueError):
-    """A program is split over more devices than there are of a kind."""
+class NoSuchDevicesError(ValueError):
+    """A program is split over devices that there are none, or too few, of."""
 
 
 def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
@@ -44,8 +44,8 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
             are split over automatic axes is left to the compiler.
 
     Raises:
-        TooFewDevicesError: If there are too few devices of this kind.
-        ValueError: If the program names a mesh of devices of another kind.
+        NoSuchDevicesError: If there are too few devices of this kind, or if the program
+            names a mesh of devices of another kind.
     """
     device, (flat, tree) = planning_device(), jax.tree.flatten(types)
     flat = list(map(_type_of, flat))
@@ -55,7 +55,7 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
     traced = placed.trace(device)
     named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != placed.devices]
     if named and not (own := _of_kind(device, named)):
-        raise ValueError(
+        raise NoSuchDevicesError(
             f"The program names {named[0]}, which consists of devices that are no "
             f"{device.kind}, and a plan for these was asked for. Name a mesh of such "
             f"devices, of a topology of `jax.experimental.topologies` for example."
@@ -102,7 +102,7 @@ class _Placed:
             return cls(program, types, mesh, ())
         devices = devices or device.alike(mesh.size)
         if len(devices) < mesh.size:
-            raise TooFewDevicesError(
+            raise NoSuchDevicesError(
                 f"it is split over {mesh.size} devices, and of {device.kind} there "
                 f"are {len(devices)}"
             )

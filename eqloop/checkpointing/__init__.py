@@ -20,6 +20,7 @@ the arrays back.
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
+from ._jax_loops import JaxLoop, gradient_loops
 from ._loop_options import (
     LoopOption,
     LoopSchedule,
@@ -85,6 +86,7 @@ __all__ = [
     "ForwardOnly",
     "Frontier",
     "InnerBudget",
+    "JaxLoop",
     "Layout",
     "Loop",
     "LoopOption",
@@ -116,6 +118,7 @@ __all__ = [
     "form_to_plan",
     "format_axis",
     "frontier_of",
+    "gradient_loops",
     "hoist",
     "is_budget",
     "is_fitting",

@@ -152,6 +152,11 @@ class JaxLoop:
         """The numbers of the outputs that are stored for the way back."""
         return sorted({i for _, inputs in self.later for i in inputs.values()})
 
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of these."""
+        return nbytes([aval_of(self.eqn.outvars[i]) for i in self.residuals])
+
     def plan(self, placed: Sequence[NamedSharding | None]) -> JaxPlan:
         """What it stores, and what it would take otherwise.
 
@@ -168,7 +173,7 @@ class JaxLoop:
             rescheduled, why_not = self._rescheduled(placed)
         return JaxPlan(
             length=self.eqn.params["length"],
-            peak_bytes=bytes_of(self.residuals) if size is None else size,
+            peak_bytes=self.stored_bytes if size is None else size,
             output_bytes=bytes_of(ys.difference(self.residuals)) + cotangents,
             rescheduled=rescheduled,
             _why_not=why_not,
@@ -250,10 +255,22 @@ def _placed(aval: Any, sharding: NamedSharding | None) -> Any:
 
 def jax_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
     """The scans of JAX that are taken back, by the identities of their equations."""
+    return {id(loop.eqn): loop for loop in _taken_back(program) if not loop.caller[2]}
+
+
+def gradient_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
+    """The same with those of this library, and for scans on the way back as well."""
+    return {
+        id(eqn): loop
+        for loop in _taken_back(program)
+        for eqn in (loop.eqn, *(back for back, _ in loop.later))
+    }
+
+
+def _taken_back(program: AnyJaxpr) -> list[JaxLoop]:
     search = _Follower()
     _note_reads(search.walk(program, (), ""))
-    later = {key: loop for key, loop in search.loops.items() if loop.later}
-    return {key: loop for key, loop in later.items() if not loop.caller[2]}
+    return [loop for loop in search.loops.values() if loop.later]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ..checkpointing import (
     remember,
     run_times,
 )
+from ..rescheduling import with_open_loops
 from ._again import Roles
 from ._choice import Choice, Chosen
 from ._options import EVERYTHING, Way, options_of_parts
@@ -248,13 +249,13 @@ class _Whole:
 
     def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
         key = self._key(ways)
-        if (known := recall(key)) is None:
-            size = self._bytes(ways)
-            known = {} if size is None else {"bytes": float(size)}
-            # What could not be seen may be seen by others.
-            remember({key: known} if known else {})
-        size = int(known.get("bytes", self.choice.peak(chosen)))
-        return Decision(self.cut, ways, size, "bytes" in known, chosen, self.choice)
+        if (known := recall(key)) is not None:
+            size = int(known["bytes"])
+        elif (size := temporary_bytes(self._gradient(ways), *self._inputs)) is not None:
+            remember({key: {"bytes": float(size)}})
+        estimated = self.choice.peak(chosen) if size is None else size
+        is_known = size is not None
+        return Decision(self.cut, ways, estimated, is_known, chosen, self.choice)
 
     def faster_if_leaner(self, best: Decision, most: int) -> Decision:
         """A decision, or one that takes half the memory where that runs faster.
@@ -291,9 +292,6 @@ class _Whole:
 
     def _key(self, ways: tuple[Way, ...]) -> str:
         return key_of((self.cut.program, self.marks, self.types, ways))
-
-    def _bytes(self, ways: Sequence[Way]) -> int | None:
-        return temporary_bytes(self._gradient(ways), *self._inputs)
 
     @property
     def _inputs(self) -> list[Aval]:
@@ -347,19 +345,35 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
     needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
-    advice, share = "", time(better) / (time(least) or 1.0)
+    more_memory, share = "", time(better) / (time(least) or 1.0)
     if share < _MUCH_FASTER:
-        advice = (
+        more_memory = (
             f" With {more} bytes it should take {share:.2g} times as long as with that."
         )
     inputs = ", inputs and outputs included," if limit.is_total else ""
+    how = "" if least.is_compiled else ", by an estimate"
     what = "the loop" if part.is_loop else "what begins"
     raise ValueError(
         f"Fit: the gradient of this function does not fit into "
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
-        f"{format_bytes(needed)}, which is {needed} bytes.{advice} Most is taken "
-        f"on the way back through {what} at {part.place or 'an unknown line'}: make "
-        f"that smaller, by smaller batches for example."
+        f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
+        f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
+        f"{_advice(least.cut)}."
+    )
+
+
+def _advice(cut: Cut) -> str:
+    """What to do about a function whose gradient takes too much."""
+    smaller = "make that smaller, by smaller batches for example"
+    loops = lambda cut: [part for part in cut.parts if part.is_loop]
+    with_foreign = loops(Cut.of(with_open_loops(cut.program)))
+    is_same = len(with_foreign) == len(loops(cut))
+    foreign = (part for part in with_foreign if str(part.loop_name).startswith("lax."))
+    if is_same or (loop := next(foreign, None)) is None:
+        return smaller
+    return (
+        f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
+        f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
     )
 
 

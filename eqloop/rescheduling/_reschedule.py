@@ -1,6 +1,7 @@
 """`Reschedule`: the loops in code that one cannot edit, with a schedule."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, final
@@ -9,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._arrays import describe, pick, put
+from .._arrays import describe, is_inexact, pick, put
 from .._calls import (
     AbstractTransform,
     NewP,
@@ -20,6 +21,7 @@ from .._calls import (
     compiled_once,
     int_of,
     open_call,
+    open_gradient,
     setting,
 )
 from .._programs import Place, place_now, run
@@ -41,6 +43,15 @@ from ..loops import check_schedule, planned_by
 from ..progress import ProgressBar, as_progress, check_progress
 from ._foreign_loop import ForeignLoop
 from ._rewriting import Note, Rewriting
+
+_IN_VAIN = (
+    "stores less for a gradient that it takes itself, which is taken as before, unless "
+    "it is differentiated again. Reschedule the function inside: "
+    "`jax.grad(el.Reschedule(f, …))`"
+)
+
+# What Python notes down of warnings, for each loop or function.
+_told_of: dict[object, dict[Any, Any]] = {}
 
 # With a smaller base, so many steps as a counter can hold take a dozen levels, which
 # are loops within loops, and half a minute to compile.
@@ -171,15 +182,11 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         result, notes = self._run(args, kwargs)
         is_as_before = all(note.why and not note.has_bar for note in notes)
         if self._is_told_something and is_as_before:
-            self._warn(f"is run otherwise, as {_left(notes)}")
-        elif self.schedule is not None and any(
-            note.loop.is_of_gradient for note in notes if not note.why
-        ):
-            self._warn(
-                "stores less for a gradient that it takes itself, which is taken as "
-                "before, unless it is differentiated again. Reschedule the function "
-                "inside: `jax.grad(el.Reschedule(f, …))`"
-            )
+            self._warn(f"is run otherwise, as {_left(notes)}", notes)
+        elif self.schedule is not None:
+            in_vain = [note for note in notes if note.is_back and not note.why]
+            if in_vain:
+                self._warn(_IN_VAIN, in_vain)
         return result
 
     def plans(self, *args: P.args, **kwargs: P.kwargs) -> RescheduledLoops:
@@ -194,29 +201,35 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             The loops that are `taken`, with their plans as [`plans`][eqloop.plans]
             finds them, and those that are `left`, with reasons. Printed, it is a table.
         """
-        notes: list[Note] = []
+        arrays, rest = open_gradient(self, args, kwargs)
+        moves = list(map(is_inexact, arrays))
 
-        def gradient(self: Reschedule, args: PyTree, kwargs: PyTree) -> PyTree:
-            leaves, structure = jax.tree.flatten((self, args, kwargs))
-            moves = list(map(eqx.is_inexact_array, leaves))
-            if not any(moves):  # numbers of Python, which `jax.grad` takes as well
-                moves = [isinstance(leaf, float | complex) for leaf in leaves]
+        # It is traced more than once, and `only` is to be asked once of each loop.
+        only = self.only and functools.cache(self.only)
 
+        def run(*arrays: Value) -> tuple[PyTree, list[Note]]:
+            self, args, kwargs = rest.join(arrays)
+            asked = dataclasses.replace(self, only=only)
+            return asked._run(args, kwargs, leaves_gradients=True)
+
+        def gradient(*arrays: Value) -> PyTree:
             def outputs(*moving: Value) -> list[Value]:
-                tree = put(leaves, moves, moving)
-                self, args, kwargs = jax.tree.unflatten(structure, tree)
-                result, found = self._run(args, kwargs)
-                notes.extend(found)
+                result, _ = run(*put(arrays, moves, moving))
                 return [x for x in jax.tree.leaves(result) if eqx.is_inexact_array(x)]
 
-            outs, pull = jax.vjp(outputs, *pick(leaves, moves))
+            outs, pull = jax.vjp(outputs, *pick(arrays, moves))
             return pull(list(map(jnp.zeros_like, outs)))
 
-        taken = own_plans(gradient)(self, args, kwargs)
+        # While plans are listed, the loops of this library are not what will run.
+        notes: list[Note] = []
+        jax.eval_shape(lambda *arrays: notes.extend(run(*arrays)[1]), *arrays)
+        taken = own_plans(gradient)(*arrays)
         left = tuple((note.loop, note.why) for note in notes if note.why)
         return RescheduledLoops(taken, left)
 
-    def _run(self, args: Any, kwargs: Any) -> tuple[Any, list[Note]]:
+    def _run(
+        self, args: Any, kwargs: Any, leaves_gradients: bool = False
+    ) -> tuple[Any, list[Note]]:
         """The result of a call, and what has become of each loop."""
         call, arrays = open_call(self.f, args, kwargs)
         program = jax.make_jaxpr(call.on_arrays)(arrays)
@@ -226,16 +239,24 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
             _planner(self.whiles),
             self.progress,
             self.only,
+            leaves_gradients,
         )
         new, notes = rewriting(program)
         return call.kept.join(run(new, *arrays)), notes
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, what: str, notes: list[Note]) -> None:
         name = getattr(self.f, "__qualname__", repr(self.f))
         text = f"Reschedule: no loop of `{name}` {what}."
         # How many frames of JAX are between the user's call and this one, who knows?
         here = place_now() or Place("<unknown>", 0, "")
-        warnings.warn_explicit(text, UserWarning, here.file, here.line)
+        # Python tells each line once. A loop is told of once, wherever it is run from.
+        about = text, tuple(str(note.loop) for note in notes) or here
+        registry = _told_of.setdefault(about, {})
+        if any(isinstance(key, tuple) for key in registry):
+            registry[text, UserWarning, here.line] = 1
+        warnings.warn_explicit(
+            text, UserWarning, here.file, here.line, registry=registry
+        )
 
     @property
     def _is_told_something(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import jax
 import jax.extend.core as jex
 
+from .._calls import format_bytes
 from .._compat import close, form_of
 from .._programs import (
     Place,
@@ -30,9 +31,11 @@ from ..checkpointing import (
     Fitted,
     ForwardOnly,
     InnerBudget,
+    JaxLoop,
     LoopPolicy,
     Online,
     StoreAll,
+    gradient_loops,
     is_budget,
 )
 from ..progress import ProgressBar
@@ -56,11 +59,13 @@ class Note:
         loop: The loop.
         why: Why it is left to JAX; empty if it is not.
         has_bar: Whether it has a progress bar all the same.
+        is_back: Whether it is the way back of a gradient that the function takes.
     """
 
     loop: ForeignLoop
     why: str = ""
     has_bar: bool = False
+    is_back: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Rewriting:
         whiles: How while loops are run; `None` to leave them without reverse mode.
         progress: The bar of the outermost loops, or of those that are picked.
         only: Picks loops; `None` for all.
+        leaves_gradients: Whether to leave those to JAX that are part of a gradient.
     """
 
     schedule: AbstractSchedule | None
@@ -102,6 +108,11 @@ class Rewriting:
     whiles: Bounded | Online | None
     progress: ProgressBar | None
     only: Callable[[ForeignLoop], bool] | None
+    leaves_gradients: bool = False
+    # Those that are part of a gradient, by the identity of their equations.
+    _of_gradients: dict[int, JaxLoop] = dataclasses.field(
+        default_factory=dict, init=False
+    )
     # By identity. Each program is kept, so that no other object gets its id.
     _done: dict[tuple[int, Around], tuple[jex.ClosedJaxpr, Rewritten]] = (
         dataclasses.field(default_factory=dict, init=False)
@@ -109,6 +120,7 @@ class Rewriting:
 
     def __call__(self, program: jex.ClosedJaxpr) -> Rewritten:
         """The program with other loops, and what has become of each of them."""
+        self._of_gradients.update(gradient_loops(program))
         return self._of(program, Around(0, None, self.schedule))
 
     def _of(self, program: jex.ClosedJaxpr, around: Around) -> Rewritten:
@@ -179,7 +191,12 @@ class Rewriting:
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
         loop = foreign_loop(eqn, around.depth, around.place)
         inside = dataclasses.replace(around, depth=around.depth + 1, place=loop.place)
+        gradient = self._of_gradients.get(id(eqn))
+        is_back = gradient is not None and gradient.eqn is not eqn
+        is_back = is_back or loop.is_of_gradient
         why = self._why_left(eqn, loop) or around.why
+        if self.leaves_gradients and (gradient is not None or is_back):
+            why = why or _as_before(gradient, is_back)
         bar = self._bar_of(loop)
         if not why and around.schedule is None and self.policy is None and bar is None:
             why = "there is no `schedule` for it"
@@ -190,7 +207,7 @@ class Rewriting:
         inside = dataclasses.replace(inside, is_taken=True)
         scan, notes = self._best_inside(eqn, schedule, inside)
         new = scan.planned(eqn, loop, schedule, self.policy, bar)
-        return new, [Note(loop), *notes]
+        return new, [Note(loop, is_back=is_back), *notes]
 
     def _best_inside(
         self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
@@ -281,6 +298,17 @@ def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     whiles = Online(UNLIMITED, 64, is_open=True)
     new, _ = Rewriting(Fitted(), None, whiles, None, None)(program)
     return new
+
+
+def _as_before(gradient: JaxLoop | None, is_back: bool) -> str:
+    """Why a loop is left to JAX that is part of a gradient."""
+    if gradient is None or is_back:
+        return "it is the way back of a gradient that the function takes itself"
+    return (
+        f"it stores {format_bytes(gradient.stored_bytes)} for a gradient that the "
+        f"function takes itself, as before, unless that is differentiated again: "
+        f"reschedule the function inside, `jax.grad(el.Reschedule(f, …))`"
+    )
 
 
 _RULE = "in a gradient, the rule of the `custom_jvp` around it runs in its place"
