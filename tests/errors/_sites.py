@@ -19,7 +19,7 @@ _INTERNAL = {
     "AssertionError",
     "NoWayBackError.of",
     "NotCompiledError",
-    "TooFewDevicesError",
+    "NoSuchDevicesError",
     "UnprintableError",
     "_NoRuleError",
     "found.with_traceback",
