@@ -193,7 +193,7 @@ LOSES_SYMBOLIC_ZEROS = _ALL_MOVE
 
 
 def rule_tangent(tangent: Value) -> Value:
-    """A tangent as a custom derivative returns it: see `LOSES_SYMBOLIC_ZEROS`."""
+    """A tangent as a rule returns it, an array on JAX 0.10: `LOSES_SYMBOLIC_ZEROS`."""
     if not isinstance(tangent, hijax.Zero):
         return tangent
     if LOSES_SYMBOLIC_ZEROS:

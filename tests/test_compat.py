@@ -32,7 +32,7 @@ FOREIGN = {"eqx", "hijax", "jax", "jex", "jnp", "lax", "mlir", "primitives"}
 # Names in tables that JAX has no object for, or not in each version.
 UNLISTED = _primitives._named(
     """call_hi_primitive closed_call constant copy_p debug_print empty eval_jaxpr
-    expand_dims log2 lu_pivots_to_permutation optimization_barrier pcast psum_invariant
+    expand_dims known_cast log2 lu_pivots_to_permutation optimization_barrier pcast psum_invariant
     pure_callback pvary ragged_dot ragged_dot_general random_unwrap random_wrap
     reduce_scatter scatter-sub scatter_add scatter_max scatter_min scatter_mul
     scatter_sub shard_map split stack tile unreduced_psum unstack"""
@@ -79,7 +79,7 @@ MAKINGS = {
     "jex.Jaxpr()": {"_jaxprs.py"},
     "jex.Var()": {"_jaxprs.py"},
     "new_jaxpr_eqn": set[str](),
-    "HiPrimitive": {"_compat.py", "_equations.py", "_varied.py"},
+    "HiPrimitive": {"_compat.py", "_equations.py", "_identity.py", "_varied.py"},
 }
 
 
@@ -116,6 +116,9 @@ BY_CLASS = [
 ASKED = {
     ("_array_types.py", "dtype"),
     ("_array_types.py", "sharding"),
+    ("_bits.py", "dtype"),
+    ("_bits.py", "weak_type"),
+    ("_lowering.py", "memory_space"),
     ("_partition.py", "dtype"),
     ("_partition.py", "shape"),
     ("_tree_differences.py", "_fields"),

@@ -22,6 +22,7 @@ from jax.interpreters import ad, partial_eval
 
 from .._arrays import put, zero_tangent
 from .._compat import LOSES_SYMBOLIC_ZEROS, call_primitive, rule_tangent
+from .._tracebacks import rule
 from .._types import Value
 from ._effects import has_checks, has_io
 from ._equations import Rewrite, formula_params
@@ -34,6 +35,7 @@ class _Expandable(jex.Primitive):
     multiple_results = True
     skip_canonicalization = True
 
+    @rule
     def bind(self, *args: Any, subfuns: Sequence[Any] = (), **params: Any) -> Any:
         if not subfuns:
             return super().bind(*args, **params)

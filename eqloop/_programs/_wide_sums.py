@@ -80,7 +80,8 @@ def without_casts(
     """A program that is given what it casts, among so many inputs; see `with_casts`."""
     jaxpr, rewriter, casts = program.jaxpr, Rewriter(program), list[KnownCast]()
     at = {var: i for i, var in enumerate(jaxpr.invars[:count])}
-    read = Counter(itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns)))
+    atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+    read = Counter(x for x in atoms if isinstance(x, jex.Var))
     for eqn in jaxpr.eqns:
         if eqn.primitive is known_cast_p:
             wide, known = eqn.invars

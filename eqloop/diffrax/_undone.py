@@ -91,10 +91,10 @@ def _found(
     first = back(y1)
     eps = [float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(y1)]
 
-    def is_far(search: _Search) -> Value:
+    def is_far(search: _Rounds) -> Value:
         return (search.left > min(eps)) & (search.rounds < _MOST)
 
-    def closer(search: _Search) -> _Search:
+    def closer(search: _Rounds) -> _Rounds:
         shift = jax.tree.map(jnp.subtract, first, back(there(search.value)))
         by = _greatest_part(shift, y1, search.value)
         # The first shift is about what is missed, and each of the others is smaller by
@@ -103,15 +103,15 @@ def _found(
         factor = jnp.where(is_first, 1.0, by / search.by)
         left = jnp.where(is_first | (factor < 1), by * factor, 0.0)
         value = jax.tree.map(jnp.add, search.value, shift)
-        return _Search(value, by, left, search.rounds + 1)
+        return _Rounds(value, by, left, search.rounds + 1)
 
     far = jnp.where(is_kept, jnp.inf, 0.0).astype(jnp.float32)
-    search = lax.while_loop(is_far, closer, _Search(first, far, far, jnp.int32(0)))
+    search = lax.while_loop(is_far, closer, _Rounds(first, far, far, jnp.int32(0)))
     is_found = search.by <= max(eps) ** 0.5
     return jax.tree.map(lambda y: jnp.where(is_found, y, jnp.nan), search.value)
 
 
-class _Search(NamedTuple):
+class _Rounds(NamedTuple):
     """The search for a value: how far it moved last, and about how far off it is."""
 
     value: PyTree

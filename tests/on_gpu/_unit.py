@@ -132,20 +132,20 @@ class _Bench:
     def prepared(self, is_dry: bool) -> Iterator[Made]:
         """Compiles all programs, but for those that are planned in quiet."""
         first, *others = self._made
-        lowered_first = self._lowered(first)
-        yield self._compile(first, lowered_first)
+        program_first = self._lowered(first)
+        yield self._compile(first, program_first)
         with ThreadPoolExecutor(_THREADS) as pool:
             coming = collections.deque[Future[Made]]()
             for made in others:
-                lowered = self._lowered(made)
+                program = self._lowered(made)
                 if made.program.is_measured and not is_dry:
-                    self._rehearse(made, lowered)
+                    self._rehearse(made, program)
                 else:
-                    coming.append(pool.submit(self._compile, made, lowered))
+                    coming.append(pool.submit(self._compile, made, program))
                 while coming and coming[0].done():
                     yield coming.popleft().result()
-            if lowered_first is not None and not is_dry:
-                results = jax.tree.map(_type_of, lowered_first.out_info)
+            if program_first is not None and not is_dry:
+                results = jax.tree.map(_type_of, program_first.out_info)
                 difference = lowered(relative_error, results, results)
                 self._difference = difference.compile()
             yield from (one.result() for one in coming)
@@ -213,12 +213,12 @@ class _Bench:
             made.row = dataclasses.replace(made.row, wrong=in_short(error))
         return made
 
-    def _rehearse(self, made: Made, lowered: Any) -> None:
+    def _rehearse(self, made: Made, program: Any) -> None:
         """Has JAX's cache know most of what is compiled once there is quiet."""
-        if lowered is not None and jax.config.jax_compilation_cache_dir:
+        if program is not None and jax.config.jax_compilation_cache_dir:
             # If it fails, it will fail again.
             with contextlib.suppress(Exception):
-                lowered.compile()
+                program.compile()
 
 
 def _type_of(x: Any) -> jax.ShapeDtypeStruct:

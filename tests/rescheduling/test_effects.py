@@ -172,19 +172,6 @@ def test_checks_are_seen():
         (error, out), (other, expected) = (checked(f)(w, XS) for f in (frugal, library))
         assert error.get() == other.get()
         assert_close(out, expected)
-    ((_, why),) = checkify_plans(frugal)
-    assert "checkify.check" in why
-
-
-def checkify_plans(frugal):
-    found = []
-
-    def plans(w, xs):
-        found.append(frugal.plans(w, xs))
-        return w
-
-    checkify.checkify(plans)(0.1, XS)
-    return found[0].left
 
 
 REFERENCES = {
