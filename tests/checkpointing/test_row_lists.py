@@ -382,7 +382,7 @@ def test_the_buffer_before_each_step(name, start):
     step = lambda i, v, k: [i + 1, WRITES[name](v, row(i), i, k)]
     rows = rows_of(jnp.ones(WIDTH))
     found = list_of(step, ZERO, rows, x=(ZERO,), starts=(start,))
-    loop, some = Loop(STEPS, x_axes=(0,)), jnp.array([[4, 0], [1, 1]], jnp.int32)
+    loop, some = Loop(STEPS, x_axes=(0,)), jnp.array([[3, 0], [1, 1]], jnp.int32)
 
     @jax.jit
     def run(first, indices):
