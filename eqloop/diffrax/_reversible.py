@@ -53,12 +53,13 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
 
     `diffrax.ReversibleHeun` is undone by arithmetic. Other explicit solvers are run
     back in time, which misses where a step came from by about its error, and what is
-    missed is made up for in two or three rounds. Each takes two steps. So a gradient
-    takes about the time of TODO solves.
+    missed is made up for in two or three rounds, of two steps each.
 
     Use it for long solves of equations that do not contract much. Rounding errors grow
-    on the way back by as much as solutions have come together. Store `checkpoints` in
-    between, or use [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint].
+    on the way back by as much as solutions have come together. Where rates of change
+    jump, the way back may miss the step over the jump. An error says so in either case.
+    Store `checkpoints` in between, or use
+    [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint].
 
     Args:
         checkpoints: How many states are stored, at the starts of equal parts of
