@@ -251,7 +251,7 @@ class _Whole:
         key = self._key(ways)
         if (known := recall(key)) is not None:
             size = int(known["bytes"])
-        elif (size := temporary_bytes(self._gradient(ways), *self._inputs)) is not None:
+        elif (size := self._bytes(ways)) is not None:
             remember({key: {"bytes": float(size)}})
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
@@ -292,6 +292,9 @@ class _Whole:
 
     def _key(self, ways: tuple[Way, ...]) -> str:
         return key_of((self.cut.program, self.marks, self.types, ways))
+
+    def _bytes(self, ways: Sequence[Way]) -> int | None:
+        return temporary_bytes(self._gradient(ways), *self._inputs)
 
     @property
     def _inputs(self) -> list[Aval]:
