@@ -51,20 +51,16 @@ import jax.extend.core as jex
 from ..._arrays import (
     Arrays,
     Flags,
-    axes_of,
     cast_like,
     closed_under,
     inexact_only,
     instantiated,
     is_zero,
-    nbytes,
-    number_of,
     pick,
     put,
     split,
     type_of,
     union,
-    waiting,
     with_batch_axis,
     with_tangent_types,
     zero_cotangent,
@@ -132,8 +128,6 @@ from .orders._all_at_once import pull_residuals, store_residuals
 # What runs in place of a loop where that is differentiated; each in place of the one
 # before it, if both do.
 SUBSTITUTES: tuple[Callable[..., Substitute | None], ...] = (logging_of, packing_of)
-# Cotangents of so few bytes need not wait.
-_WORTH_WAITING = 512
 
 
 def planned_loop(
@@ -316,7 +310,6 @@ class PlannedLoop(Formula):
             # JAX holds the inputs until the way back. That takes no
             # copies.
             residuals = (inputs, stored)
-        residuals = residuals, _end_of(carry, active)
         # 3. What JAX gets: outputs, residuals, and which outputs have a tangent.
         # If this loop is itself the forward sweep of a gradient, it still has to return
         # what is stored for that one's way back: a part of what both share.
@@ -350,17 +343,16 @@ class PlannedLoop(Formula):
         outgrad: PyTree,
     ) -> PyTree:
         saves, active, y_active = swept
-        (residuals, end), (ct_carry, ct_ys, _) = residuals, outgrad
+        ct_carry, ct_ys, _ = outgrad
         if saves.layout.stores_residuals:
-            ends = _at_end(pick(ct_carry, active.carry), end)
-            of_ys = instantiated(pick(ct_ys, y_active))
-            cts = pull_residuals(self.problem.loop, residuals, ends, of_ys)
+            ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
+            loop = self.problem.loop
+            cts = pull_residuals(loop, residuals, *map(instantiated, ends))
         else:
             # Only now is it known which outputs have a cotangent. The slots may hold
             # more than that needs.
             has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
             needed = with_cotangents(self.problem.step, active, *has_ct)
-            residuals = *residuals, end
             cts = self._reversed(swept, needed, residuals, ct_carry, ct_ys)
             active = needed
         # Zeros that are only symbols: JAX adds up no arrays for them.
@@ -532,11 +524,11 @@ class PlannedLoop(Formula):
             swept: What the forward sweep stored, and which inputs and leaves of `y`
                 are active.
             needed: Which of the inputs have a cotangent other than zero.
-            residuals: The inputs, what is stored, and the number of `_end_of`.
+            residuals: The inputs, and what is stored.
             ct_carry: The cotangents of the final carry.
             ct_ys: The cotangents of `ys`.
         """
-        (saves, active, y_active), (inputs, stored, end) = swept, residuals
+        (saves, active, y_active), (inputs, stored) = swept, residuals
         # A callback is refused here and not in the forward sweep: without a cotangent,
         # no step is run again.
         if not stands_for_residuals(saves.layout):
@@ -546,7 +538,7 @@ class PlannedLoop(Formula):
         problem, layout = self.problem.under(saves.layout), saves.layout
         has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
         wanted = _with_rows(problem, has_ct)
-        ends = _at_end(pick(ct_carry, needed.carry), end), pick(ct_ys, wanted)
+        ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
         more = _stored_of_steps(layout, problem, active, y_active)
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
@@ -918,24 +910,6 @@ class Reverse(Formula):
         ct_marked, ct_ends = pull(BlockResult(*cts))
         zeros, none_stored, *_ = self.zero_cts()
         return (tuple(map(put, zeros, marks, ct_marked)), none_stored, *ct_ends)
-
-
-def _end_of(carry: Arrays, active: Active) -> Value | None:
-    """A number that is known at the end of the loop, for cotangents to wait for."""
-    moving = pick(carry, active.carry)
-    if nbytes(map(jax.typeof, moving)) < _WORTH_WAITING:
-        return None
-    return number_of(sorted(moving, key=lambda x: len(axes_of(x)))[:1])
-
-
-def _at_end(ct_carry: Arrays, end: Value | None) -> list[Value]:
-    """Cotangents of the last carry, computed after that, and not sooner.
-
-    As those of a loss are. But zeros, and the ones of a sum, XLA would make before the
-    loop runs, and the way back might run first while others wait for the last carry. So
-    they would take memory that depends on the loss, and no plan knows that.
-    """
-    return [waiting(ct, end) for ct in instantiated(ct_carry)]
 
 
 def _with_rows(problem: Problem[Any], ys: Sequence[bool]) -> Flags:
