@@ -26,6 +26,7 @@ from jax.interpreters import partial_eval
 
 from .._arrays import Flags, interleave, pick, zero_array
 from .._types import Value
+from ._calculus import has_backward_rules
 from ._effects import does_something
 from ._equations import aval_of, formula_params
 from ._expandable import JAX_PRIMITIVE, PRIMITIVE
@@ -67,8 +68,12 @@ def _trace_rule(trace: Any, *tracers: Any, _prim: Any) -> list[Value]:
 
     def as_ever(primitive: object) -> list[Value]:
         of_jax = JAX_PRIMITIVE, {"_prim": primitive}
-        is_ours = isinstance(primitive, Formula)
-        called, params = (PRIMITIVE, formula_params(primitive)) if is_ours else of_jax
+        called, params = of_jax
+        # Of what it transposes JAX takes logs, and of its own primitive alone.
+        if isinstance(primitive, Formula) and not any(
+            map(has_backward_rules, primitive.jaxprs)
+        ):
+            called, params = PRIMITIVE, formula_params(primitive)
         return trace.default_process_primitive(called, tracers, params)
 
     unknown = [not tracer.is_known() for tracer in tracers]

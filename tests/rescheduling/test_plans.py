@@ -82,7 +82,7 @@ DEPTHS: dict[str, tuple[Function, list[tuple[str, int, int]]]] = {
     ),
     "a scan of eqloop": (
         lambda w, xs: el.Scan(lambda h, x: (h + simulate(w * x, xs), None))(w, xs)[0],
-        [("lax.scan", 24, 1)],
+        [("lax.scan", 24, 0), ("lax.scan", 24, 1)],  # by `StoreAll` it is one of JAX
     ),
     "a planned loop of eqloop": (
         lambda w, xs: el.CheckpointedScan(
@@ -111,6 +111,8 @@ def test_taken(name):
     # The gradient of a `custom_jvp` goes through its rule, not through its function.
     assert len(found.left) == (f is with_tangents)
     expected = [] if f is with_tangents else expected
+    # While plans are listed, a loop of this library is a primitive of it.
+    expected = [one for one in expected if name != "a scan of eqloop" or one[2]]
     taken = [loop.name for loop in found.taken if loop.name.startswith("lax.")]
     assert taken == [name for name, _, _ in expected]
     for change in (lambda f: f, jax.jit, jax.grad):
