@@ -307,7 +307,7 @@ def refuse_symbolic(owner: str, size: Value, need: str, instead: str) -> None:
         )
 
 
-def symbolic_sizes(types: Iterable[object]) -> list[Value]:
+def symbolic_sizes(types: Iterable[Any]) -> list[Value]:
     """The sizes of arrays of these types that are not known."""
     shapes = [aval.shape for aval in types if has_dtype(aval)]
     return list(filter(is_symbolic, itertools.chain(*shapes)))

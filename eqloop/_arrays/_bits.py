@@ -69,7 +69,7 @@ def is_compared_by_fields(x: Value) -> bool:
     kind: Any = type(x)
     if not dataclasses.is_dataclass(kind):
         return False
-    return kind.__dataclass_params__.eq or isinstance(x, eqx.Module)
+    return vars(kind)["__dataclass_params__"].eq or isinstance(x, eqx.Module)
 
 
 def compared_fields(x: Any) -> Iterator[tuple[str, Value]]:
@@ -120,7 +120,7 @@ def _forget(key: int, _: object) -> None:
     _known.pop(key, None)
 
 
-def _parts(x: jax.Array) -> Iterator[memoryview]:
+def _parts(x: jax.Array) -> Iterator[bytes | memoryview]:
     """What this process has of an array, each part once.
 
     Part by part, as JAX would keep a copy of the whole on the host.

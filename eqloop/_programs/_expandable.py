@@ -28,7 +28,7 @@ from ._effects import has_checks, has_io
 from ._equations import Rewrite, formula_params
 from ._jaxprs import map_programs, rewrite_everywhere, with_equations
 
-JAX_PRIMITIVE = call_primitive()
+JAX_PRIMITIVE: Any = call_primitive()
 
 
 class _Expandable(jex.Primitive):
@@ -71,8 +71,9 @@ def _as_jax(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
 
 def _dce_rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    *args, eqn = args  # JAX 0.12 has one more
-    reads, new = partial_eval.dce_rules[JAX_PRIMITIVE](used, *args, _as_jax(eqn))
+    *others, eqn = args  # JAX 0.12 has one more
+    of_jax: Any = partial_eval.dce_rules[JAX_PRIMITIVE]
+    reads, new = of_jax(used, *others, _as_jax(eqn))
     if new is None:
         return reads, None
     return reads, new.replace(

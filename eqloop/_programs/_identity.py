@@ -283,8 +283,8 @@ class _Digests:
             return _joined(name, *map(self.of, (x.func, x.args, x.keywords)))
         if isinstance(x, jax.tree_util.PyTreeDef):
             return _joined(name, *map(self.of, (x.node_data(), x.children())))
-        if callable(x) and hasattr(x, "__wrapped__"):
-            return _joined(name, self.of(x.__wrapped__))
+        if callable(x) and (inner := getattr(x, "__wrapped__", None)) is not None:
+            return _joined(name, self.of(inner))
         is_foreign = kind.__module__.partition(".")[0] in _PRINTED
         if not is_foreign and hasattr(x, "__dict__") and not isinstance(x, enum.Enum):
             return _joined(name, self.of(vars(x)))

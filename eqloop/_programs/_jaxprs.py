@@ -319,7 +319,7 @@ def without_array_literals(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     named: dict[int, tuple[jex.Var, Any]] = {}
 
     def read(x: jax.core.Atom) -> jax.core.Atom:
-        if not isinstance(x, jex.Literal) or not x.aval.shape:
+        if not isinstance(x, jex.Literal) or not aval_of(x).shape:
             return x
         return named.setdefault(id(x.val), (jex.Var(x.aval), x.val))[0]
 

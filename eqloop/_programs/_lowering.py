@@ -54,7 +54,8 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
     placed = _Placed.on(device, program, flat, mesh, told)
     traced = placed.trace(device)
     named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != placed.devices]
-    if named and not (own := _of_kind(device, named)):
+    own = _of_kind(device, named)
+    if named and not own:
         raise NoSuchDevicesError(
             f"The program names {named[0]}, which consists of devices that are no "
             f"{device.kind}, and a plan for these was asked for. Name a mesh of such "
@@ -133,7 +134,7 @@ def meshes_in(program: AnyJaxpr) -> list[Mesh]:
     return list(dict.fromkeys(mesh for value in params for mesh in _meshes(value)))
 
 
-def _meshes(param: object) -> Iterator[Mesh]:
+def _meshes(param: Any) -> Iterator[Mesh]:
     if type(param) in (tuple, list):
         for entry in param:
             yield from _meshes(entry)

@@ -65,7 +65,8 @@ def value_before(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _undone(rest: Rest, arrays: Arrays, y1: PyTree, is_kept: Value) -> PyTree:
-    return _found(*rest.join(arrays), y1, is_kept)
+    there, back = rest.join(arrays)
+    return _found(there, back, y1, is_kept)
 
 
 @_undone.defjvp

@@ -371,7 +371,7 @@ def as_chunk_size(owner: str, what: str, size: object) -> int | Budget:
 
 def planner_for(size: int | Budget, exact: bool) -> ChunkPlanner:
     """The planner for a `chunk_size` as the user gives it."""
-    return Within(size.nbytes, exact) if is_budget(size) else AtMost(size, exact)
+    return AtMost(size, exact) if isinstance(size, int) else Within(size.nbytes, exact)
 
 
 def check_reduce(name: str, spec: object) -> None:

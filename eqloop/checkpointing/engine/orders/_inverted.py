@@ -339,7 +339,7 @@ def _report(
     offs: Value,
     sizes: Value,
 ) -> Value:
-    for i in np.flatnonzero(offs):
+    for i in map(int, np.flatnonzero(offs)):
         name = f"leaf {i} of the carry" if names is None else names[i]
         missed(name, sizes[i], offs[i])
     return np.zeros((), np.int32)
