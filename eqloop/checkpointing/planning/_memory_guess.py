@@ -19,8 +19,10 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        # The least and the most that was not counted, of what consists of some pieces.
-        self._more: dict[frozenset[Piece], tuple[int, int]] = {}
+        # What was not counted: the least of each reversal, and the most of what has
+        # the same pieces.
+        self._least_more: dict[Hashable, int] = {}
+        self._most_more: dict[frozenset[Piece], int] = {}
         for seen in paces.sizes:
             self._note(seen)
         for layout, measured in checked:
@@ -33,8 +35,9 @@ class Guess:
         stored = self.counted(layout)
         if not self.knows_kind(layout):
             # The cotangents of consts, for example, may lie where the outputs will.
+            most = working_set(self._cost(layout))
             more = self._seen_beside(layout)
-            return stored + (more[1] if more else working_set(self._cost(layout)))
+            return stored + (most if more is None else min(more, most))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted
@@ -52,12 +55,12 @@ class Guess:
         """
         if self.knows_kind(layout):
             return self(layout)
-        if more := self._seen_beside(layout):
-            return self.counted(layout) + more[0]
-        # What a batch takes is counted.
-        cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
-        least = working_set(cost) - cost.ct_consts if one_by_one else 0
-        return self.counted(layout) + least
+        more = self._least_more.get(layout.reversal.kind)
+        if more is None:
+            # What a batch takes is counted.
+            cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
+            more = working_set(cost) - cost.ct_consts if one_by_one else 0
+        return self.counted(layout) + more
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""
@@ -70,8 +73,9 @@ class Guess:
 
     def _note(self, seen: Seen) -> None:
         more, pieces = max(seen.measured - seen.counted, 0), _pieces(seen.layout)
-        least, most = self._more.get(pieces, (more, more))
-        self._more[pieces] = min(least, more), max(most, more)
+        kind = seen.layout.reversal.kind
+        self._least_more[kind] = min(self._least_more.get(kind, more), more)
+        self._most_more[pieces] = max(self._most_more.get(pieces, more), more)
         # The latest finding is the nearest to what is looked for.
         self._seen[seen.layout.kind] = seen
 
@@ -83,21 +87,18 @@ class Guess:
         """Whether one of its kind was measured."""
         return layout.kind in self._seen
 
-    def _seen_beside(self, layout: Layout) -> tuple[int, int] | None:
+    def _seen_beside(self, layout: Layout) -> int | None:
         """What others took that was not counted, of the same pieces or of each alone.
 
         Steps that are taken back one by one tell nothing of blocks, for which XLA may
         copy a weight.
         """
         pieces = _pieces(layout)
-        if pieces in self._more:
-            return self._more[pieces]
-        each = [self._more.get(frozenset([piece])) for piece in pieces]
+        if pieces in self._most_more:
+            return self._most_more[pieces]
+        each = [self._most_more.get(frozenset([piece])) for piece in pieces]
         known = [more for more in each if more is not None]
-        if not known or len(known) < len(each):
-            return None
-        least, most = zip(*known, strict=True)
-        return max(least), max(most)
+        return max(known) if known and len(known) == len(each) else None
 
     def _cost(self, layout: Layout) -> StepCost:
         return self._paces.of(layout).cost
