@@ -197,10 +197,15 @@ class Formula(HoldsPrograms):
 
     # What JAX asks for.
 
+    @property
+    def is_expandable(self) -> bool:
+        """Whether its equation is one that `checkify` can look into."""
+        # Of what it transposes JAX takes logs, and of its own primitive alone.
+        return not any(map(is_only_transposed, self.jaxprs))
+
     def staging(self, trace: Any, source_info: Any, *inputs: PyTree) -> PyTree:
         flat = self.flat_in(inputs)
-        # Of what it transposes JAX takes logs, and of its own primitive alone.
-        if any(map(is_only_transposed, self.jaxprs)):
+        if not self.is_expandable:
             return super().staging(trace, source_info, *inputs)
         outs = trace.default_process_primitive(
             PRIMITIVE, flat, formula_params(self), source_info

@@ -26,7 +26,6 @@ from jax.interpreters import partial_eval
 
 from .._arrays import Flags, interleave, pick, zero_array
 from .._types import Value
-from ._calculus import has_backward_rules
 from ._effects import does_something
 from ._equations import aval_of, formula_params
 from ._expandable import JAX_PRIMITIVE, PRIMITIVE
@@ -67,12 +66,8 @@ def _trace_rule(trace: Any, *tracers: Any, _prim: Any) -> list[Value]:
     """The rule for a program that is evaluated as far as its inputs are known."""
 
     def as_ever(primitive: object) -> list[Value]:
-        of_jax = JAX_PRIMITIVE, {"_prim": primitive}
-        called, params = of_jax
-        # Of what it transposes JAX takes logs, and of its own primitive alone.
-        if isinstance(primitive, Formula) and not any(
-            map(has_backward_rules, primitive.jaxprs)
-        ):
+        called, params = JAX_PRIMITIVE, {"_prim": primitive}
+        if isinstance(primitive, Formula) and primitive.is_expandable:
             called, params = PRIMITIVE, formula_params(primitive)
         return trace.default_process_primitive(called, tracers, params)
 
