@@ -7,8 +7,8 @@ Nothing here is traced or called: programs are in `_programs/`, calls in `_calls
   and `_tree_differences.py` where two trees differ.
 - **Arrays**: their types (`_array_types.py`), the axes along which loops and maps run
   (`_axes.py`), tangents and symbolic zeros (`_tangents.py`), the types in which sums of
-  cotangents are kept (`_sums.py`), and values that all examples of a `vmap` share
-  (`_across_examples.py`).
+  cotangents are kept (`_sums.py`), values that all examples of a `vmap` share
+  (`_across_examples.py`), and values that XLA computes after others (`_waiting.py`).
 """
 
 from ._across_examples import over_examples, reduces_examples, where_run
@@ -118,6 +118,7 @@ from ._tangents import (
     zero_tangent,
 )
 from ._tree_differences import Difference, kind, structure_differences
+from ._waiting import number_of, waiting
 
 __all__ = [
     "AlongAxes",
@@ -173,6 +174,7 @@ __all__ = [
     "mesh_axis_of",
     "nbytes",
     "nonzero",
+    "number_of",
     "numbers_with_axes",
     "on_mesh",
     "on_mesh_of",
@@ -211,6 +213,7 @@ __all__ = [
     "unmarked",
     "vary",
     "varying_type",
+    "waiting",
     "where_leading",
     "where_run",
     "with_batch_axis",

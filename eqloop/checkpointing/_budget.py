@@ -182,15 +182,19 @@ class Budget(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
+        return self._layout(loop, refuses=True)
+
+    def _layout(self, loop: LoopSpec, refuses: bool) -> Layout:
+        """The fastest layout that fits; if none does, an error, or the smallest."""
         problem, active = loop._problem, loop._active
         _refuse_symbolic_sizes(loop)
         # Steps that say the same share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
         problem = problem if problem.chooses_policy else alike(problem)
         with says_if_long(problem, repr(self)):
-            return self._found(problem, active)
+            return self._found(problem, active, refuses)
 
-    def _found(self, problem: Problem, active: Active) -> Layout:
+    def _found(self, problem: Problem, active: Active, refuses: bool) -> Layout:
         if list_bytes(problem, active) > self.nbytes:
             # There is no room for a list of rows, so slots hold the buffers.
             problem = dataclasses.replace(problem, carries=0)
@@ -204,8 +208,10 @@ class Budget(AbstractSchedule):
         if found is not None:
             return found
         of_all = self._layout_for_all(problem)
-        if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
+        if of_all and peak_bytes(problem, active, of_all) <= self.nbytes:
             return of_all
+        if not refuses:
+            return smallest(problem, active, times)
         self._refuse(problem, active, times)
 
     def _layout_for_all(self, problem: Problem) -> Layout | None:
@@ -245,7 +251,7 @@ class InnerBudget(AbstractSchedule):
 
     Everything is stored if that takes no more, and nothing is tried to find that out:
     it is there for one step of the loop around it at a time, and is computed again with
-    that step.
+    that step. Nothing is refused here, as the loop around it is planned with it.
     """
 
     budget: Budget
@@ -259,7 +265,9 @@ class InnerBudget(AbstractSchedule):
         everything = StoreAll().layout(loop)
         cost = step_cost(loop._problem, loop._active)
         takes = counted_bytes(everything, cost) + working_set(cost)
-        return everything if takes <= self.budget.nbytes else self.budget.layout(loop)
+        if takes <= self.budget.nbytes:
+            return everything
+        return self.budget._layout(loop, refuses=False)
 
 
 def refuse_second_place(owner: str, budget: Budget) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from .._arrays import is_inexact, pick
+from .._arrays import is_inexact, nbytes, pick
 from .._calls import format_bytes
 from .._device import planning_device, remembered_per_device
 from ._plot import plot_plan
@@ -34,6 +34,7 @@ from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
 from .planning._cost import as_stored, step_cost
+from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
 from .whiles._ending import Ending
@@ -322,7 +323,12 @@ def plan_of(
     problem = problem.under(layout)
     device = planning_device()
     if size is None:
-        size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
+        size = peak_bytes(problem, active, layout)
+        if schedule._by_jax:
+            # In a loop of JAX's own, cotangents that are constants do not wait for the
+            # end, and XLA was seen to copy one of two residuals as well.
+            _, carry, _ = types_on_device(problem)
+            size += 2 * nbytes(pick(carry, active.carry))
     return Plan(
         schedule=schedule,
         _layout=layout,

@@ -223,7 +223,7 @@ class Rewriting:
         budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
         has_budget = is_budget(budget)
         if has_budget:
-            half = dataclasses.replace(budget, nbytes=budget.nbytes // 2)
+            half = dataclasses.replace(budget, nbytes=max(budget.nbytes // 2, 1))
             inside = dataclasses.replace(inside, schedule=InnerBudget(half))
         new, notes = self._of(program, inside)
         may_leave = self.only is None and not has_budget

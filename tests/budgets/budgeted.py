@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 import eqloop as el
 
@@ -14,10 +17,13 @@ from ..random_programs.buffers import Buffered
 from ..random_programs.cases import Case
 from ..random_programs.endings import Ended
 from ..random_programs.programs import Layers, Program, Rows, Scanned
-from ..random_programs.transforms import Settings, Transform
+from ..random_programs.transforms import Settings
 from ..random_programs.values import is_inexact
 from ..random_programs.world import World
-from .plain import plain
+from .chains import Chain, by_scan, foreign
+from .plain import checkpointed, plain
+
+Gradient: TypeAlias = tuple[Callable[..., Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +35,28 @@ class Budgeted(Case):
         unused: Which outputs the loss leaves out.
         limit: Where a loop that may end does, if it counts.
         others: The settings of its budget: a second place, or whether it is measured.
+        how: By what it has the budget: by `Budget`, or by `Reschedule`, `Fit` or `Fit
+            foreign` around it, the first and the last with loops of JAX's.
+        constants: Which of the inputs are arrays of NumPy that it closes over.
+        loss: What is differentiated of the carry: its `squares`, those of the `first`
+            leaf, or its `sum`.
+        has_value: Whether the loss is returned as well, as by a `Fit` in any case.
+        is_inner: Whether the budget is for one example, within a `vmap`.
+        devices: Over how many devices a batch is split, if it is.
+        within_jit: Whether the program is under a `jax.jit` of its own.
     """
 
     more: float = 1.0
     unused: tuple[int, ...] = ()
     limit: int = 5
     others: Settings = (("measure", False),)
+    how: str = "Budget"
+    constants: tuple[int, ...] = ()
+    loss: str = "squares"
+    has_value: bool = False
+    is_inner: bool = False
+    devices: int = 0
+    within_jit: bool = False
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
@@ -53,43 +75,28 @@ class Budgeted(Case):
             values[0] = jnp.full_like(values[0], self.limit)
         return values
 
-    def gradient(self, transform: Transform) -> tuple[Any, tuple[Any, Any]]:
-        """The gradient by a transform, and what it is to be called with.
+    @property
+    def name(self) -> str:
+        """What has the budget, and of what."""
+        of = self.program.transform.name
+        return of if self.how == "Budget" else f"{self.how} of {of}"
 
-        The cotangents of outputs of all steps are arguments, as they are not the
-        loop's; those of the last carry are computed from it, as by any loss.
-        """
-        program = dataclasses.replace(self.program, transform=transform)
-        world = World(False, self.precision, self.width)
-        carries = carry_count(program)
-        values, at = self.values(), self.differentiated
+    @property
+    def is_fit(self) -> bool:
+        """Whether the budget is for all of the function."""
+        return self.how.startswith("Fit")
 
-        def call(*full: Any) -> tuple[list[Any], list[Any]]:
-            out = dict(enumerate(program(world, full)))
-            used = [i for i in out if is_inexact(out[i]) and i not in self.unused]
-            carry = [out[i] for i in used if i < carries]
-            return carry, [out[i] for i in used if i >= carries]
-
-        if self.vmap == "inside":
-            axes = tuple(0 if is_batched else None for is_batched in self.batched)
-            # Outputs lie as the loop stacks them: to put the batch first copies them.
-            stacked = 0 if transform.name == "ChunkedVmap" else 1
-            call = jax.vmap(call, axes, _out_axes(call, axes, values, (0, stacked)))
-
-        def run(values: Any, given: Any) -> Any:
-            full = [*values]
-            for i, x in zip(at, given, strict=True):
-                full[i] = x
-            return call(*full)
-
-        def gradient(values: Any, cts: Any) -> Any:
-            of = lambda *given: run(values, given)
-            (carry, _), pull = jax.vjp(of, *(values[i] for i in at))
-            return pull(([leaf * 2 for leaf in carry], cts))
-
-        rows = jax.eval_shape(run, values, [values[i] for i in at])[1]
-        cts = [jnp.full(row.shape, 0.5, row.dtype) for row in rows]
-        return gradient, (values, cts)
+    @property
+    def slack(self) -> int:
+        """The bytes that the loop does not take: for sums, and over devices."""
+        count = 64 * (self.has_value + bool(self.devices)) * (not self.is_fit)
+        count *= 2 + 2 * len(self.program.inputs)
+        if not self.devices:
+            return count
+        shared = [i for i in self.differentiated if not self.batched[i]]
+        types = [self.program.inputs[i] for i in shared]
+        width = lambda type: self.precision.dtype(type.kind).itemsize
+        return count + sum(2 * math.prod(t.shape) * width(t) for t in types)
 
     def budget(self, nbytes: int) -> el.Budget:
         """A budget of so many bytes."""
@@ -106,17 +113,146 @@ class Budgeted(Case):
         """Whether that is the memory of the host, which on a CPU is the device's."""
         return "host" in dict(self.others)
 
-    def reference(self) -> tuple[Any, tuple[Any, Any]]:
-        """The gradient by plain JAX, and what it is to be called with."""
-        return self.gradient(plain(self.program.transform))
+    # Each of these is a gradient, and what it is to be called with.
 
-    def within(self, schedule: Any) -> tuple[Any, tuple[Any, Any]]:
-        """The gradient with a budget, and what it is to be called with."""
-        transform = self.program.transform
-        is_map = transform.name == "ChunkedVmap"
-        setting = "chunk_size" if is_map else "schedule", schedule
-        settings = (*transform.settings, setting)
-        return self.gradient(dataclasses.replace(transform, settings=settings))
+    def reference(self) -> Gradient:
+        """The one by plain JAX."""
+        return self._gradient(self._with(plain, by_scan))
+
+    def checkpointed(self) -> Gradient:
+        """The one by plain JAX that stores inputs and carries, and nothing else."""
+        return self._gradient(self._with(checkpointed, by_scan), jax.checkpoint)
+
+    def within(self, budget: Any) -> Gradient:
+        """The one with a budget."""
+        if self.how == "Budget":
+            transform = self.program.transform
+            is_map = transform.name == "ChunkedVmap"
+            setting = "chunk_size" if is_map else "schedule", budget
+            settings = (*transform.settings, setting)
+            transform = dataclasses.replace(transform, settings=settings)
+            return self._gradient(
+                dataclasses.replace(self.program, transform=transform)
+            )
+        around = {
+            "Reschedule": lambda f: el.Reschedule(f, budget),
+            "Fit": lambda f: el.Fit(f, budget.nbytes),
+            "Fit foreign": lambda f: el.Fit(f, budget.nbytes, foreign=True),
+        }
+        same = lambda transform: transform
+        ways = (same, same) if self.how == "Fit" else (plain, foreign)
+        return self._gradient(self._with(*ways), around[self.how])
+
+    def _with(
+        self, change: Callable[..., Any], of_stage: Callable[..., Any]
+    ) -> Program:
+        if isinstance(self.program, Chain):
+            return self.program.by(of_stage)
+        return dataclasses.replace(
+            self.program, transform=change(self.program.transform)
+        )
+
+    def _gradient(
+        self, program: Program, around: Callable[..., Any] | None = None
+    ) -> Gradient:
+        """The gradient of a program.
+
+        The cotangents of outputs of all steps are arguments, as they are not the
+        loop's; those of the last carry are computed from it, as by any loss.
+
+        Args:
+            program: The program.
+            around: What is around it, if anything is.
+        """
+        values, at = self.values(), self.differentiated
+        f = self._on_batches(self._outputs(program), program, around)
+
+        def run(values: Any, given: Any) -> Any:
+            full = [*values]
+            for i, x in zip(at, given, strict=True):
+                full[i] = x
+            return f(*full)
+
+        def gradient(values: Any, cts: Any) -> Any:
+            of = lambda *given: run(values, given)
+            (out, rows), pull = jax.vjp(of, *(values[i] for i in at))
+            if self.is_fit:
+                # All that it returns are outputs, which are not counted.
+                return pull((jnp.ones_like(out), cts)), out, rows
+            grads = pull((self._cotangents(out), cts))
+            return (grads, self._loss(out)) if self.has_value else grads
+
+        rows = jax.eval_shape(run, values, [values[i] for i in at])[1]
+        cts = [jnp.full(row.shape, 0.5, row.dtype) for row in rows]
+        return gradient, (values, cts)
+
+    def _outputs(self, program: Program) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """What is used of the carry, and of what has a row for each step."""
+        world = World(False, self.precision, self.width)
+        carries, values = carry_count(program), self.values()
+
+        def call(*full: Any) -> tuple[list[Any], list[Any]]:
+            out = dict(enumerate(program(world, full)))
+            used = [i for i in out if is_inexact(out[i]) and i not in self.unused]
+            carry = [out[i] for i in used if i < carries]
+            return carry, [out[i] for i in used if i >= carries]
+
+        constants = {i: np.asarray(values[i]) for i in self.constants}
+        if self.vmap == "inside":  # of each example the same
+            own = {i: x[0] for i, x in constants.items() if self.batched[i]}
+            constants |= own
+
+        def closed(*full: Any) -> tuple[list[Any], list[Any]]:
+            return call(*(constants.get(i, x) for i, x in enumerate(full)))
+
+        return jax.jit(closed) if self.within_jit else closed
+
+    def _on_batches(
+        self, call: Any, program: Program, around: Callable[..., Any] | None
+    ) -> Callable[..., Any]:
+        """The program with what is around it, on all examples."""
+        around = around or (lambda f: f)
+        is_batched = self.vmap == "inside"
+        is_inner = is_batched and self.is_inner and not self.is_fit
+        one, call = call, around(call) if is_inner else call
+        if is_batched:
+            axes = tuple(0 if is_batched else None for is_batched in self.batched)
+            # Outputs lie as the loop stacks them: to put the batch first copies them.
+            stacked = 0 if program.transform.name == "ChunkedVmap" else 1
+            outs = _out_axes(one, axes, self.values(), (0, stacked))
+            call = jax.vmap(call, axes, outs)
+        if self.is_fit:
+            whole = call
+            call = lambda *full: (self._loss((out := whole(*full))[0]), out[1])
+        call = call if is_inner else around(call)
+        if is_batched and self.devices:
+            call = _on_devices(call, self.devices, axes, outs)
+        return call
+
+    def _loss(self, carry: Sequence[Any]) -> Any:
+        of = jnp.real if self.loss == "sum" else lambda x: jnp.real(x * jnp.conj(x))
+        leaves = carry[:1] if self.loss == "first" else carry
+        real = self.precision.dtype("f")
+        return sum((jnp.sum(of(x).astype(real)) for x in leaves), jnp.zeros((), real))
+
+    def _cotangents(self, carry: Sequence[Any]) -> list[Any]:
+        """Those of the loss, without its sums, which are not the loop's."""
+        if self.loss == "sum":
+            return [jnp.ones_like(x) for x in carry]
+        is_used = [self.loss != "first" or i == 0 for i in range(len(carry))]
+        pairs = zip(carry, is_used, strict=True)
+        return [2 * jnp.conj(x) if used else jnp.zeros_like(x) for x, used in pairs]
+
+
+def _on_devices(call: Any, count: int, axes: Any, outs: Any) -> Callable[..., Any]:
+    mesh = Mesh(np.array(jax.devices()[:count]), ("rows",))
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec(*[] if axis is None else [*[None] * axis, "rows"])
+
+    specs = tuple(list(map(spec, group)) for group in outs)
+    ins = tuple(map(spec, axes))
+    return jax.shard_map(call, mesh=mesh, in_specs=ins, out_specs=specs)
 
 
 def _out_axes(call: Any, axes: Any, values: Any, batched: tuple[int, int]) -> Any:
@@ -147,6 +283,8 @@ def carry_count(program: Program) -> int:
             return 1 + program.carry
         case Layers() | Buffered():
             return len(program.bodies[0].outputs) + 4
+        case Chain():
+            return program.carry
         case Rows():
             return 0
     raise TypeError(f"{type(program).__name__} has no budget")

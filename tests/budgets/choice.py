@@ -61,7 +61,7 @@ def random_case(seed: int) -> Budgeted:
         (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
         program = kind(rng, width, features, length)
         program = _with_budget(rng, program, length)
-        if program is not None and _has_its_size(program, width):
+        if program is not None and has_its_size(program, width):
             break
     is_batched = rng.random() < 0.15 and not isinstance(program, Buffered)
     inputs = range(len(program.inputs))
@@ -176,7 +176,7 @@ def _numbers(tree: Any) -> tuple[int, ...]:
     return tuple(range(sum(isinstance(x, int) for x in jax.tree.leaves(tree))))
 
 
-def _has_its_size(program: Program, width: int) -> bool:
+def has_its_size(program: Program, width: int) -> bool:
     """Whether the program is neither too large to run nor too small to matter."""
     length = program.transform.length
     if isinstance(program, Scanned) and program.has_key:

@@ -1,6 +1,7 @@
 """What a loop or a map with a budget is beside: the same in `lax.scan` or `vmap`."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,20 @@ class Plain(Transform):
 def plain(transform: Transform) -> Plain:
     """The same by plain JAX, which stores everything."""
     return Plain(**{f.name: getattr(transform, f.name) for f in _FIELDS})
+
+
+class Checkpointed(Plain):
+    """The same, whose steps are computed again on the way back."""
+
+    def made(self, *fs: Any) -> Callable[..., Any]:
+        *others, step = fs
+        step = jax.checkpoint(step) if inspect.isfunction(step) else step
+        return super().made(*others, step)
+
+
+def checkpointed(transform: Transform) -> Plain:
+    """The same by plain JAX, which stores the carries."""
+    return Checkpointed(**{f.name: getattr(transform, f.name) for f in _FIELDS})
 
 
 _FIELDS = dataclasses.fields(Transform)

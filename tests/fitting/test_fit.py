@@ -188,7 +188,7 @@ def test_stacks_of_layers_and_loops_without_a_carry():
         h, _, _ = el.ScanWhile(until, step, max_steps=5)(x[0], x[:5])
         return jnp.sum(h) + jnp.sum(ys**2)
 
-    fit = el.Fit(f, 8_200)
+    fit = el.Fit(f, 8_300)
     run = lambda f: jax.jit(gradient(f))(W, X)
     assert_close(run(fit), run(f), 1e-3, 1e-4)
     names = {part.name for part in fit.plan(W, X).parts}

@@ -27,9 +27,11 @@ from ..._arrays import (
     Flags,
     as_arrays,
     axes_of,
+    nbytes,
     over_examples,
     split,
     vary,
+    waiting,
     zero_array,
 )
 from ..._programs import constant, shared
@@ -40,6 +42,9 @@ from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 
 _most = over_examples(jnp.max)
+
+# Cotangents of so few bytes need not wait.
+_WORTH_WAITING = 512
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
@@ -60,8 +65,8 @@ class Active(NamedTuple):
 
 def primal(
     step: Step, loop: Loop, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
-    """Runs the loop and stores nothing. Returns the final carry and `ys`.
+) -> "Reached":
+    """Runs the loop and stores nothing.
 
     The step indexes into `xs` instead of scanning them, so they stay where they are.
     """
@@ -71,8 +76,7 @@ def primal(
         stop = loop.length - steps
         segments = BySegments(step, loop, (0,), stop, False, consts, xs).opaque()
         run = lambda segment, group, reached: segments.run(reached, segment, group)
-        reached = segments.finished(segments.each(run, segments.start(init)))
-        return reached.carry, reached.ys
+        return segments.finished(segments.each(run, segments.start(init)))
 
     def body(
         read: tuple[Arrays, ...], state: tuple[Value, list[Value]], _: Value
@@ -82,8 +86,8 @@ def primal(
         return (position + 1, carry), y
 
     state = (zero(), list(init))
-    (_, carry), ys = scan(body, (consts, xs), state, [], loop)
-    return carry, ys
+    (position, carry), ys = scan(body, (consts, xs), state, [], loop)
+    return Reached(None, position, carry, ys)
 
 
 def stored(
@@ -94,7 +98,7 @@ def stored(
     init: Arrays,
     xs: Arrays,
 ) -> tuple[list[Value], list[Value]]:
-    """Runs the loop for JAX to differentiate.
+    """Runs the loop for JAX to differentiate. Returns the final carry and `ys`.
 
     The `xs` are scanned, along their first axis. If the step indexed into them, as in
     `primal`, JAX would add a cotangent as large as all of `xs` at every step.
@@ -170,11 +174,26 @@ class Reached(NamedTuple):
             nothing.
     """
 
-    number: Index
+    number: Index | None
     position: Index
     carry: list[Value]
     ys: list[Value]
     saved: PyTree = None
+
+
+def at_end(ct_carry: Arrays, count: Value) -> list[Value]:
+    """Cotangents of the last carry, computed after the loop has run, and not sooner.
+
+    As those of a loss are. But zeros, and the ones of a sum, XLA would make before the
+    loop runs: they would take memory that depends on the loss, and no plan knows that.
+
+    Args:
+        ct_carry: The cotangents.
+        count: How many steps the loop has run: one number, or one for each example.
+    """
+    if nbytes(map(jax.typeof, ct_carry)) < _WORTH_WAITING:
+        return list(ct_carry)
+    return [waiting(ct, _most(count)) for ct in ct_carry]
 
 
 class Group(NamedTuple):

@@ -329,8 +329,8 @@ class Stored(NamedTuple):
     """What a forward sweep leaves behind for the way back: arrays, or their types.
 
     Attributes:
-        integers: Of a loop that stops: how many steps it has run, and what its layout
-            needs to find carries again.
+        integers: How many steps the loop has run; and of one that stops, what its
+            layout needs to find carries again.
         carries: The carries in slots, an array with a row for each slot per leaf.
         last: Leaves of the last carry.
         rows: What more is stored of the last steps (`_stored_rows.py`), arrays with a

@@ -17,6 +17,7 @@ from ..._arrays import (
     SumType,
     chosen_sum_type,
     is_type,
+    on_mesh,
     put_on_mesh,
     stack_type,
 )
@@ -228,6 +229,11 @@ def zero() -> jax.Array:
     batched along an explicit axis of one.
     """
     return put_on_mesh(jnp.zeros((), jnp.int32))
+
+
+def count_type() -> Aval:
+    """The type of such a counter."""
+    return on_mesh(jax.core.ShapedArray((), jnp.dtype(jnp.int32)))
 
 
 def element(x: Value, index: Index, axis: int = 0) -> Value:

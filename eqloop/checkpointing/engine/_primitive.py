@@ -90,7 +90,7 @@ from ._derived import (
     differentiated_once,
     forward_step_of_reverse,
 )
-from ._forward import Active
+from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
 from ._logs import logging_of
@@ -610,6 +610,8 @@ class Reverse(Formula):
         if given is None:
             given = self.needed
             stored = self._forward(inputs, given)._replace(rows=stored.rows)
+        if stored.integers:
+            carried = at_end(carried, stored.integers[0])
         # 2. The programs. The way back counts steps, so the leaves at the start by
         # which the forward loop decides whether to go on are gone.
         init = init[problem.lead :]

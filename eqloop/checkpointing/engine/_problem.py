@@ -45,7 +45,7 @@ from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, Layout, Needs, Saves, Stored
 from ._listing import unlisted
-from ._loop import Loop
+from ._loop import Loop, count_type
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
 from ._sweep import Cotangents
@@ -304,18 +304,22 @@ class Counted(Problem[Layout]):
     ) -> tuple[list[Value], list[Value], Stored]:
         # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
         # without any arrays.
-        if saves is None or not any(saves.held):
-            return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
+        if saves is None:
+            reached = _forward.primal(self.step, self.loop, *inputs)
+            return reached.carry, reached.ys, Stored.of()
+        if not any(saves.held):
+            reached = _forward.primal(self.step, self.loop, *inputs)
+            return reached.carry, reached.ys, Stored.of([reached.position])
         # The loop stops at each start of a segment for the slots to take the carry.
         # Within a segment it runs the step and writes nothing.
         order, held = saves.layout.slot_order, saves.held
         consts, init, xs = order.checked(self.step, self.loop, held, inputs)
         segments = order.in_segments(self.step, self.loop, consts, xs)
-        carry, ys, carries = saves.layout.slots.sweep(segments, held, init)
-        return carry, ys, Stored.of(carries=carries)
+        reached, carries = saves.layout.slots.sweep(segments, held, init)
+        return reached.carry, reached.ys, Stored.of([reached.position], carries)
 
     def stored_types(self, saves: Saves[Layout]) -> Stored:
-        return Stored.of(carries=slot_types(self.step, saves))
+        return Stored.of([count_type()], slot_types(self.step, saves))
 
     def reverse(
         self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays

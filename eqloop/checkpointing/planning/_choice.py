@@ -57,7 +57,7 @@ def best(
         if layout is None:
             # Nothing promises to fit. What the smallest takes may say that more will.
             least = smallest(problem, active, times)
-            size = device_bytes(problem, active, least, nbytes)
+            size = device_bytes(problem, active, least)
             if size > nbytes or any(layout == least for layout, _ in checked):
                 break
             checked = (*checked, (least, size))
@@ -65,12 +65,12 @@ def best(
         if times.unknown(layout):
             times = tried(problem, active, times, [layout])
             continue
-        size = device_bytes(problem, active, layout, nbytes)
+        size = device_bytes(problem, active, layout)
         checked = (*checked, (layout, size))
         if size <= nbytes:
             return _fuller(problem, active, nbytes, times, checked), times
     least = smallest(problem, active, times)
-    fits = peak_bytes(problem, active, least, nbytes) <= nbytes
+    fits = peak_bytes(problem, active, least) <= nbytes
     return (least if fits else None), times
 
 
@@ -92,7 +92,7 @@ def _fuller(
         return found
     if times.duration(layout) >= _WORTHWHILE * times.duration(found):
         return found
-    fits = device_bytes(problem, active, layout, nbytes) <= nbytes
+    fits = device_bytes(problem, active, layout) <= nbytes
     return layout if fits else found
 
 
@@ -184,7 +184,7 @@ def fastest_of(
         layout = next((one for one in unseen if taken(one) <= nbytes), None)
         if layout is None:
             break
-        if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
+        if _bytes_learned(problem, active, layout, guess) <= nbytes:
             return layout
     return None
 
@@ -289,10 +289,9 @@ def _bytes_learned(
     active: Active,
     layout: Layout,
     guess: Guess,
-    within: int | None = None,
 ) -> int:
     """The bytes that a layout takes, from which others are guessed better."""
-    size = device_bytes(problem, active, layout, within)
+    size = device_bytes(problem, active, layout)
     guess.learn(layout, size)
     return size
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from ..._arrays import is_inexact, pick, put, stack_type
@@ -28,7 +27,7 @@ class Fixed:
         return self.only
 
 
-def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
+def gradient_of(problem: Problem, active: Active) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
     Those of the leaves that are `undifferentiated` are not among them: they take memory
@@ -39,8 +38,6 @@ def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
-        of_loss: Whether they are those of a loss, which is returned as well: the sum of
-            the last carry. XLA then keeps other values in buffers.
 
     Returns:
         A function of the inputs, in threes, and the cotangents of `ys`; and the types
@@ -56,9 +53,6 @@ def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
             return pick(carry, active.carry), list(filter(is_inexact, ys))
 
         (carry, _), pull = jax.vjp(run, *map(pick, inputs, moves))
-        if of_loss:
-            ones = list(map(jnp.ones_like, carry))
-            return list(map(jnp.sum, carry)), pull((ones, ct_ys))
         # A loss depends on the last carry, and so do its cotangents.
         return pull(([-leaf for leaf in carry], ct_ys))
 

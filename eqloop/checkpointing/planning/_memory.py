@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ..._arrays import nbytes, pick
+from ..._arrays import nbytes
 from ..._device import planning_device, remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
@@ -29,9 +29,7 @@ _SMALL_BUFFERS = 512
 _BUFFER_OF_A_LEAF = 64
 
 
-def peak_bytes(
-    problem: Problem, active: Active, layout: Layout, within: int | None = None
-) -> int:
+def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     """The bytes that a gradient allocates, rather too many than too few.
 
     Inputs and outputs do not count.
@@ -43,8 +41,6 @@ def peak_bytes(
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: How it is stored and reversed.
-        within: A budget. If only that little may be too much for it, the loop is also
-            compiled within another program, and less is added.
     """
     problem = problem.under(layout)
     order, extra = layout.order, 0
@@ -64,39 +60,20 @@ def peak_bytes(
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
         extra = 0
     ends = bytes_of_ends(problem) if problem.as_run.loop.stops else 0
-    alone = measured + extra + ends
-    expected = with_a_little_more(alone)
-    little = _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * len(problem.step.jaxpr.in_avals)
-    if layout.order.by_carries().is_flat:
-        # The cotangents of the last carry take its memory if they are computed from it.
-        # If they are constants, as those of a sum are, a single loop starts from them,
-        # and they are there before that memory is free. A loop that reads stored
-        # residuals was seen to copy one of two of them as well.
-        _, carry, _ = types_on_device(problem)
-        constants = nbytes(pick(carry, active.carry))
-        constants *= 1 + layout.stores_residuals
-        expected = max(expected, alone + constants + little)
-    is_near = within is not None and alone + little <= within < expected
-    # Which residuals are stored depends more on the program around the loop.
-    if not is_near or layout.stores_residuals:
-        return expected
-    in_loss = loop_bytes(small, active, stand_in, of_loss=True)
-    if in_loss is None:
-        return expected
-    return min(alone + max(in_loss - measured, 0) + little, expected)
+    size = measured + extra + ends
+    # Which residuals are stored depends on the program around the loop.
+    more = size // 200 if layout.stores_residuals else 0
+    leaves = len(problem.step.jaxpr.in_avals)
+    return size + more + _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * leaves
 
 
-def device_bytes(
-    problem: Problem, active: Active, layout: Layout, within: int | None = None
-) -> int:
+def device_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     """The same for the device alone: on a CPU without the slots on its host."""
-    if not (layout.is_elsewhere and layout.slots.take_device_memory):
-        return peak_bytes(problem, active, layout, within)
     size = peak_bytes(problem, active, layout)
+    if not (layout.is_elsewhere and layout.slots.take_device_memory):
+        return size
     cost = step_cost(as_stored(problem, active, layout), active)
-    elsewhere = layout.bytes_elsewhere(layout.stored_cost(cost))
-    # A little was added to all that was measured, and so to these.
-    return size - elsewhere - elsewhere // 200
+    return size - layout.bytes_elsewhere(layout.stored_cost(cost))
 
 
 def loop_bytes(
@@ -104,7 +81,6 @@ def loop_bytes(
     active: Active,
     layout: AbstractLayout,
     maps: Maps = (),
-    of_loss: bool = False,
 ) -> int | None:
     """The bytes that the gradient of this very loop allocates by itself.
 
@@ -113,7 +89,6 @@ def loop_bytes(
         active: Which of its inputs are differentiated.
         layout: How it is stored and reversed.
         maps: The `vmap`s around the gradient.
-        of_loss: Whether the gradient is that of a loss, with its value.
 
     Returns:
         The bytes, or `None` if they cannot be known.
@@ -122,12 +97,12 @@ def loop_bytes(
     is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [known.step, type(known), known.loop]
     about += [known.policy, known.undifferentiated, known.placed]
-    about += [active, layout, maps, of_loss]
+    about += [active, layout, maps]
     key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
         return round(fact["bytes"])
     fixed = dataclasses.replace(known, planner=Fixed(layout))
-    size = _temporary(fixed, active, maps, of_loss, is_wide)
+    size = _temporary(fixed, active, maps, is_wide)
     if size is not None:
         remember({key: {"bytes": size}})
     return size
@@ -151,11 +126,10 @@ def _temporary(
     problem: Problem,
     active: Active,
     maps: Maps,
-    of_loss: bool,
     is_wide: bool,
 ) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
-    run, types = gradient_of(problem, active, of_loss)
+    run, types = gradient_of(problem, active)
     leaves, tree = jax.tree.flatten(types)
     mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
     for axis_data, dims in maps:

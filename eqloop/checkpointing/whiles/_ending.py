@@ -88,14 +88,15 @@ class Ending(AbstractStopping[Layout]):
 
         def forward(init: Arrays) -> tuple[list[Value], Value]:
             if saves is None:
-                carry, ys = primal(step, loop, consts, init, xs)
-                return carry, (ys, Stored.of())
+                reached = primal(step, loop, consts, init, xs)
+                return reached.carry, (reached.ys, Stored.of())
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
             inputs = order.checked(step, loop, held, (consts, init, xs))
             segments = order.in_segments(step, loop, inputs[0], inputs[2])
-            carry, ys, carries = layout.slots.sweep(segments, held, inputs[1])
-            return carry, (ys, Stored.of([carry[self.count_at]], carries))
+            reached, carries = layout.slots.sweep(segments, held, inputs[1])
+            count = reached.carry[self.count_at]
+            return reached.carry, (reached.ys, Stored.of([count], carries))
 
         carry, (ys, stored) = while_with_bar(forward, self.loop.meter, consts, init)
         return carry, ys, stored

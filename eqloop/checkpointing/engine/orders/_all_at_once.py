@@ -11,8 +11,8 @@ from ...._calls import format_bytes
 from ...._types import PyTree, Value
 from ....progress import step_with_bar, tied
 from .._costs import StepCost
-from .._forward import Active, Saveable, stored
-from .._loop import Loop
+from .._forward import Active, Saveable, at_end, stored
+from .._loop import Loop, zero
 from .._pace import EVERYTHING, Pace, Piece
 from .._step import Step
 from ..reversals._block_reversals import AbstractReversal
@@ -111,26 +111,32 @@ def store_residuals(
     # reports. `extra` is empty without a bar.
     reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
 
+    def counting(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
+        count, *carry = carry
+        carry, y = reporting(consts, carry, x)
+        return [count + 1, *carry], y
+
     def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:
         consts, init, xs = map(put, inputs, active, marked)
-        init = [*init, *number, *extra[1:]]
-        carry, ys = stored(reporting, loop, policy, consts, init, xs)
+        init = [zero(), *init, *number, *extra[1:]]
+        (count, *carry), ys = stored(counting, loop, policy, consts, init, xs)
         carry, number, _ = split(carry, step.num_carry, len(number))
         # All outputs leave as `aux`, too, but `pull` takes cotangents only of these.
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
-        return moving, (carry, ys, number)
+        return moving, (carry, ys, (number, count))
 
     # `run` closes over inactive inputs, so JAX makes no cotangents for them.
     marked = map(pick, inputs, active)
-    _, pull, (carry, ys, number) = jax.vjp(run, extra[:1], *marked, has_aux=True)
-    return (carry, ys), (pull, number)
+    _, pull, (carry, ys, ends) = jax.vjp(run, extra[:1], *marked, has_aux=True)
+    return (carry, ys), (pull, *ends)
 
 
 def pull_residuals(
     loop: Loop, residuals: PyTree, ct_carry: Arrays, ct_ys: Arrays
 ) -> PyTree:
     """The cotangents of active inputs, from what `store_residuals` stored."""
-    pull, after = residuals
+    pull, after, count = residuals
+    ct_carry = at_end(ct_carry, count)
     number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)
     number, *cts = pull((jax.tree.leaves(number), ct_carry, ct_ys))
     return tied(number[0] if number else None, cts)

@@ -113,7 +113,7 @@ class HostSlots(AbstractSlots):
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Value], list[Value], list[Value]]:
+    ) -> tuple[Reached, list[Value]]:
         """Runs the segments in a scan, whose stacked outputs are the slots.
 
         In this way XLA makes the slots on the host, and only carries that are kept are
@@ -141,7 +141,7 @@ class HostSlots(AbstractSlots):
 
         reached, slots = lax.scan(run, start, constant([*stops, end]))
         reached = segments.finished(reached)
-        return reached.carry, reached.ys, division.arrays(slots, reached.saved)
+        return reached, division.arrays(slots, reached.saved)
 
 
 def _tiled(leaf: Value) -> Value:

@@ -102,7 +102,7 @@ class AbstractSlots(abc.ABC):
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Value], list[Value], list[Value]]:
+    ) -> tuple[Reached, list[Value]]:
         """Runs a loop and stores the carries at the starts of its order.
 
         Args:
@@ -111,7 +111,7 @@ class AbstractSlots(abc.ABC):
             init: The initial carry.
 
         Returns:
-            The final carry, `ys`, and the slots. They have a row for each start, and
+            The state at the end, and the slots. They have a row for each start, and
             one more (see `rows`), which holds the carry at the end of the segments if
             the order asks for it. Otherwise it is for carries that are not kept.
         """
@@ -130,7 +130,7 @@ class AbstractSlots(abc.ABC):
         if segments.keeps_last:
             carries = carries.write(pick(reached.carry, at_starts), count)
         reached = segments.finished(reached)
-        return reached.carry, reached.ys, division.arrays(carries.arrays, reached.saved)
+        return reached, division.arrays(carries.arrays, reached.saved)
 
     def started(
         self, segments: BySegments, held: Flags, init: Arrays
@@ -399,7 +399,7 @@ class DeviceSlots(AbstractSlots):
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Value], list[Value], list[Value]]:
+    ) -> tuple[Reached, list[Value]]:
         # Often nobody needs `ys` or slots of this program, and XLA should remove them.
         # It does so for a single loop; for loops in loops only if all trip counts are
         # static. So where they are not, a loop over single steps writes the slots.
@@ -432,10 +432,10 @@ class DeviceSlots(AbstractSlots):
 
         read = (segments.consts, segments.xs)
         state = (zero(), list(init), zero(), carries)
-        (_, carry, _, carries), ys = scan(body, read, state, [], loop)
+        (position, carry, _, carries), ys = scan(body, read, state, [], loop)
         if segments.keeps_last:
             carries = carries.write(pick(carry, held), count)
-        return carry, ys, carries.arrays
+        return Reached(None, position, carry, ys), carries.arrays
 
 
 def lowered_dtype(dtype: np.dtype, precision: np.dtype | None) -> np.dtype:

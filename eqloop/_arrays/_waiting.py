@@ -1,0 +1,47 @@
+"""Values that wait for others, whether or not XLA heeds barriers.
+
+What depends on nothing, XLA may compute first of all, and then it lies in memory until
+it is read. Where XLA drops barriers, only what is computed from a value waits for it.
+So a value that is to wait for a number is computed from that, and turns out the same:
+
+    x' = select(number > 1 and number < -1, number, x)
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax import dtypes, lax
+
+from .._types import Value
+from ._array_types import axes_of, explicit_sharding, placed_as
+from ._tangents import is_inexact
+
+
+def number_of(values: Iterable[Value]) -> Value | None:
+    """A number that is known once all of these arrays are; `None` if there are none."""
+    number = None
+    for x in values:
+        if not is_inexact(jax.typeof(x)) or not x.size:
+            continue
+        # Of an array that is split over an explicit mesh no device can name an entry.
+        is_split = explicit_sharding(x) is not None
+        entry = jnp.sum(x) if is_split else lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
+        entry = lax.convert_element_type(jnp.real(entry).reshape(()), jnp.float32)
+        number = entry if number is None else number + entry
+    return None if number is None else lax.stop_gradient(number)
+
+
+def waiting(x: Value, number: Value | None) -> Value:
+    """The same value, which XLA computes after a number."""
+    # A value that is the same on all devices has to stay so.
+    if number is None or not axes_of(number) <= axes_of(x):
+        return x
+    if jax.typeof(x).dtype == dtypes.float0:
+        return x
+    if jnp.issubdtype(x.dtype, dtypes.prng_key):
+        data = waiting(jax.random.key_data(x), number)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    # Not zeros: a cotangent of zeros would be that in either case, as XLA would see.
+    other = jnp.zeros_like(x) + lax.convert_element_type(number, x.dtype)
+    return lax.select((number > 1) & (number < -1), placed_as(other, x), x)
