@@ -2,9 +2,9 @@
 
 What depends on nothing, XLA may compute first of all, and then it lies in memory until
 it is read. Where XLA drops barriers, only what is computed from a value waits for it.
-So a value that is to wait for a number is computed from that, and turns out the same:
+So a value that is to wait for a number is multiplied by a one that is computed from it:
 
-    x' = select(number > 1 and number < -1, number, x)
+    x' = x * not(number > 1 and number < -1)
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import dtypes, lax
 
 from .._types import Value
-from ._array_types import axes_of, explicit_sharding, placed_as
+from ._array_types import axes_of, explicit_sharding
 from ._tangents import is_inexact
 
 
@@ -42,6 +42,9 @@ def waiting(x: Value, number: Value | None) -> Value:
     if jnp.issubdtype(x.dtype, dtypes.prng_key):
         data = waiting(jax.random.key_data(x), number)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    # Not zeros: a cotangent of zeros would be that in either case, as XLA would see.
-    other = jnp.zeros_like(x) + lax.convert_element_type(number, x.dtype)
-    return lax.select((number > 1) & (number < -1), placed_as(other, x), x)
+    is_so = ~((number > 1) & (number < -1))
+    if x.dtype == bool:
+        return x & is_so
+    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    parts = [part * lax.convert_element_type(is_so, part.dtype) for part in parts]
+    return lax.complex(*parts) if len(parts) > 1 else parts[0]

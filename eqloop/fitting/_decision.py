@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
@@ -14,7 +15,6 @@ from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
-    is_left_open,
     key_of,
     recall,
     remember,
@@ -81,8 +81,7 @@ class Cut:
     def of(cls, program: jex.ClosedJaxpr) -> "Cut":
         """Cuts a program."""
         flat = flat_program(program)
-        is_open = [is_left_open(formula_of(eqn)) for eqn in flat.jaxpr.eqns]
-        return cls(flat, tuple(parts_of(flat, is_open)))
+        return cls(flat, tuple(parts_of(flat)))
 
     def run(
         self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
@@ -106,7 +105,7 @@ class Cut:
     def takes(self, ways: Sequence[Way]) -> bool:
         """Whether these are ways to run such parts."""
         return len(ways) == len(self.parts) and all(
-            part.is_loop or way.schedule is None
+            not way.schedules or len(way.schedules) == len(part.loops)
             for part, way in zip(self.parts, ways, strict=True)
         )
 
@@ -299,23 +298,28 @@ class _Whole:
     @property
     def _inputs(self) -> list[Aval]:
         """The types of the inputs of the gradient: those of the function, and more."""
-        return [*self.types, *(aval.to_tangent_aval() for aval in self._wanted)]
+        return [*self.types, *(aval.to_tangent_aval() for aval in self._given)]
 
     @property
-    def _wanted(self) -> list[Aval]:
-        return [aval for aval in self.cut.program.out_avals if is_inexact(aval)]
+    def _given(self) -> list[Aval]:
+        """The outputs whose cotangents are given. That of a loss is one."""
+        return [x for x in self.cut.program.out_avals if is_inexact(x) and x.shape]
 
     def _gradient(self, ways: Sequence[Way]) -> Callable[..., PyTree]:
         wanted = list(map(is_inexact, self.cut.program.out_avals))
 
         def gradient(*inputs: Value) -> PyTree:
-            flat, cts = split(inputs, len(self.types))
+            flat, given = split(inputs, len(self.types))
 
             def moving(*moving: Value) -> PyTree:
                 outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
                 return pick(outs, wanted), outs
 
             _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
+            rest = iter(given)
+            cts = [
+                next(rest) if x.shape else jnp.ones_like(x) for x in pick(outs, wanted)
+            ]
             return outs, pull(cts)
 
         return gradient

@@ -58,6 +58,8 @@ class FittedCall(Formula):
     limit: Limit
     device: DeviceLike | None
     ways: tuple[Way, ...] | None
+    # What is stored of the loops in it is decided by itself.
+    is_decided = True
 
     def __init__(
         self,

@@ -11,18 +11,17 @@ import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._device import remembered_per_device
-from .._programs import aval_of, digest_of, formula_of, has_io, run
+from .._programs import aval_of, axes_named, digest_of, formula_of, has_io, run
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     LoopOption,
     LoopSchedule,
     options_of,
-    with_schedule,
     work_of,
 )
 from ._again import Roles, again
 from ._choice import Option
-from ._parts import Part
+from ._parts import Part, with_schedules
 from ._written import flattened, written
 
 # The operations whose results are worth keeping before all others.
@@ -50,14 +49,14 @@ class Way:
 
     Attributes:
         stores: What it stores, in a few words.
-        schedule: The schedule of a loop; `None` for other parts.
+        schedules: The schedules of the loops in it that are left open.
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
         policy: What is kept then.
     """
 
     stores: str
-    schedule: LoopSchedule | None = None
+    schedules: tuple[LoopSchedule, ...] = ()
     is_again: bool = False
     policy: Callable[..., bool] | None = None
 
@@ -69,11 +68,11 @@ class Way:
             inputs: What it reads.
             roles: What that is.
         """
-        program = part.program
-        if self.schedule is not None:
+        if self.schedules:
             (eqn,) = part.eqns
-            part = dataclasses.replace(part, eqns=(with_schedule(eqn, self.schedule),))
-            program = part.program
+            eqns = (with_schedules(eqn, self.schedules),)
+            part = dataclasses.replace(part, eqns=eqns)
+        program = part.program
         of_arrays = functools.partial(run, program)
         if self.is_again:
             of_arrays = again(of_arrays, self.policy, roles)
@@ -102,11 +101,12 @@ def options_of_parts(
     loops = {
         id(part): options
         for part, role in pairs
-        if part.is_loop and (options := _options_of_loop(part, role.moving))
+        if part.is_loop and (options := _options_of_loops(part, role.moving))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
-    fastest = [min(options, key=lambda o: o.nanoseconds) for options in loops.values()]
+    time = lambda options: sum(option.nanoseconds for option in options)
+    fastest = [one for options in loops.values() for one in min(options, key=time)]
     estimated = sum(option.estimated for option in fastest)
     seen = sum(option.nanoseconds for option in fastest)
     factor = seen / estimated if estimated else 1.0
@@ -116,7 +116,7 @@ def options_of_parts(
             found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
         elif id(part) in loops:
             options = loops[id(part)]
-            found.append([pair for o in options for pair in _of_loop(part, o)])
+            found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             options = ((way, _of_straight(part, role, way)) for way in ways)
@@ -143,28 +143,70 @@ def _without_the_beaten(
     return kept
 
 
-def _options_of_loop(part: Part, marks: Flags) -> list[LoopOption] | None:
-    (eqn,) = part.eqns
-    if has_io(eqn.effects):  # its steps cannot be run again
+def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] | None:
+    """The ways to run its loops, the smallest first; `None` if there is no choice."""
+    if has_io(part.eqns[0].effects):  # steps cannot be run again
         return None
-    formula: Any = formula_of(eqn)
     marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
-    flat = [id(x) in marked for x in eqn.invars]
-    return options_of(formula, formula.in_tree.unflatten(flat))
+    is_itself = part.loops[0].eqn is part.eqns[0]
+    each = list[list[LoopOption]]()
+    for loop in part.loops:
+        formula: Any = formula_of(loop.eqn)
+        # Of a loop within a program all may be differentiated.
+        moves = [
+            id(x) in marked if is_itself else is_inexact(aval_of(x))
+            for x in loop.eqn.invars
+        ]
+        marks = formula.in_tree.unflatten(moves)
+        ask = functools.partial(_options_here, formula, marks, is_itself)
+        if not (options := loop.on_device(ask)):
+            return None
+        each.append([_repeated(option, loop.times) for option in options])
+    # Loops that are in one equation are decided alike.
+    most = max(map(len, each))
+    at = lambda options, i: options[round(i * (len(options) - 1) / max(most - 1, 1))]
+    return [tuple(at(options, i) for options in each) for i in range(most)]
 
 
-def _of_loop(part: Part, option: LoopOption) -> list[tuple[Way, Option]]:
-    """A loop by a schedule, and the same where its forward pass stores nothing."""
-    schedule, shared = option.schedule, frozenset(map(id, part.reads))
-    working = max(option.peak - option.stored, 0)
-    stored = Option(option.nanoseconds, option.stored, shared, working)
-    time = option.nanoseconds + option.forward
-    again = Option(time, 0, shared, option.peak)
-    found = [(Way(option.stores, schedule), stored)]
+def _options_here(
+    formula: Any, marks: PyTree, is_itself: bool
+) -> list[LoopOption] | None:
+    # An axis of a map around it has its name in that map alone.
+    names = axes_named(formula.effects)
+    names -= {*jax.sharding.get_abstract_mesh().axis_names}
+    return options_of(formula, marks) if is_itself or not names else None
+
+
+def _repeated(option: LoopOption, times: int) -> LoopOption:
+    """The same of a loop that is run so often, and stores all of that."""
+    seen = option.nanoseconds, option.forward, option.estimated
+    nanoseconds, forward, estimated = (times * x for x in seen)
+    more = (times - 1) * option.stored
+    return dataclasses.replace(
+        option,
+        stored=option.stored + more,
+        peak=option.peak + more,
+        nanoseconds=nanoseconds,
+        forward=forward,
+        estimated=estimated,
+    )
+
+
+def _of_loops(part: Part, options: Sequence[LoopOption]) -> list[tuple[Way, Option]]:
+    """Loops by schedules, and the same where the forward pass stores nothing."""
+    schedules = tuple(option.schedule for option in options)
+    stores = "; ".join(dict.fromkeys(option.stores for option in options))
+    total = lambda field: sum(getattr(option, field) for option in options)
+    stored, time = total("stored"), total("nanoseconds")
+    working = max(max(option.peak - option.stored, 0) for option in options)
+    shared = frozenset(map(id, part.reads))
+    found = [(Way(stores, schedules), Option(time, stored, shared, working))]
     # Where steps are run once, a plain loop stores all of them, and XLA may merge two
     # plain loops that are the same.
-    if option.runs_again and not part.has_effects:
-        way = Way(f"nothing, then {option.stores}", schedule, is_again=True)
+    runs_again = all(option.runs_again for option in options)
+    if runs_again and not part.has_effects:
+        way = Way(f"nothing, then {stores}", schedules, is_again=True)
+        again = Option(time + total("forward"), 0, shared, stored + working)
         found.append((way, again))
     return found
 

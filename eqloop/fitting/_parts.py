@@ -5,8 +5,11 @@ What lies between loops is cut where few values are alive, such as between two l
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+import jax
 import jax.extend.core as jex
 
 from .._arrays import nbytes
@@ -14,12 +17,18 @@ from .._compat import CALLS, form_of
 from .._programs import (
     Place,
     aval_of,
+    formula_of,
     inlined,
     loop_name,
+    map_programs,
     place_of,
     program_from,
+    with_equations,
     without_array_literals,
 )
+from ..checkpointing import LoopSchedule, is_left_open, with_schedule
+
+_T = TypeVar("_T")
 
 # The fewest equations of a part, and the most parts that straight code is cut into.
 _FEWEST, _MOST = 4, 128
@@ -37,13 +46,18 @@ class Part:
         eqns: The equations.
         reads: The variables that they read, and others define.
         gives: The variables that they define, and others read.
-        is_loop: Whether it is a single loop that is left open.
+        loops: The loops that are left open, if it is one or holds some.
     """
 
     eqns: tuple[jex.JaxprEqn, ...]
     reads: tuple[jex.Var, ...]
     gives: tuple[jex.Var, ...]
-    is_loop: bool
+    loops: "tuple[OpenLoop, ...]"
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a loop that is left open, or holds such loops."""
+        return bool(self.loops)
 
     @property
     def program(self) -> jex.ClosedJaxpr:
@@ -52,13 +66,15 @@ class Part:
 
     @property
     def place(self) -> Place | None:
-        """Where it is in the user's program: the line of its first equation."""
-        return next(filter(None, (place_of(e.source_info) for e in self.eqns)), None)
+        """Where it is in the user's program: its first loop, or its first equation."""
+        eqns = (*(loop.eqn for loop in self.loops), *self.eqns)
+        return next(filter(None, (place_of(e.source_info) for e in eqns)), None)
 
     @property
     def loop_name(self) -> str | None:
-        """The name of the transform, if it is a loop of this library."""
-        return loop_name(self.eqns[0].source_info.name_stack) if self.is_loop else None
+        """The name of its first loop, if it has one."""
+        of = lambda loop: loop_name(loop.eqn.source_info.name_stack)
+        return of(self.loops[0]) if self.loops else None
 
     @property
     def has_effects(self) -> bool:
@@ -72,15 +88,89 @@ def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return without_array_literals(flat)
 
 
-def parts_of(program: jex.ClosedJaxpr, is_open: Sequence[bool]) -> list[Part]:
-    """The parts of a program, in their order.
+@dataclasses.dataclass(frozen=True)
+class OpenLoop:
+    """A loop that is left open, somewhere in an equation.
 
-    Args:
-        program: The program, in which nothing is called.
-        is_open: For each equation, whether it is a loop that is left open.
+    Attributes:
+        eqn: Its own equation.
+        times: How often it is run, and what it stores is kept, for all that is known.
+        split_by: The equation of a `jax.shard_map` that it is in, if it is in one.
     """
+
+    eqn: jex.JaxprEqn
+    times: int = 1
+    split_by: jex.JaxprEqn | None = None
+
+    def on_device(self, f: Callable[[], _T]) -> _T:
+        """Calls a function where the axes of devices have their names."""
+        if self.split_by is None:
+            return f()
+        found, params = list[_T](), self.split_by.params
+
+        def mapped() -> tuple[()]:
+            found.append(f())
+            return ()
+
+        traced = jax.shard_map(
+            mapped,
+            mesh=params["mesh"],
+            in_specs=(),
+            out_specs=(),
+            axis_names=set(params["newly_manual_axes"]),
+            check_vma=params["check_vma"],
+        )
+        jax.eval_shape(traced)
+        return found[0]
+
+
+def open_loops(eqn: jex.JaxprEqn) -> tuple[OpenLoop, ...]:
+    """The loops that are left open: an equation itself, or those that it holds."""
+    found = list[OpenLoop]()
+
+    def note(loop: OpenLoop) -> jex.JaxprEqn:
+        found.append(loop)
+        return loop.eqn
+
+    _at_open_loops(OpenLoop(eqn), note)
+    return tuple(found)
+
+
+def with_schedules(
+    eqn: jex.JaxprEqn, schedules: Sequence[LoopSchedule]
+) -> jex.JaxprEqn:
+    """The equation with a schedule for each of these loops."""
+    left = iter(schedules)
+    taken = lambda loop: with_schedule(loop.eqn, next(left))
+    return _at_open_loops(OpenLoop(eqn), taken)
+
+
+def _at_open_loops(
+    one: OpenLoop, change: Callable[[OpenLoop], jex.JaxprEqn]
+) -> jex.JaxprEqn:
+    eqn = one.eqn
+    if is_left_open(formula := formula_of(eqn)):
+        return change(one)
+    # Others decide what is stored in a function with derivative rules, or a `Fit`.
+    if form_of(eqn).startswith("custom_") or getattr(formula, "is_decided", False):
+        return eqn
+    times = one.times * eqn.params["length"] if form_of(eqn) == "scan" else one.times
+    split_by = eqn if form_of(eqn) == "shard_map" else one.split_by
+
+    def inside(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        inner = (OpenLoop(eqn, times, split_by) for eqn in program.jaxpr.eqns)
+        eqns = [_at_open_loops(one, change) for one in inner]
+        is_same = all(map(operator.is_, eqns, program.jaxpr.eqns))
+        return program if is_same else with_equations(program, eqns)
+
+    return map_programs(eqn, inside)
+
+
+def parts_of(program: jex.ClosedJaxpr) -> list[Part]:
+    """The parts of a program in which nothing is called, in their order."""
     eqns = program.jaxpr.eqns
-    bounds = list(_bounds(program, is_open))
+    loops = list(map(open_loops, eqns))
+    bounds = list(_bounds(program, list(map(bool, loops))))
     last = _last_uses(program)
     parts, defined_at = list[Part](), dict[jex.Var, int]()
     for i, eqn in enumerate(eqns):
@@ -99,8 +189,7 @@ def parts_of(program: jex.ClosedJaxpr, is_open: Sequence[bool]) -> list[Part]:
             for x in eqn.outvars
             if not isinstance(x, jex.DropVar) and last.get(x, -1) >= stop
         ]
-        is_loop = stop == start + 1 and is_open[start]
-        parts.append(Part(tuple(own), tuple(read), tuple(gives), is_loop))
+        parts.append(Part(tuple(own), tuple(read), tuple(gives), loops[start]))
     return parts
 
 

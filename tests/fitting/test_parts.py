@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop._programs import formula_of, run
-from eqloop.checkpointing import fitting, is_left_open
+from eqloop._programs import run
+from eqloop.checkpointing import fitting
 from eqloop.fitting import _options
 from eqloop.fitting._again import Roles
 from eqloop.fitting._decision import Cut
@@ -19,8 +19,7 @@ from .functions import W, X, layers, mixed
 def cut(f, *args):
     with fitting():
         program = flat_program(jax.make_jaxpr(f)(*args))
-    is_open = [is_left_open(formula_of(eqn)) for eqn in program.jaxpr.eqns]
-    return program, parts_of(program, is_open)
+    return program, parts_of(program)
 
 
 def with_effects(w, x):

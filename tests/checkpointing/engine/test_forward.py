@@ -56,7 +56,9 @@ def test_what_a_sweep_leaves(order, loop, outputs):
         segments = order.in_segments(step, loop, consts, xs)
         return DeviceSlots().sweep(segments, (True,), init)
 
-    (carry,), ys, (slots,) = jax.jit(sweep)([2 * H], [H], [XS])
+    reached, (slots,) = jax.jit(sweep)([2 * H], [H], [XS])
+    (carry,), ys = reached.carry, reached.ys
+    assert reached.position == loop.length
     each = [H]
     for x in XS[::-1] if loop.reverse else XS:
         each.append(jnp.tanh(each[-1] * 2 * H + x))

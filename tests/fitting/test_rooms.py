@@ -1,0 +1,108 @@
+"""Loops within branches, checkpoints, steps of other loops, and shares of devices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import eqloop as el
+
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..marks import slow
+
+W, X = jnp.eye(32) / 2, jnp.linspace(0.0, 1.0, 16 * 32).reshape(16, 32)
+DEVICES = 4
+
+
+def loop(w, x):
+    return el.Scan(lambda h, _: (jnp.tanh(h @ w), None))(x, length=64)[0]
+
+
+def other(w, x):
+    return jnp.sin(loop(w, 2 * x))
+
+
+def squares(x):
+    return jnp.sum(x**2)
+
+
+def in_shares(w):
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    share = lambda w, x: jax.lax.pmean(squares(loop(w, x)), "data")
+    specs = (P(), P("data"))
+    return jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=P())(w, X)
+
+
+def in_branches(w):
+    branches = lambda w: loop(w, X), lambda w: other(w, X)
+    return squares(jax.lax.cond(w[0, 0] > 0, *branches, w))
+
+
+def in_branches_of_ours(w):
+    return squares(el.Cond(loop, other)(w[0, 0] > 0, w, X))
+
+
+def in_a_checkpoint(w):
+    return squares(jax.checkpoint(loop)(w, X))
+
+
+def in_a_remat(w):
+    return squares(el.Remat(loop)(w, X))
+
+
+def in_a_scan(w):
+    return squares(jax.lax.scan(lambda h, _: (loop(w, h), None), X, length=3)[0])
+
+
+def in_a_batch(w):
+    return squares(jax.vmap(lambda x: loop(w, x))(X))
+
+
+ROOMS = {
+    "shard_map": in_shares,
+    "cond": in_branches,
+    "Cond": in_branches_of_ours,
+    "checkpoint": in_a_checkpoint,
+    "Remat": in_a_remat,
+    "scan": in_a_scan,
+    "vmap": in_a_batch,
+}
+
+
+EVERY_DAY = ("shard_map", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in EVERY_DAY else pytest.param(n, marks=slow) for n in ROOMS]
+)
+def test_loops_are_decided_in_every_room(name):
+    f = ROOMS[name]
+    plain = temp_bytes(jax.grad(f), W)
+    fit = el.Fit(f, plain // 4)
+    assert temp_bytes(jax.grad(fit), W) <= plain // 4
+    assert_close(jax.jit(jax.grad(fit))(W), jax.jit(jax.grad(f))(W), 1e-5, 1e-6)
+    assert any(part.name == "Scan" for part in fit.plan(W).parts)
+
+
+def test_two_loops_of_a_room_are_named_by_what_they_store():
+    fit = el.Fit(in_branches, temp_bytes(jax.grad(in_branches), W) // 4)
+    (part,) = [part for part in fit.plan(W).parts if part.name == "Scan"]
+    assert "carries" in part.stores
+
+
+def test_a_room_in_which_another_fit_decides_is_left_to_it():
+    inner = el.Fit(loop, "1MiB")
+    f = lambda w: squares(jax.checkpoint(inner)(w, X))
+    fit = el.Fit(f, 2 * temp_bytes(jax.grad(f), W))
+    assert all(part.name != "Scan" for part in fit.plan(W).parts)
+    assert_close(jax.grad(fit)(W), jax.grad(f)(W), 1e-5, 1e-6)
+
+
+def test_a_collective_over_the_axis_of_a_map_leaves_a_loop_undecided():
+    step = lambda h, _: (jnp.tanh(h + jax.lax.pmean(h, "rows")), None)
+    run = lambda x: el.Scan(step)(x, length=8)[0]
+    f = lambda x: squares(jax.vmap(jax.checkpoint(run), axis_name="rows")(x))
+    fit = el.Fit(f, "1MiB")
+    assert_close(jax.grad(fit)(X), jax.grad(f)(X), 1e-5, 1e-6)
