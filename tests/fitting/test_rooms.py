@@ -10,7 +10,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
-from ..marks import slow
+from ..marks import slow_if
 
 W, X = jnp.eye(32) / 2, jnp.linspace(0.0, 1.0, 16 * 32).reshape(16, 32)
 DEVICES = 4
@@ -74,9 +74,7 @@ ROOMS = {
 EVERY_DAY = ("shard_map", "checkpoint")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in EVERY_DAY else pytest.param(n, marks=slow) for n in ROOMS]
-)
+@pytest.mark.parametrize("name", slow_if(lambda name: name not in EVERY_DAY, ROOMS))
 def test_loops_are_decided_in_every_room(name):
     f = ROOMS[name]
     plain = temp_bytes(jax.grad(f), W)
