@@ -12,7 +12,7 @@ from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
-from ._paces import Paces, may_be_fused, tried
+from ._paces import Paces, compiles_slowly, may_be_fused, tried
 from ._search import layouts
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
@@ -87,6 +87,8 @@ def _fuller(
     guessed.
     """
     found, _ = checked[-1]
+    if times.compiles_slowly:
+        return found
     layout = _chosen(problem, nbytes, times, checked)
     if layout is None or times.unknown(layout):
         return found
@@ -98,6 +100,15 @@ def _fuller(
 
 def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces:
     """The paces of what is likely to be asked for, which is compiled side by side."""
+    if times.compiles_slowly is None:
+        # The first program tells what others would cost. It is the one that is needed
+        # if they cost too much.
+        alone = times.compiling(slowly=True)
+        first = _chosen(problem, nbytes, alone, ()) or smallest(problem, active, alone)
+        device_bytes(problem, active, first, nbytes)
+        # What cannot be compiled takes no time.
+        slowly = bool(compiles_slowly(problem.step, times.measure))
+        times = times.compiling(slowly)
     if not times.are_tried:
         return times
     # Storing everything, to which all is compared, and what promises to be the fastest
@@ -197,7 +208,7 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     # A block stores the residuals of its steps, so the smallest takes single steps.
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
-    for _ in range(_MOST_TRIALS):
+    for _ in range(0 if times.compiles_slowly else _MOST_TRIALS):
         if guess.knows(least):
             break
         _bytes_learned(problem, active, least, guess)
@@ -306,7 +317,8 @@ def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout
         # Which segments have all of their steps is not known, so none run side by side.
         single = (one.by_carries() for one in every if one.order.side_by_side == 1)
         every = iter(dict.fromkeys(single))
+    few = filter(times.has_short_program, every)
     return sorted(
-        ((times.duration(layout), layout) for layout in every),
+        ((times.duration(layout), layout) for layout in few),
         key=lambda item: item[0],
     )

@@ -1,6 +1,7 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
+import time
 from typing import Any, TypeAlias
 
 import jax
@@ -14,9 +15,10 @@ from ..engine._listing import unlisted
 from ..engine._problem import Problem
 from ._alike import alike
 from ._cost import as_stored, list_bytes, step_cost
-from ._facts import key_of, recall, remember
+from ._facts import Fact, key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
+from ._paces import note_seconds
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
 Maps: TypeAlias = tuple[tuple[Any, tuple[int | None, ...]], ...]
@@ -46,7 +48,7 @@ def peak_bytes(
         within: A budget. If only that little may be too much for it, the loop is also
             compiled within another program, and less is added.
     """
-    problem = problem.under(layout)
+    step, problem = problem.step, problem.under(layout)
     order, extra = layout.order, 0
     # The compiler of a TPU copies `xs` in whole, for some loops in loops and not for
     # others, so that only the loop itself tells.
@@ -57,8 +59,11 @@ def peak_bytes(
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
     small = dataclasses.replace(problem, loop=loop)
-    measured = loop_bytes(small, active, stand_in)
-    if measured is None:
+    found = _compiled(small, active, stand_in)
+    if found is not None:
+        note_seconds(step, found["seconds"])
+        measured = round(found["bytes"])
+    else:
         cost = step_cost(as_stored(problem, active, layout), active)
         listed = list_bytes(problem, active, layout)
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
@@ -118,6 +123,18 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
+    found = _compiled(problem, active, layout, maps, of_loss)
+    return None if found is None else round(found["bytes"])
+
+
+def _compiled(
+    problem: Problem,
+    active: Active,
+    layout: AbstractLayout,
+    maps: Maps = (),
+    of_loss: bool = False,
+) -> Fact | None:
+    """The same bytes, with the seconds that it took to compile the program."""
     known = alike(problem).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [known.step, type(known), known.loop]
@@ -125,12 +142,12 @@ def loop_bytes(
     about += [active, layout, maps, of_loss]
     key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
-        return round(fact["bytes"])
+        return fact
     fixed = dataclasses.replace(known, planner=Fixed(layout))
-    size = _temporary(fixed, active, maps, of_loss, is_wide)
-    if size is not None:
-        remember({key: {"bytes": size}})
-    return size
+    fact = _temporary(fixed, active, maps, of_loss, is_wide)
+    if fact is not None:
+        remember({key: fact})
+    return fact
 
 
 def bytes_of_ends(problem: Problem) -> int:
@@ -153,8 +170,10 @@ def _temporary(
     maps: Maps,
     of_loss: bool,
     is_wide: bool,
-) -> int | None:
+) -> Fact | None:
     """The temporary memory of a loop's gradient, if it can be known."""
+    # Other work on the machine changes processor time little.
+    start = time.process_time()
     run, types = gradient_of(problem, active, of_loss)
     leaves, tree = jax.tree.flatten(types)
     mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
@@ -162,4 +181,6 @@ def _temporary(
         mapped = vmap(mapped, axis_data, dims, 0)
         leaves = batched_types(leaves, dims, axis_data)
     with unlisted():
-        return temporary_bytes(mapped, *leaves)
+        size = temporary_bytes(mapped, *leaves)
+    seconds = time.process_time() - start
+    return None if size is None else {"bytes": size, "seconds": seconds}

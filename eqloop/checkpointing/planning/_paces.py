@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+
 from ..._arrays import nbytes
 from ..._programs import equations
 from ..engine._costs import StepCost
@@ -27,6 +29,7 @@ from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.reversals._together import Together
 from ..engine.slots._slots import AbstractSlots
 from ._cost import outputs_wanted, step_cost
+from ._facts import key_of, recall, remember
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
 from ._work import rates
@@ -45,6 +48,14 @@ _MOST_BYTES = 2**26
 # by about the square of their number.
 _WORTH_TRYING = 1e6
 _QUICKLY_COMPILED = 64
+# The seconds of processor time from which on a gradient takes long to compile. A plan
+# with trials compiles 3 to 15 times as much as its first program, and so takes a minute
+# from there on.
+_LONG = 5.0
+# A gradient is not expected to take long to compile if its step is at most so many
+# times as large as one that is quickly compiled; and it is if its step is more times as
+# large, where no seconds may decide.
+_UNLIKELY_LONG, _LIKELY_LONG = 4, 16
 # Of so many sets of the values that a step may keep pieces are tried.
 _MOST_SETS = 2
 # The part of its time that the piece of a short loop takes, at the least.
@@ -76,6 +87,9 @@ class Paces:
         sizes: What short loops took in memory.
         measure: Whether pieces are run, if that can be.
         are_tried: Whether it is worthwhile to try pieces. Otherwise all is estimated.
+        compiles_slowly: Whether a program with the step takes long to compile. Then no
+            piece is tried, and only layouts are considered whose programs have the step
+            few times. `None` if that is seen when the first one is compiled.
     """
 
     entries: tuple[tuple[Kept, Pace], ...]
@@ -83,6 +97,7 @@ class Paces:
     sizes: tuple[Seen, ...] = ()
     measure: bool = True
     are_tried: bool = False
+    compiles_slowly: bool | None = False
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, Pace]:
@@ -135,6 +150,15 @@ class Paces:
             for kept, piece in about
             if (kept, piece) not in self.found and not (kept is not None and is_told)
         ]
+
+    def compiling(self, slowly: bool) -> "Paces":
+        """The same where it is known whether a program takes long to compile."""
+        tried = self.are_tried and not slowly
+        return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
+
+    def has_short_program(self, layout: Layout) -> bool:
+        """Whether a program is short enough: each nest has the step, there and back."""
+        return not self.compiles_slowly or len(layout.order.levels) <= 1
 
     @functools.cached_property
     def rounded(self) -> "Paces":
@@ -209,8 +233,40 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     if is_free and not problem.step.jaxpr.effects:
         for kept, cost, _ in costs_by_kept(problem, active):
             entries.append((kept, dataclasses.replace(base, cost=cost)))
-    worthwhile = not _is_quick(problem, base)
-    return Paces(tuple(entries), measure=measure, are_tried=worthwhile)
+    slowly, worthwhile = (
+        compiles_slowly(problem.step, measure),
+        not _is_quick(problem, base),
+    )
+    times = Paces(tuple(entries), (), (), measure, worthwhile, slowly)
+    return times if slowly is None else times.compiling(slowly)
+
+
+def compiles_slowly(step: Step, measure: bool) -> bool | None:
+    """Whether a program with a step takes long to compile, if that is known.
+
+    Args:
+        step: The step.
+        measure: Whether the time that it took may decide.
+    """
+    size = _largeness(step)
+    if size <= _UNLIKELY_LONG:
+        return False
+    if measure and (found := recall(_first_program(step))) is not None:
+        return found["seconds"] > _LONG
+    # Each of several processes would see something else, and make another program.
+    is_open = measure and jax.process_count() == 1
+    return None if is_open else size > _LIKELY_LONG
+
+
+def note_seconds(step: Step, seconds: float) -> None:
+    """Takes note of how long the first gradient of a step took to compile."""
+    key = _first_program(step)
+    if jax.process_count() == 1 and recall(key) is None:
+        remember({key: {"seconds": seconds}})
+
+
+def _first_program(step: Step) -> str:
+    return key_of(["first program", step])
 
 
 def tried(
