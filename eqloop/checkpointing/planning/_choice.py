@@ -30,6 +30,11 @@ _WORTHWHILE = 0.97
 # rather than expected.
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 4
+# Where each takes long to compile, it is the first that should fit, and one more if it
+# does not. The smallest comes after these, and layouts that are hardly larger are as
+# small as it.
+_FEWEST_TRIALS = 2
+_HARDLY_LARGER = 1.05
 _ANY = 2**63
 
 
@@ -52,7 +57,7 @@ def best(
     """
     times = _begun(problem, active, nbytes, times)
     checked: tuple[tuple[Layout, int], ...] = ()
-    while len(checked) < _MOST_TRIALS:
+    while len(checked) < (_FEWEST_TRIALS if times.compiles_slowly else _MOST_TRIALS):
         layout = _chosen(problem, nbytes, times, checked)
         if layout is None:
             # Nothing promises to fit. What the smallest takes may say that more will.
@@ -208,7 +213,10 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     # A block stores the residuals of its steps, so the smallest takes single steps.
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
-    for _ in range(0 if times.compiles_slowly else _MOST_TRIALS):
+    if times.compiles_slowly:
+        most = _HARDLY_LARGER * guess(least)
+        return next(layout for layout in among if guess(layout) <= most)
+    for _ in range(_MOST_TRIALS):
         if guess.knows(least):
             break
         _bytes_learned(problem, active, least, guess)
