@@ -111,9 +111,8 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
         alone = times.compiling(slowly=True)
         first = _chosen(problem, nbytes, alone, ()) or smallest(problem, active, alone)
         device_bytes(problem, active, first, nbytes)
-        # What cannot be compiled takes no time.
-        slowly = bool(compiles_slowly(problem.step, times.measure))
-        times = times.compiling(slowly)
+        # What cannot be compiled by itself takes no time.
+        times = times.compiling(bool(compiles_slowly(problem.step, times.measure)))
     if not times.are_tried:
         return times
     # Storing everything, to which all is compared, and what promises to be the fastest

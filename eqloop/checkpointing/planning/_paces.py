@@ -48,13 +48,12 @@ _MOST_BYTES = 2**26
 # by about the square of their number.
 _WORTH_TRYING = 1e6
 _QUICKLY_COMPILED = 64
-# The seconds of processor time from which on a gradient takes long to compile. A plan
-# with trials compiles 3 to 15 times as much as its first program, and so takes a minute
-# from there on.
+# A step compiles slowly if the first program of its plan took more than so many seconds
+# of processor time: with trials, a plan compiles 3 to 15 times as much as that, and may
+# well take a minute.
 _LONG = 5.0
-# A gradient is not expected to take long to compile if its step is at most so many
-# times as large as one that is quickly compiled; and it is if its step is more times as
-# large, where no seconds may decide.
+# It does not if it is at most so many times as large as one that is quickly compiled.
+# And where no seconds may decide, it does if it is more times as large.
 _UNLIKELY_LONG, _LIKELY_LONG = 4, 16
 # Of so many sets of the values that a step may keep pieces are tried.
 _MOST_SETS = 2
@@ -151,8 +150,8 @@ class Paces:
             if (kept, piece) not in self.found and not (kept is not None and is_told)
         ]
 
-    def compiling(self, slowly: bool) -> "Paces":
-        """The same where it is known whether a program takes long to compile."""
+    def compiling(self, slowly: bool | None) -> "Paces":
+        """The same if a program takes long to compile, or does not."""
         tried = self.are_tried and not slowly
         return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
 
@@ -233,12 +232,9 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     if is_free and not problem.step.jaxpr.effects:
         for kept, cost, _ in costs_by_kept(problem, active):
             entries.append((kept, dataclasses.replace(base, cost=cost)))
-    slowly, worthwhile = (
-        compiles_slowly(problem.step, measure),
-        not _is_quick(problem, base),
-    )
-    times = Paces(tuple(entries), (), (), measure, worthwhile, slowly)
-    return times if slowly is None else times.compiling(slowly)
+    worthwhile = not _is_quick(problem, base)
+    times = Paces(tuple(entries), measure=measure, are_tried=worthwhile)
+    return times.compiling(compiles_slowly(problem.step, measure))
 
 
 def compiles_slowly(step: Step, measure: bool) -> bool | None:
@@ -412,7 +408,7 @@ def may_be_fused(problem: Problem, active: Active, times: Paces) -> bool:
     """Whether a step may take far less than estimated, and is quickly compiled."""
     estimated = dataclasses.replace(times.base, seen=()).everything
     is_small = 2 * _if_fused(problem, active, times.base) < estimated
-    return is_small and _largeness(problem.step) <= 4
+    return is_small and _largeness(problem.step) <= _UNLIKELY_LONG
 
 
 def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:
