@@ -10,9 +10,10 @@ from ..engine._pace import SIDE_BY_SIDE, Piece
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
+from ._compile_times import compiles_slowly
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
-from ._paces import Paces, compiles_slowly, may_be_fused, tried
+from ._paces import Paces, may_be_fused, tried
 from ._search import layouts
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so

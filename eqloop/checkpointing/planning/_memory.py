@@ -14,11 +14,11 @@ from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
 from ._alike import alike
+from ._compile_times import is_noted, note_seconds
 from ._cost import as_stored, list_bytes, step_cost
 from ._facts import Fact, key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
-from ._paces import note_seconds
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
 Maps: TypeAlias = tuple[tuple[Any, tuple[int | None, ...]], ...]
@@ -61,7 +61,8 @@ def peak_bytes(
     small = dataclasses.replace(problem, loop=loop)
     found = _compiled(small, active, stand_in)
     if found is not None:
-        note_seconds(step, found["seconds"])
+        if not is_noted(step):
+            note_seconds(step, found["seconds"])
         measured = round(found["bytes"])
     else:
         cost = step_cost(as_stored(problem, active, layout), active)
@@ -172,7 +173,6 @@ def _temporary(
     is_wide: bool,
 ) -> Fact | None:
     """The temporary memory of a loop's gradient, if it can be known."""
-    # Other work on the machine changes processor time little.
     start = time.process_time()
     run, types = gradient_of(problem, active, of_loss)
     leaves, tree = jax.tree.flatten(types)

@@ -11,16 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-
 from ..._arrays import nbytes
-from ..._programs import equations
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
-from ..engine._step import Step
 from ..engine._stored_rows import products_to_store
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
@@ -28,8 +24,8 @@ from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.reversals._together import Together
 from ..engine.slots._slots import AbstractSlots
+from ._compile_times import compiles_slowly, is_small, largeness
 from ._cost import outputs_wanted, step_cost
-from ._facts import key_of, recall, remember
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
 from ._work import rates
@@ -43,18 +39,9 @@ _FEWEST_STEPS = 128
 # the root of the steps, as in most plans with little memory.
 _SMALLEST, _LARGEST = 8, 128
 _MOST_BYTES = 2**26
-# Loops whose gradient takes less than this are not worth it. To try pieces is mostly to
-# compile them, and of a step with more equations than this, that takes long: it grows
-# by about the square of their number.
+# Loops whose gradient takes less than this are not worth it, or a multiple of it if the
+# step is large: to try pieces is mostly to compile them.
 _WORTH_TRYING = 1e6
-_QUICKLY_COMPILED = 64
-# A step compiles slowly if the first program of its plan took more than so many seconds
-# of processor time: with trials, a plan compiles 3 to 15 times as much as that, and may
-# well take a minute.
-_LONG = 5.0
-# It does not if it is at most so many times as large as one that is quickly compiled.
-# And where no seconds may decide, it does if it is more times as large.
-_UNLIKELY_LONG, _LIKELY_LONG = 4, 16
 # Of so many sets of the values that a step may keep pieces are tried.
 _MOST_SETS = 2
 # The part of its time that the piece of a short loop takes, at the least.
@@ -237,34 +224,6 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     return times.compiling(compiles_slowly(problem.step, measure))
 
 
-def compiles_slowly(step: Step, measure: bool) -> bool | None:
-    """Whether a program with a step takes long to compile, if that is known.
-
-    Args:
-        step: The step.
-        measure: Whether the time that it took may decide.
-    """
-    size = _largeness(step)
-    if size <= _UNLIKELY_LONG:
-        return False
-    if measure and (found := recall(_first_program(step))) is not None:
-        return found["seconds"] > _LONG
-    # Each of several processes would see something else, and make another program.
-    is_open = measure and jax.process_count() == 1
-    return None if is_open else size > _LIKELY_LONG
-
-
-def note_seconds(step: Step, seconds: float) -> None:
-    """Takes note of how long the first gradient of a step took to compile."""
-    key = _first_program(step)
-    if jax.process_count() == 1 and recall(key) is None:
-        remember({key: {"seconds": seconds}})
-
-
-def _first_program(step: Step) -> str:
-    return key_of(["first program", step])
-
-
 def tried(
     problem: Problem, active: Active, times: Paces, layouts: Sequence[Layout]
 ) -> Paces:
@@ -293,7 +252,8 @@ def tried(
         return times
     found = trials(problem, active, list(loops.values()), times.measure)
     if found is None:
-        return dataclasses.replace(times, are_tried=False)
+        slowly = compiles_slowly(problem.step, times.measure)
+        return dataclasses.replace(times, are_tried=False, compiles_slowly=slowly)
     for (about, loop), trial in zip(loops.items(), found, strict=True):
         if about not in times.found:
             times = _corrected(times, loop, about, trial)
@@ -380,13 +340,7 @@ def _is_quick(problem: Problem, pace: Pace) -> bool:
         pace: How long the pieces of its gradient take.
     """
     takes = problem.loop.length * pace.everything
-    return takes < _WORTH_TRYING * max(_largeness(problem.step), 1) ** 2
-
-
-@functools.lru_cache(maxsize=512)
-def _largeness(step: Step) -> float:
-    """How many times as large a step is as one that is quickly compiled."""
-    return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
+    return takes < _WORTH_TRYING * max(largeness(problem.step), 1) ** 2
 
 
 def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
@@ -407,8 +361,8 @@ def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
 def may_be_fused(problem: Problem, active: Active, times: Paces) -> bool:
     """Whether a step may take far less than estimated, and is quickly compiled."""
     estimated = dataclasses.replace(times.base, seen=()).everything
-    is_small = 2 * _if_fused(problem, active, times.base) < estimated
-    return is_small and _largeness(problem.step) <= _UNLIKELY_LONG
+    is_light = 2 * _if_fused(problem, active, times.base) < estimated
+    return is_light and is_small(problem.step)
 
 
 def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:

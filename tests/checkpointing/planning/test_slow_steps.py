@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.planning import _paces
+from eqloop.checkpointing.planning import _compile_times, _paces
 
 from ...asserts import assert_close
 from ...compiling import programs_compiled, temp_bytes
@@ -56,10 +56,10 @@ def planned(f: Callable[..., Any]) -> tuple[int, el.Plan]:
 @pytest.fixture(autouse=True)
 def long(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the seconds that are long: any, at first. All steps are large."""
-    monkeypatch.setattr(_paces, "_UNLIKELY_LONG", 0)
-    monkeypatch.setattr(_paces, "_LIKELY_LONG", 0)
+    monkeypatch.setattr(_compile_times, "_UNLIKELY_LONG", 0)
+    monkeypatch.setattr(_compile_times, "_LIKELY_LONG", 0)
     monkeypatch.setattr(_paces, "_WORTH_TRYING", 0.0)
-    decide = functools.partial(monkeypatch.setattr, _paces, "_LONG")
+    decide = functools.partial(monkeypatch.setattr, _compile_times, "_LONG")
     decide(0.0)
     return decide
 
@@ -94,9 +94,20 @@ def test_seconds_decide(long: Callable[[float], None]):
     assert not plan.is_measured
 
 
+def test_a_small_step_is_seen_to_compile_slowly(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_compile_times, "_UNLIKELY_LONG", 4)
+    schedule = el.Budget(NBYTES)
+    count, plan = planned(gradient(step_of(4.0), schedule))
+    # Steps alone, a gradient that stores everything, and the program that is checked.
+    assert count == 3
+    assert "slowly" in str(plan)
+    assert planned(gradient(step_of(4.0), schedule)) == (0, plan)
+    assert planned(gradient(step_of(4.0), el.Budget(NBYTES // 3)))[0] <= 2
+
+
 @pytest.mark.parametrize("kilobytes", [1, 8, 16, 32])
 def test_few_programs_are_compiled_for_any_budget(kilobytes: int):
-    step = step_of(4.0 + kilobytes)
+    step = step_of(5.0 + kilobytes)
     try:
         count, plan = planned(gradient(step, el.Budget(1024 * kilobytes)))
     except ValueError as error:
