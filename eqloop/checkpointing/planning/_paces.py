@@ -143,8 +143,13 @@ class Paces:
         return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
 
     def has_short_program(self, layout: Layout) -> bool:
-        """Whether a program is short enough: each nest has the step, there and back."""
-        return not self.compiles_slowly or len(layout.order.levels) <= 1
+        """Whether a program is short enough.
+
+        Each nest has the step, there and back, and a batch has it twice on its way
+        back: such a program takes up to several times as long to compile.
+        """
+        is_short = len(layout.order.levels) <= 1 and layout.reversal.stores_residuals
+        return is_short or not self.compiles_slowly
 
     @functools.cached_property
     def rounded(self) -> "Paces":
