@@ -65,7 +65,9 @@ class Budget(AbstractSchedule):
     devices, or has a `while` loop, which might not end with made-up inputs; where there
     is no room for it; and for a device that is not here, see
     [`planning_for`][eqloop.planning_for]. For loops of a millisecond, or somewhat
-    longer ones if the step has hundreds of operations, it is estimated from these.
+    longer ones if the step has hundreds of operations, it is estimated from these; so
+    it is for a step that takes long to compile, of which mostly one program is compiled
+    to plan it.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans whose forward pass stores its carries there. Those that are

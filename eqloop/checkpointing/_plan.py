@@ -66,7 +66,8 @@ class Plan:
             meant for comparing plans for one device.
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
-            work of a step: light steps can take several times as long.
+            work of a step: light steps can take several times as long. So it is for a
+            step that compiles slowly, and the printed plan says so.
         bytes_elsewhere: Bytes of the carries that are stored on the host or in files.
             On a CPU, host memory is the memory of the device, so `peak_bytes` includes
             the carries on the host.
@@ -113,6 +114,7 @@ class Plan:
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     held_whole: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     computed_again: int = dataclasses.field(default=0, repr=False)
+    _compiles_slowly: bool = dataclasses.field(default=False, repr=False)
     device: str | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -207,6 +209,7 @@ class Plan:
             rows += [("held whole", f"{path}: {reason}") for path, reason in whole]
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
+        how += ", as the step compiles slowly" if self._compiles_slowly else ""
         if self.scatter > _NOISY:
             how += f", give or take {self.scatter:.0%}"
         rows += [
@@ -338,6 +341,8 @@ def plan_of(
         is_measured=how_long.is_measured,
         scatter=how_long.scatter,
         computed_again=computed_again(problem, active, layout),
+        # Of a schedule that never measures, it is not the reason.
+        _compiles_slowly=schedule.measures_steps and bool(times.compiles_slowly),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
         **_leaves(problem, active, layout),

@@ -8,8 +8,9 @@ it:
   changes about them (`_kept_values.py`, `_computed_again.py`).
 - **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece,
   for the device, and runs them, or tells their time from the program (`_roofline.py`).
-  `_paces.py` corrects the estimates by it. `_facts.py` remembers what was found, and
-  `_alike.py` tells which loops share it.
+  `_paces.py` corrects the estimates by it. `_compile_times.py` says where that would
+  take too long. `_facts.py` remembers what was found, and `_alike.py` tells which loops
+  share it.
 - **Memory**: `_memory.py` compiles the program of a layout (`_gradient_program.py`),
   and `_memory_guess.py` tells what layouts take from others that are alike.
 - **The choice**: `_search.py` lists layouts, and `_choice.py` picks the fastest that

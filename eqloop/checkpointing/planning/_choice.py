@@ -10,6 +10,7 @@ from ..engine._pace import SIDE_BY_SIDE, Piece
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
+from ._compile_times import compiles_slowly
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
 from ._paces import Paces, may_be_fused, tried
@@ -30,6 +31,11 @@ _WORTHWHILE = 0.97
 # rather than expected.
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 4
+# Where each takes long to compile, it is the first that should fit, and one more if it
+# does not. The smallest comes after these, and layouts that are hardly larger are as
+# small as it.
+_FEWEST_TRIALS = 2
+_HARDLY_LARGER = 1.05
 _ANY = 2**63
 
 
@@ -52,7 +58,7 @@ def best(
     """
     times = _begun(problem, active, nbytes, times)
     checked: tuple[tuple[Layout, int], ...] = ()
-    while len(checked) < _MOST_TRIALS:
+    while len(checked) < (_FEWEST_TRIALS if times.compiles_slowly else _MOST_TRIALS):
         layout = _chosen(problem, nbytes, times, checked)
         if layout is None:
             # Nothing promises to fit. What the smallest takes may say that more will.
@@ -87,6 +93,8 @@ def _fuller(
     guessed.
     """
     found, _ = checked[-1]
+    if times.compiles_slowly:
+        return found
     layout = _chosen(problem, nbytes, times, checked)
     if layout is None or times.unknown(layout):
         return found
@@ -98,6 +106,14 @@ def _fuller(
 
 def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces:
     """The paces of what is likely to be asked for, which is compiled side by side."""
+    if times.compiles_slowly is None:
+        # The first program tells what others would cost. It is the one that is needed
+        # if they cost too much.
+        alone = times.compiling(slowly=True)
+        first = _chosen(problem, nbytes, alone, ()) or smallest(problem, active, alone)
+        device_bytes(problem, active, first, nbytes)
+        # What cannot be compiled by itself takes no time.
+        times = times.compiling(bool(compiles_slowly(problem.step, times.measure)))
     if not times.are_tried:
         return times
     # Storing everything, to which all is compared, and what promises to be the fastest
@@ -197,6 +213,9 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     # A block stores the residuals of its steps, so the smallest takes single steps.
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
+    if times.compiles_slowly:
+        most = _HARDLY_LARGER * guess(least)
+        return next(layout for layout in among if guess(layout) <= most)
     for _ in range(_MOST_TRIALS):
         if guess.knows(least):
             break
@@ -305,7 +324,8 @@ def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout
         # Which segments have all of their steps is not known, so none run side by side.
         single = (one.by_carries() for one in every if one.order.side_by_side == 1)
         every = iter(dict.fromkeys(single))
+    few = filter(times.has_short_program, every)
     return sorted(
-        ((times.duration(layout), layout) for layout in every),
+        ((times.duration(layout), layout) for layout in few),
         key=lambda item: item[0],
     )

@@ -1,6 +1,7 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
+import time
 from typing import Any, TypeAlias
 
 import jax
@@ -13,8 +14,9 @@ from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
 from ._alike import alike
+from ._compile_times import is_noted, note_seconds
 from ._cost import as_stored, list_bytes, step_cost
-from ._facts import key_of, recall, remember
+from ._facts import Fact, key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
 
@@ -42,7 +44,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
         active: Which of its inputs are differentiated.
         layout: How it is stored and reversed.
     """
-    problem = problem.under(layout)
+    step, problem = problem.step, problem.under(layout)
     order, extra = layout.order, 0
     # The compiler of a TPU copies `xs` in whole, for some loops in loops and not for
     # others, so that only the loop itself tells.
@@ -53,8 +55,12 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
     small = dataclasses.replace(problem, loop=loop)
-    measured = loop_bytes(small, active, stand_in)
-    if measured is None:
+    found = _compiled(small, active, stand_in)
+    if found is not None:
+        if not is_noted(step):
+            note_seconds(step, found.get("seconds", 0.0))
+        measured = round(found["bytes"])
+    else:
         cost = step_cost(as_stored(problem, active, layout), active)
         listed = list_bytes(problem, active, layout)
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
@@ -93,6 +99,17 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
+    found = _compiled(problem, active, layout, maps)
+    return None if found is None else round(found["bytes"])
+
+
+def _compiled(
+    problem: Problem,
+    active: Active,
+    layout: AbstractLayout,
+    maps: Maps = (),
+) -> Fact | None:
+    """The same bytes, with the seconds that it took to compile the program."""
     known = alike(problem).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [known.step, type(known), known.loop]
@@ -100,12 +117,12 @@ def loop_bytes(
     about += [active, layout, maps]
     key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
-        return round(fact["bytes"])
+        return fact
     fixed = dataclasses.replace(known, planner=Fixed(layout))
-    size = _temporary(fixed, active, maps, is_wide)
-    if size is not None:
-        remember({key: {"bytes": size}})
-    return size
+    fact = _temporary(fixed, active, maps, is_wide)
+    if fact is not None:
+        remember({key: fact})
+    return fact
 
 
 def bytes_of_ends(problem: Problem) -> int:
@@ -127,8 +144,9 @@ def _temporary(
     active: Active,
     maps: Maps,
     is_wide: bool,
-) -> int | None:
+) -> Fact | None:
     """The temporary memory of a loop's gradient, if it can be known."""
+    start = time.process_time()
     run, types = gradient_of(problem, active)
     leaves, tree = jax.tree.flatten(types)
     mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
@@ -136,4 +154,6 @@ def _temporary(
         mapped = vmap(mapped, axis_data, dims, 0)
         leaves = batched_types(leaves, dims, axis_data)
     with unlisted():
-        return temporary_bytes(mapped, *leaves)
+        size = temporary_bytes(mapped, *leaves)
+    seconds = time.process_time() - start
+    return None if size is None else {"bytes": size, "seconds": seconds}

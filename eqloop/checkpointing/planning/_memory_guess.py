@@ -36,6 +36,10 @@ class Guess:
         if not self.knows_kind(layout):
             # The cotangents of consts, for example, may lie where the outputs will.
             most = working_set(self._cost(layout))
+            if self._paces.compiles_slowly:
+                return stored + max(
+                    [most, *map(_with_margin, self._most_more.values())]
+                )
             more = self._seen_beside(layout)
             return stored + (most if more is None else min(more, most))
         other, measured, counted = self._seen[layout.kind]
@@ -51,9 +55,10 @@ class Guess:
         """The bytes of a layout, if there is hope: few of them are not counted.
 
         Of a kind that was not measured, these are as few as of any other kind that
-        takes blocks back in the same way.
+        takes blocks back in the same way. Where each program takes long to compile,
+        nothing is hoped for.
         """
-        if self.knows_kind(layout):
+        if self.knows_kind(layout) or self._paces.compiles_slowly:
             return self(layout)
         more = self._least_more.get(layout.reversal.kind)
         if more is None:
@@ -115,6 +120,11 @@ def _pieces(layout: Layout) -> frozenset[Piece]:
 def counted_bytes(layout: Layout, cost: StepCost) -> int:
     """The bytes of what a layout stores on the device, even if that is its host."""
     return layout.order.stored_bytes(cost, layout.reversal, not layout.is_elsewhere)
+
+
+def _with_margin(seen: int) -> int:
+    """Rather too much, where to look at another program would take long."""
+    return seen + seen // 2
 
 
 def working_set(cost: StepCost) -> int:

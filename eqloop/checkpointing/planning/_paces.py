@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..._arrays import nbytes
-from ..._programs import equations
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
-from ..engine._step import Step
 from ..engine._stored_rows import products_to_store
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
@@ -26,6 +24,7 @@ from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.reversals._together import Together
 from ..engine.slots._slots import AbstractSlots
+from ._compile_times import compiles_slowly, is_small, largeness
 from ._cost import outputs_wanted, step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
@@ -40,11 +39,9 @@ _FEWEST_STEPS = 128
 # the root of the steps, as in most plans with little memory.
 _SMALLEST, _LARGEST = 8, 128
 _MOST_BYTES = 2**26
-# Loops whose gradient takes less than this are not worth it. To try pieces is mostly to
-# compile them, and of a step with more equations than this, that takes long: it grows
-# by about the square of their number.
+# Loops whose gradient takes less than this are not worth it, or a multiple of it if the
+# step is large: to try pieces is mostly to compile them.
 _WORTH_TRYING = 1e6
-_QUICKLY_COMPILED = 64
 # Of so many sets of the values that a step may keep pieces are tried.
 _MOST_SETS = 2
 # The part of its time that the piece of a short loop takes, at the least.
@@ -76,6 +73,9 @@ class Paces:
         sizes: What short loops took in memory.
         measure: Whether pieces are run, if that can be.
         are_tried: Whether it is worthwhile to try pieces. Otherwise all is estimated.
+        compiles_slowly: Whether a program with the step takes long to compile. Then no
+            piece is tried, and only layouts are considered whose programs have the step
+            few times. `None` if that is seen when the first one is compiled.
     """
 
     entries: tuple[tuple[Kept, Pace], ...]
@@ -83,6 +83,7 @@ class Paces:
     sizes: tuple[Seen, ...] = ()
     measure: bool = True
     are_tried: bool = False
+    compiles_slowly: bool | None = False
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, Pace]:
@@ -135,6 +136,20 @@ class Paces:
             for kept, piece in about
             if (kept, piece) not in self.found and not (kept is not None and is_told)
         ]
+
+    def compiling(self, slowly: bool | None) -> "Paces":
+        """The same if a program takes long to compile, or does not."""
+        tried = self.are_tried and not slowly
+        return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
+
+    def has_short_program(self, layout: Layout) -> bool:
+        """Whether a program is short enough.
+
+        Each nest has the step, there and back, and a batch has it twice on its way
+        back: such a program takes up to several times as long to compile.
+        """
+        is_short = len(layout.order.levels) <= 1 and layout.reversal.stores_residuals
+        return is_short or not self.compiles_slowly
 
     @functools.cached_property
     def rounded(self) -> "Paces":
@@ -210,7 +225,8 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
         for kept, cost, _ in costs_by_kept(problem, active):
             entries.append((kept, dataclasses.replace(base, cost=cost)))
     worthwhile = not _is_quick(problem, base)
-    return Paces(tuple(entries), measure=measure, are_tried=worthwhile)
+    times = Paces(tuple(entries), measure=measure, are_tried=worthwhile)
+    return times.compiling(compiles_slowly(problem.step, measure))
 
 
 def tried(
@@ -241,7 +257,8 @@ def tried(
         return times
     found = trials(problem, active, list(loops.values()), times.measure)
     if found is None:
-        return dataclasses.replace(times, are_tried=False)
+        slowly = compiles_slowly(problem.step, times.measure)
+        return dataclasses.replace(times, are_tried=False, compiles_slowly=slowly)
     for (about, loop), trial in zip(loops.items(), found, strict=True):
         if about not in times.found:
             times = _corrected(times, loop, about, trial)
@@ -328,13 +345,7 @@ def _is_quick(problem: Problem, pace: Pace) -> bool:
         pace: How long the pieces of its gradient take.
     """
     takes = problem.loop.length * pace.everything
-    return takes < _WORTH_TRYING * max(_largeness(problem.step), 1) ** 2
-
-
-@functools.lru_cache(maxsize=512)
-def _largeness(step: Step) -> float:
-    """How many times as large a step is as one that is quickly compiled."""
-    return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
+    return takes < _WORTH_TRYING * max(largeness(problem.step), 1) ** 2
 
 
 def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
@@ -355,8 +366,8 @@ def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
 def may_be_fused(problem: Problem, active: Active, times: Paces) -> bool:
     """Whether a step may take far less than estimated, and is quickly compiled."""
     estimated = dataclasses.replace(times.base, seen=()).everything
-    is_small = 2 * _if_fused(problem, active, times.base) < estimated
-    return is_small and _largeness(problem.step) <= 4
+    is_light = 2 * _if_fused(problem, active, times.base) < estimated
+    return is_light and is_small(problem.step)
 
 
 def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:

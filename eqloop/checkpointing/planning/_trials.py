@@ -40,6 +40,7 @@ from ..engine._primitive import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
 from ..engine._step import without_outputs
 from ..engine.slots._slots import key_impl
+from ._compile_times import compiles_slowly, note_seconds
 from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, input_types, of_length
 from ._roofline import roofline
@@ -110,7 +111,8 @@ def trials(
 
     Returns:
         A result for each, or `None` if nothing can be found out: if what a loop
-        consists of cannot be compiled by itself, as what has a collective cannot.
+        consists of cannot be compiled by itself, as what has a collective cannot, or
+        the first two of them took long to compile.
     """
     device = planning_device()
     runs = measure and device.is_here and _can_be_run(problem)
@@ -128,7 +130,8 @@ def trials(
             return None
         first = known.get(keys[0])
         tried = missing if first is None else {keys[0]: loops[0], **missing}
-        found = _tried(problem, active, list(tried.values()), runs)
+        looks = first is None and measure and jax.process_count() == 1
+        found = _tried(problem, active, list(tried.values()), runs, looks)
         if found is None:
             return None
         new = dict(zip(tried, found, strict=True))
@@ -147,14 +150,26 @@ def trials(
 
 
 def _tried(
-    problem: Problem, active: Active, loops: Sequence[Layout | StepsAlone], runs: bool
+    problem: Problem,
+    active: Active,
+    loops: Sequence[Layout | StepsAlone],
+    runs: bool,
+    looks: bool,
 ) -> list[dict[str, float]] | None:
     programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
         # Checks of results would be made of numbers that mean nothing.
         alone = by_itself(*(one.function for one in programs))
         with alone, jax.debug_nans(False), jax.debug_infs(False):
-            compiled = _compiled_side_by_side(programs)
+            compiled = []
+            if looks:
+                # Steps alone, and a gradient.
+                start = time.process_time()
+                compiled = _compiled_side_by_side(programs[:2])
+                note_seconds(problem.step, time.process_time() - start)
+                if compiles_slowly(problem.step, measure=True):
+                    return None
+            compiled += _compiled_side_by_side(programs[len(compiled) :])
             sizes = list(map(allocated_bytes, compiled))
             types = [jax.tree.leaves(one.function[1]) for one in programs]
             runs = runs and _has_room(compiled, types, _MOST_BYTES)

@@ -75,6 +75,7 @@ def fastest_in_two_places(
         for layout, moves in _layouts(problem, second.slots, far)
         # What is counted on the device is the least that it takes there.
         if counted_bytes(layout, pace.cost) <= nbytes
+        and times.has_short_program(layout)
     )
     faster = (item for item in timed if item[0] < limit)
     every = sorted(faster, key=lambda item: item[0])

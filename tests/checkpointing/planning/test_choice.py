@@ -57,6 +57,17 @@ def test_the_simpler_of_two_layouts_has_fewer_nests_and_is_of_the_same_kind():
     assert not _choice._is_simpler(Layout(Revolved(96, 8, 1)), two)
 
 
+def test_nothing_is_hoped_for_where_programs_compile_slowly(
+    guess_of_cell: tuple[Any, Any],
+):
+    cost, _ = guess_of_cell
+    guess = Guess(Paces(((None, Pace(cost, CPU)),), compiles_slowly=True))
+    one, other = Layout(Revolved(256, 8)), Layout(Nested((Nest((16, 16)),)))
+    guess.learn(one, guess.counted(one) + 10**6)
+    expected = guess.counted(other) + 3 * 10**6 // 2
+    assert guess(other) == guess.at_best(other) == expected
+
+
 def test_what_a_batch_takes_less_than_counted_is_not_taken_off_the_slots(
     guess_of_cell: tuple[Any, Any],
 ):
