@@ -111,7 +111,7 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
         # if they cost too much.
         alone = times.compiling(slowly=True)
         first = _chosen(problem, nbytes, alone, ()) or smallest(problem, active, alone)
-        device_bytes(problem, active, first, nbytes)
+        device_bytes(problem, active, first)
         # What cannot be compiled by itself takes no time.
         times = times.compiling(bool(compiles_slowly(problem.step, times.measure)))
     if not times.are_tried:
