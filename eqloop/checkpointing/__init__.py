@@ -29,7 +29,7 @@ from ._loop_options import (
     with_schedule,
 )
 from ._plan import Plan, plan, usually_stored
-from ._plans import Plans, own_plans, plans
+from ._plans import Plans, own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis
 from ._policies import (
     AUTO,
@@ -41,6 +41,7 @@ from ._policies import (
 )
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible, layout_by_inverse
+from ._rule_loops import RuleLoop
 from ._run import form_to_plan, run_loop, run_while
 from ._schedules import (
     AbstractSchedule,
@@ -102,6 +103,7 @@ __all__ = [
     "Recursive",
     "Remat",
     "Reversible",
+    "RuleLoop",
     "Saveable",
     "Spill",
     "Step",
@@ -140,6 +142,7 @@ __all__ = [
     "run_loop",
     "run_times",
     "run_while",
+    "stored_by_rules",
     "trace_step",
     "trusting",
     "unlisted",
