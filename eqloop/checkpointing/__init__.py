@@ -11,8 +11,9 @@ the arrays back.
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
   `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
-  (`_jax_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
-  draws them. `_loop_options.py` has the ways to run a loop that a `Fit` decides for.
+  (`_jax_loops.py`, `_rule_loops.py`), and of one loop under all schedules
+  (`_frontier.py`). `_plot.py` draws them. `_loop_options.py` has the ways to run a loop
+  that a `Fit` decides for.
 - **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
   unknown length, and `planning/` finds the fastest plan.
 """

@@ -78,15 +78,15 @@ class LoopPlan:
     """One of the loops of a function.
 
     Attributes:
-        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"` or
-            `"lax.fori_loop"` for a loop of JAX.
+        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"`,
+            `"lax.fori_loop"` or `"lax.while_loop"` for a loop of JAX.
         place: Where it is called, if that is known.
         plan: Its plan, for the whole batch if it is batched. The plan of a while loop
             has no `relative_time`. Its `length` and `evaluations` are for the greatest
             number of steps that it may run, and `None` if there is no bound. A loop of
             JAX stores the residuals of all steps; its `plan.rescheduled` is the plan
             that it would have by `Recursive(16)`, about, or `None` if that is not
-            known.
+            known. If a rule says what is stored, `plan.rule` says whose.
         batch: How many examples run in it side by side. Of a loop of JAX it is not
             known, and is 1.
         depth: How many of the other loops it is inside of.
@@ -155,7 +155,9 @@ def plans(
     The loops of JAX (`jax.lax.scan`, `map` and `fori_loop`) are listed as well, if they
     store anything for the way back, with what they take now, and what they would take
     with a schedule, which [`Reschedule`][eqloop.Reschedule] gives them. So this is what
-    to call first if a program runs out of memory.
+    to call first if a program runs out of memory. Loops in the rules of a
+    `jax.custom_vjp` or a `jax.custom_jvp`, such as those of Equinox and Diffrax, are
+    listed with what the rule stores of them, which no schedule changes.
 
     While loops are listed as well; their plan is for the greatest number of steps that
     they may run. The loops of

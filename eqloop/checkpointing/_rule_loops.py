@@ -1,4 +1,4 @@
-"""JAX's loops in the rules of a `jax.custom_vjp`, and what these store of them.
+"""JAX's loops in rules of a `jax.custom_vjp` or `custom_jvp`: what is stored of them.
 
 A rule may store anything, and make anything of it on the way back. So what its way
 there makes of the outputs of a loop is followed to whatever reads it on the way back.
