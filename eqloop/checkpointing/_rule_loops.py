@@ -48,7 +48,7 @@ class RuleLoop:
         return nbytes(list(self.kept.values()))
 
 
-class _Value(NamedTuple):
+class _MadeOfLoop(NamedTuple):
     """What a rule has made of the outputs of a loop."""
 
     loop: RuleLoop
@@ -58,7 +58,7 @@ class _Value(NamedTuple):
 
 def rule_loops(program: AnyJaxpr) -> dict[int, RuleLoop]:
     """The loops of which rules store anything, by the identities of their equations."""
-    search = _Follower()
+    search = _RuleFollower()
     search.walk(program, (), "", None)
     return {key: loop for key, loop in search.loops.items() if loop.kept}
 
@@ -73,7 +73,7 @@ def programs_called(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     return programs if shapes == {(operands, len(eqn.outvars))} else []
 
 
-class _Follower:
+class _RuleFollower:
     """Follows what rules make of the outputs of loops through a program."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class _Follower:
     def walk(
         self,
         program: AnyJaxpr,
-        given: Sequence[_Value | None],
+        given: Sequence[_MadeOfLoop | None],
         scope: str,
         rule: RuleAround | None,
-    ) -> list[_Value | None]:
+    ) -> list[_MadeOfLoop | None]:
         """What the outputs of a program are.
 
         Args:
@@ -106,10 +106,10 @@ class _Follower:
     def _of_equation(
         self,
         eqn: jex.JaxprEqn,
-        inputs: list[_Value | None],
+        inputs: list[_MadeOfLoop | None],
         scope: str,
         rule: RuleAround | None,
-    ) -> Sequence[_Value | None]:
+    ) -> Sequence[_MadeOfLoop | None]:
         programs = programs_in(eqn)
         if not programs and not any(inputs):
             return ()
@@ -122,7 +122,7 @@ class _Follower:
         if rule is None and eqn.primitive.name == "scan":
             # What a rule stores in a step is stacked, and comes back row by row.
             consts, carry = scan_counts(eqn.params)
-            no_carry: list[_Value | None] = [None] * carry
+            no_carry: list[_MadeOfLoop | None] = [None] * carry
             given = [*inputs[:consts], *no_carry, *inputs[consts + carry :]]
             found = self.walk(eqn.params["jaxpr"], given, scope, None)
             return [*no_carry, *found[carry:]]
@@ -133,10 +133,10 @@ class _Follower:
     def _of_rule(
         self,
         eqn: jex.JaxprEqn,
-        inputs: list[_Value | None],
+        inputs: list[_MadeOfLoop | None],
         scope: str,
         rule: RuleAround,
-    ) -> Sequence[_Value | None]:
+    ) -> Sequence[_MadeOfLoop | None]:
         """What the outputs of an equation in a rule are."""
         loop, is_loop = None, eqn.primitive.name in ("scan", "while")
         for value in filter(None, inputs):
@@ -151,4 +151,4 @@ class _Follower:
             loop = self.loops.setdefault(id(eqn), RuleLoop(eqn, scope, rule))
         if loop is None:
             return ()
-        return [_Value(loop, eqn, i) for i in range(len(eqn.outvars))]
+        return [_MadeOfLoop(loop, eqn, i) for i in range(len(eqn.outvars))]
