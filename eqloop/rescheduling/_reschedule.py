@@ -97,10 +97,10 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     everything if half of the budget is enough for that, and else what is best in half
     of it.
 
-    Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
-    effects in their steps, which cannot be run again; and loops in functions that have
-    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in
-    the rules of such. What steps print by `jax.debug` is printed as often as by `f`.
+    Left as they are: loops with an `io_callback` or ordered effects in their steps,
+    which cannot be run again; and loops in functions that have a derivative of their
+    own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in the rules of such. What
+    steps print by `jax.debug` is printed as often as by `f`.
 
     Args:
         f: The function.
