@@ -64,8 +64,8 @@ from .whiles._while_layout import AbstractWhileLayout
 
 # Below a table with loops that have no schedule.
 _HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient"
-# What may be a loop, or have one in its rules.
-_MAY_LOOP = ("scan", "while", "custom_vjp_call", "custom_jvp_call")
+# What is a loop, or may have one in its rules alone.
+_MAY_LOOP = ("scan", "while", "custom_vjp_call")
 # In place of a table without loops.
 _NONE = (
     "No loop is differentiated in reverse mode here, and no other has a plan. For the "
