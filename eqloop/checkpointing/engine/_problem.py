@@ -385,9 +385,8 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
 def unsettled(problem: Problem) -> Problem:
     """The original of a loop, unless it has lost leaves of the carry since."""
     types = lambda problem: problem.step.jaxpr.in_avals
-    original = problem.original
-    is_alike = original is not None and types(original) == types(problem)
-    return original if is_alike else problem
+    original = problem.original or problem
+    return original if types(original) == types(problem) else problem
 
 
 def without_stored(problem: Problem) -> Problem:
