@@ -129,6 +129,23 @@ def by_jax(w: Any, xs: Any) -> Any:
     return jax.lax.scan(lambda h, x: (h + term(w, x), None), zero(), xs)[0]
 
 
+def storing(w: Any, xs: Any) -> Any:
+    """A loop of JAX with something to store: a one of which nobody knows."""
+
+    def step(carry: Any, x: Any) -> Any:
+        h, angle = carry
+        one = jnp.sin(angle) ** 2 + jnp.cos(angle) ** 2
+        return (h + one * term(w, x), jnp.sin(angle + 1)), None
+
+    return jax.lax.scan(step, (zero(), zero()), xs)[0][0]
+
+
+def while_of_jax(w: Any, xs: Any) -> Any:
+    cond = lambda carry: carry[0] < COUNT
+    body = lambda carry: (carry[0] + 1, carry[1] + term(w, xs[carry[0]]))
+    return jax.lax.while_loop(cond, body, (0, zero()))[1]
+
+
 def nested(inner: Any, outer: Any) -> Loss:
     """Both loops share it."""
 
@@ -166,7 +183,12 @@ SINGLY = {
     "ChunkedVmap, 1": rows(lambda f: el.ChunkedVmap(f, 1)),
     "reduce, 1": reduced(1),
     "Reschedule": el.Reschedule(by_jax, el.Recursive(8)),
+    "Reschedule, Chunked": el.Reschedule(storing, el.Chunked(32)),
+    "Reschedule, whiles": el.Reschedule(while_of_jax, whiles=8),
     "Fit": el.Fit(by_jax, "8KiB", foreign=True),
+    "Fit, layers": el.Fit(layers(), "8KiB"),
+    "Fit, Map": el.Fit(rows(el.Map), "16KiB"),
+    "Fit, while": el.Fit(while_loop(el.CheckpointedWhileLoop), "8KiB"),
 }
 # Those that add some terms at once.
 TOGETHER = {
@@ -181,13 +203,14 @@ TOGETHER = {
     "reduce, policy": reduced(8, policy=SAVING),
     "ParallelMap": rows(el.ParallelMap),
     "ParallelMap, 8": rows(lambda f: el.ParallelMap(f, chunk_size=8)),
+    "Fit, slots": el.Fit(storing, "2KiB", foreign=True),
     "nested": nested(None, el.Recursive(4)),
     "nested, batch": nested(el.Recursive(4), el.Chunked(5, batch=5)),
 }
 # Whose second derivative in reverse mode is JAX's own, sums included.
 BY_JAX = {"StoreAll", "StoreAll, policy", "StoreAll, carry", "SlicedScan", "ForLoop"}
 BY_JAX |= {"StackedLayers", "Chunked, policy", "ChunkedVmap, policy", "reduce, policy"}
-BY_JAX |= {"Budget", "Fit"}  # which store everything of so small a loop
+BY_JAX |= {"Budget", "Fit", "Fit, layers"}  # which store everything of so small a loop
 
 
 @pytest.mark.parametrize("name", [*SINGLY, *TOGETHER])

@@ -3,13 +3,17 @@
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import linecache
 import os
 import re
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
+
+from .._compat import scan_counts
 
 OUR_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 JAX_FILES = os.path.dirname(jax.__file__) + os.sep
@@ -59,11 +63,62 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
         source_info: The source info of the equation.
         through: More folders whose frames are not the user's.
     """
-    for frame in frames_of(source_info):
+    return _place_in(frames_of(source_info), through)
+
+
+def _place_in(frames: Any, through: tuple[str, ...] = ()) -> Place | None:
+    for frame in frames:
         if not frame.file_name.startswith(_BETWEEN + through):
             name = frame.function_name.rsplit(".", 1)[-1]
             return Place(frame.file_name, frame.line_num, name)
     return None
+
+
+class RuleAround(NamedTuple):
+    """Whose rule an operation is in: of a `"custom_vjp"`, and where that is called."""
+
+    kind: str
+    place: Place | None
+
+
+# Of the frame that JAX has between its functions and whoever calls them.
+_BOUNDARY = "traceback_util.py"
+
+
+def rule_around(source_info: Any) -> RuleAround | None:
+    """The outermost function whose derivative rule does an operation, if any does."""
+    frames, found = list(frames_of(source_info)), None
+    for i, frame in enumerate(frames):
+        kind, _, method = frame.function_name.partition(".")
+        # Whatever a rule does is traced in this call of JAX's, there and back.
+        if kind not in ("custom_vjp", "custom_jvp") or method != "__call__":
+            continue
+        files = (frame.file_name for frame in frames[i + 1 :])
+        caller = next((x for x in files if not x.endswith(_BOUNDARY)), "")
+        if not caller.startswith(OUR_FILES):
+            found = RuleAround(kind, _place_in(frames[i:]))
+    return found
+
+
+_WHEN = r"rematted_computation|jvp\(|transpose\("
+
+
+def is_later(scope: str, other: str) -> bool:
+    """Whether what has one scope is on the way back of what has another one.
+
+    Args:
+        scope: The name stacks of an equation, and of those that it is in.
+        other: Those of the equation whose outputs it reads.
+
+    >>> is_later("transpose(jvp())/f", "jvp(transpose(jvp()))/f")
+    True
+    """
+    # The outermost derivative says most. What a `jax.checkpoint` runs again on the way
+    # back is before the rest of that.
+    when = {"rematted_computation": 0, "jvp(": 1, "transpose(": 2}
+    orders = (map(when.__getitem__, re.findall(_WHEN, x)) for x in (scope, other))
+    pairs = itertools.zip_longest(*orders, fillvalue=1)
+    return next((a > b for a, b in pairs if a != b), False)
 
 
 def place_now() -> Place | None:
@@ -82,20 +137,18 @@ def frames_of(source_info: Any) -> Any:
     return () if traceback is None else traceback.frames
 
 
-def loop_of_jax(source_info: Any, has_carry: bool) -> str:
-    """The function of JAX that has made a scan: `scan`, `map` or `fori_loop`.
-
-    Args:
-        source_info: The source info of the scan.
-        has_carry: Whether it hands on anything from step to step.
-    """
-    for frame in frames_of(source_info):
+def loop_of_jax(eqn: jex.JaxprEqn) -> str:
+    """What has made a loop: `scan`, `map`, `fori_loop` or `while_loop`."""
+    if eqn.primitive.name == "while":
+        return "while_loop"
+    for frame in frames_of(eqn.source_info):
         if not frame.file_name.startswith(JAX_FILES):
             break
         name = frame.function_name.rsplit(".", 1)[-1]
         if name in _MAKERS:
             return name
-    return "scan" if has_carry else "map"
+    _, carry = scan_counts(eqn.params)
+    return "scan" if carry else "map"
 
 
 def loop_scope(name: str) -> Any:

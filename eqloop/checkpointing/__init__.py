@@ -11,8 +11,9 @@ the arrays back.
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
   `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
-  (`_jax_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
-  draws them. `_loop_options.py` has the ways to run a loop that a `Fit` decides for.
+  (`_jax_loops.py`, `_rule_loops.py`), and of one loop under all schedules
+  (`_frontier.py`). `_plot.py` draws them. `_loop_options.py` has the ways to run a loop
+  that a `Fit` decides for.
 - **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
   unknown length, and `planning/` finds the fastest plan.
 """
@@ -29,7 +30,7 @@ from ._loop_options import (
     with_schedule,
 )
 from ._plan import Plan, plan, usually_stored
-from ._plans import Plans, own_plans, plans
+from ._plans import Plans, own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis
 from ._policies import (
     AUTO,
@@ -41,6 +42,7 @@ from ._policies import (
 )
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible, layout_by_inverse
+from ._rule_loops import RuleLoop
 from ._run import form_to_plan, run_loop, run_while
 from ._schedules import (
     AbstractSchedule,
@@ -102,6 +104,7 @@ __all__ = [
     "Recursive",
     "Remat",
     "Reversible",
+    "RuleLoop",
     "Saveable",
     "Spill",
     "Step",
@@ -140,6 +143,7 @@ __all__ = [
     "run_loop",
     "run_times",
     "run_while",
+    "stored_by_rules",
     "trace_step",
     "trusting",
     "unlisted",

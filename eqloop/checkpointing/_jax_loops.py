@@ -4,7 +4,7 @@ JAX makes two scans of one that is differentiated in reverse mode. The first als
 returns the residuals of all steps, stacked. The second runs in the other direction and
 reads them. Both are at the line that calls `jax.lax.scan`, `map` or `fori_loop`, and
 both may be within calls, branches and other loops. So residuals are followed from the
-one to the other.
+one to the other. Loops in the rules of others are found by `_rule_loops.py`.
 """
 
 import dataclasses
@@ -23,10 +23,11 @@ from .._programs import (
     JAX_FILES,
     OUR_FILES,
     Place,
+    RuleAround,
     alone,
     aval_of,
-    formula_of,
     frames_of,
+    is_later,
     loop_of_jax,
     place_of,
     programs_in,
@@ -36,6 +37,7 @@ from .._programs import (
 )
 from .._types import AnyJaxpr, Value
 from ._plan import Plan, as_table, estimated_plan, planned
+from ._rule_loops import RuleLoop, programs_called, rule_loops
 from ._run import form_to_plan
 from ._schedules import Recursive
 from .engine._listing import unlisted
@@ -51,24 +53,28 @@ _SCHEDULE = Recursive(16)
 class JaxPlan:
     """How JAX runs one of its own loops, which is differentiated in reverse mode.
 
-    It stores the residuals of all steps. Printed, it is a table.
+    It stores the residuals of all steps, or what a rule says. Printed, it is a table.
 
     Attributes:
-        length: How many steps the loop has.
+        length: How many steps the loop has; `None` for a while loop.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
-            outputs: the residuals, and what a step takes by itself.
+            outputs: the residuals, and what a step takes by itself. Of a loop in a
+            rule: what the rule stores of it.
         output_bytes: The bytes of the outputs that are stacked, and of their
             cotangents, on all devices together. A schedule does not change them.
         rescheduled: Nearly the plan that the loop would have by `Recursive(16)`. `None`
             if that is not known, and then the table says why: JAX may have put other
             functions in the place of those that have derivative rules, and these may
-            have no derivative themselves.
+            have no derivative themselves. `None` also if there is a `rule`.
+        rule: The `kind` and `place` of the function in whose rule the loop is, a
+            `"custom_vjp"` or a `"custom_jvp"`; such loops stay as they are.
     """
 
-    length: int
+    length: int | None
     peak_bytes: int
     output_bytes: int
     rescheduled: Plan | None
+    rule: RuleAround | None = None
     _why_not: str = ""
 
     @property
@@ -82,24 +88,31 @@ class JaxPlan:
         return 0
 
     @property
-    def block(self) -> int:
+    def block(self) -> int | None:
         """How many consecutive steps have their residuals stored together: all."""
         return self.length
 
     @property
-    def evaluations(self) -> int:
-        """How often one gradient evaluates the step."""
-        return self.length
+    def evaluations(self) -> int | None:
+        """How often one gradient evaluates the step; of a rule it is not known."""
+        return None if self.rule else self.length
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
+        if self.rule:
+            steps = "any" if self.length is None else str(self.length)
+            return steps, "none", "by a rule", "unknown"
         return str(self.length), "none", "residuals", str(self.evaluations)
 
     @property
     def notes(self) -> dict[str, str]:
         """What a schedule would change, and what not, where that is much."""
         notes, other = dict[str, str](), self.rescheduled
+        if self.rule:
+            kind, place = self.rule
+            rule = f"`jax.{kind}` at {place}" if place else f"`jax.{kind}`"
+            notes["left"] = f"the {rule} says what is stored; no schedule does"
         if self.output_bytes > self.peak_bytes / 10:
             size = format_bytes(self.output_bytes)
             notes["outputs"] = f"{size} more, with their cotangents"
@@ -255,22 +268,26 @@ def _placed(aval: Any, sharding: NamedSharding | None) -> Any:
 
 def jax_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
     """The scans of JAX that are taken back, by the identities of their equations."""
-    return {id(loop.eqn): loop for loop in _taken_back(program) if not loop.caller[2]}
+    taken_back, _ = _taken_back(program)
+    return {id(loop.eqn): loop for loop in taken_back if not loop.caller[2]}
 
 
-def gradient_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
-    """The same with those of this library, and for scans on the way back as well."""
-    return {
-        id(eqn): loop
-        for loop in _taken_back(program)
-        for eqn in (loop.eqn, *(back for back, _ in loop.later))
+def gradient_loops(program: AnyJaxpr) -> dict[int, JaxLoop | RuleLoop]:
+    """The same with those of this library and of rules, and those on the way back."""
+    taken_back, in_rules = _taken_back(program)
+    found: dict[int, JaxLoop | RuleLoop] = {
+        id(eqn): loop for loop in in_rules for eqn in (loop.eqn, *loop.back)
     }
+    for loop in taken_back:
+        found |= {id(eqn): loop for eqn in (loop.eqn, *(eqn for eqn, _ in loop.later))}
+    return found
 
 
-def _taken_back(program: AnyJaxpr) -> list[JaxLoop]:
-    search = _Follower()
+def _taken_back(program: AnyJaxpr) -> tuple[list[JaxLoop], list[RuleLoop]]:
+    search, in_rules = _Follower(), rule_loops(program)
     _note_reads(search.walk(program, (), ""))
-    return [loop for loop in search.loops.values() if loop.later]
+    loops = (loop for key, loop in search.loops.items() if key not in in_rules)
+    return [loop for loop in loops if loop.later], [*in_rules.values()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,17 +345,14 @@ class _Follower:
         if eqn.primitive.name == "cond":
             _note_reads(inputs[:1])
             inputs = inputs[1:]
-        shape = len(inputs), len(eqn.outvars)
-        programs = [getattr(p, "jaxpr", p) for p in programs_in(eqn)]
-        shapes = {(len(p.invars), len(p.outvars)) for p in programs}
-        if shapes == {shape} and formula_of(eqn) is None:
+        if programs := programs_called(eqn):
             of_each = [self.walk(program, inputs, scope) for program in programs]
             return [
                 next(filter(None, each), None) for each in zip(*of_each, strict=True)
             ]
         # It is a while loop, or one of this library, or no program at all.
         _note_reads(inputs)
-        for program in programs:
+        for program in programs_in(eqn):
             _note_reads(self.walk(program, (), scope))
         return []
 
@@ -374,15 +388,12 @@ def _goes_back(eqn: jex.JaxprEqn, scope: str, loop: JaxLoop) -> bool:
     # JAX may have forgotten the place of a loop in a `jax.checkpoint`.
     if place_of(loop.eqn.source_info) not in (place_of(eqn.source_info), None):
         return False
-    # A `jax.checkpoint` runs loops again on the way back: those are none to take back.
-    again, before = (x.count("rematted_computation") for x in (scope, loop.scope))
-    back = scope.count("transpose(") - again
-    return back > loop.scope.count("transpose(") - before or again > before
+    return is_later(scope, loop.scope)
 
 
 def _caller(eqn: jex.JaxprEqn) -> tuple[str, Place | None, bool] | None:
     """See `JaxLoop.caller`; `None` if it is not known of this equation."""
-    name = loop_of_jax(eqn.source_info, scan_counts(eqn.params)[1] > 0)
+    name = loop_of_jax(eqn)
     for frame in frames_of(eqn.source_info):
         if not frame.file_name.startswith(JAX_FILES):
             is_ours = frame.file_name.startswith(OUR_FILES)

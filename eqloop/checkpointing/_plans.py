@@ -16,21 +16,25 @@ from .._arrays import (
     Rest,
     automatic_sharding,
     is_typed,
+    nbytes,
     partition,
     refuse_symbolic_plan,
     split,
 )
 from .._calls import KnownAs, OpenedCall, call_names, format_bytes, typed
+from .._compat import form_of
 from .._device import DeviceLike, check_device, planning_for_call
 from .._programs import (
     Formula,
     Place,
+    RuleAround,
     Selected,
     Vmapped,
     equations,
     folders_of,
     formula_of,
     loop_name,
+    loop_of_jax,
     place_of,
     programs_in,
 )
@@ -38,6 +42,7 @@ from .._tracebacks import border
 from .._types import AnyJaxpr, PyTree, Value
 from ._jax_loops import JaxLoop, JaxPlan, jax_loops
 from ._plan import Plan, estimated_plan
+from ._rule_loops import RuleLoop, rule_loops
 from ._schedules import AbstractSchedule
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
@@ -49,6 +54,7 @@ from .engine._problem import (
     Problem,
     activity,
     all_active,
+    unsettled,
     without_stored,
 )
 from .engine._step import Step
@@ -58,6 +64,8 @@ from .whiles._while_layout import AbstractWhileLayout
 
 # Below a table with loops that have no schedule.
 _HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient"
+# What is a loop, or may have one in its rules alone.
+_MAY_LOOP = ("scan", "while", "custom_vjp_call")
 # In place of a table without loops.
 _NONE = (
     "No loop is differentiated in reverse mode here, and no other has a plan. For the "
@@ -70,15 +78,15 @@ class LoopPlan:
     """One of the loops of a function.
 
     Attributes:
-        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"` or
-            `"lax.fori_loop"` for a loop of JAX.
+        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"`,
+            `"lax.fori_loop"` or `"lax.while_loop"` for a loop of JAX.
         place: Where it is called, if that is known.
         plan: Its plan, for the whole batch if it is batched. The plan of a while loop
             has no `relative_time`. Its `length` and `evaluations` are for the greatest
             number of steps that it may run, and `None` if there is no bound. A loop of
             JAX stores the residuals of all steps; its `plan.rescheduled` is the plan
             that it would have by `Recursive(16)`, about, or `None` if that is not
-            known.
+            known. If a rule says what is stored, `plan.rule` says whose.
         batch: How many examples run in it side by side. Of a loop of JAX it is not
             known, and is 1.
         depth: How many of the other loops it is inside of.
@@ -147,7 +155,9 @@ def plans(
     The loops of JAX (`jax.lax.scan`, `map` and `fori_loop`) are listed as well, if they
     store anything for the way back, with what they take now, and what they would take
     with a schedule, which [`Reschedule`][eqloop.Reschedule] gives them. So this is what
-    to call first if a program runs out of memory.
+    to call first if a program runs out of memory. Loops in the rules of a
+    `jax.custom_vjp` or a `jax.custom_jvp`, such as those of Equinox and Diffrax, are
+    listed with what the rule stores of them, which no schedule changes.
 
     While loops are listed as well; their plan is for the greatest number of steps that
     they may run. The loops of
@@ -205,6 +215,27 @@ def plans(
 def own_plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
     """The same for the loops of this library alone."""
     return _finding(f, None, False)
+
+
+def stored_by_rules(f: Callable[..., PyTree]) -> Callable[..., dict[Place | None, int]]:
+    """What the rules of functions in another one store of their loops, in bytes.
+
+    By where these functions are called.
+    """
+
+    def find(*args: PyTree) -> dict[Place | None, int]:
+        stored, depth = dict[Place | None, int](), math.inf
+        for loop in _finding(f, None, True)(*args):
+            if loop.depth > depth:
+                continue
+            rule = loop.plan.rule if isinstance(loop.plan, JaxPlan) else None
+            depth = loop.depth if rule else math.inf
+            if rule is not None:
+                size = stored.get(rule.place, 0) + loop.plan.peak_bytes
+                stored[rule.place] = size
+        return stored
+
+    return find
 
 
 def _finding(
@@ -274,7 +305,11 @@ class _Finder:
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
         of_jax: JAX's own loops that are reversed, by the identity of their equations.
-        run_as: What they are in the program that will be run, if that is another one.
+        of_rules: JAX's own loops of which rules store anything, in the same way.
+        kept: What these store: for the identity of the equation that makes it, as
+            `_Found.left`.
+        run_as: What the loops in `of_jax` are in the program that will be run, if that
+            is another one.
         placed: How variables are split over automatic axes, by their identity: inputs
             of `f`, also where they are handed on. Of others it is not known.
     """
@@ -284,6 +319,10 @@ class _Finder:
     known: dict[int, Decided] = dataclasses.field(default_factory=dict)
     reversed: set[int] = dataclasses.field(default_factory=set)
     of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
+    of_rules: dict[int, RuleLoop] = dataclasses.field(default_factory=dict)
+    kept: dict[int, list[tuple[int, list[int]]]] = dataclasses.field(
+        default_factory=dict
+    )
     run_as: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
 
@@ -293,6 +332,11 @@ class _Finder:
         self.reversed.update(_reversed_in(program))
         if self.lists_jax:
             self.of_jax.update(jax_loops(program))
+            for key, loop in rule_loops(program).items():
+                self.of_rules[key] = loop
+                for (maker, output), aval in loop.kept.items():
+                    kept = self.kept.setdefault(maker, [])
+                    kept.append((nbytes([aval]), [output]))
 
     def has_stand_ins(self, loop: JaxLoop) -> bool:
         """Whether JAX's own loop has a stand-in for a loop that stores residuals."""
@@ -337,7 +381,7 @@ class _Finder:
             found = self._of_equation(eqn, depth, around)
             loops += found.loops
             inner.append(found.peak)
-            for size, outputs in found.left:
+            for size, outputs in found.left + self.kept.get(id(eqn), []):
                 slots = [eqn.outvars[output] for output in outputs]
                 live.append((i + 1, _last_use(jaxpr, i, slots), size))
                 ids = [id(var) for var in slots if id(var) in place_of_output]
@@ -390,6 +434,13 @@ class _Finder:
         if any(eqn is back for scan in self.of_jax.values() for back, _ in scan.later):
             return _Found()  # listed with the loop that it takes back
         inside = _Found()
+        if (in_rule := self.of_rules.get(id(eqn))) is not None:
+            length, size = eqn.params.get("length"), in_rule.stored_bytes
+            kind, where = in_rule.rule
+            plan = JaxPlan(length, size, 0, None, RuleAround(kind, where or place))
+            name = f"lax.{loop_of_jax(eqn)}"
+            inside.loops.append(LoopPlan(name, place, plan, 1, depth))
+            inside.peak, depth = size, depth + 1
         for program in programs_in(eqn):
             jaxpr = getattr(program, "jaxpr", program)
             # A call hands on what it is given, and a `jax.shard_map` does not.
@@ -418,7 +469,8 @@ class _Finder:
     ) -> tuple[Plan | WhilePlan, int]:
         """The plan of a loop, and how many examples run in it."""
         # What it stores of its last steps is a part of the layout.
-        problem, saves = without_stored(loop.problem), loop.saves
+        # What a rule put in place of a function may have no derivative itself.
+        problem, saves = without_stored(unsettled(loop.problem)), loop.saves
         assert saves is not None
         # A layout that is not listed is that of a second derivative, which is planned
         # for all of its inputs.
@@ -534,7 +586,7 @@ def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
 def _has_loops(formula: Formula) -> bool:
     """Whether there are loops in the programs of a formula."""
     return any(
-        formula_of(eqn) is not None or eqn.primitive.name == "scan"
+        formula_of(eqn) is not None or form_of(eqn) in _MAY_LOOP
         for program in formula.jaxprs
         for eqn in equations(program)
     )

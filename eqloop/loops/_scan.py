@@ -371,9 +371,9 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
                 if a jaxtyping annotation of `f` is violated, or if there is a reference
                 (`jax.new_ref`) among the arguments; `f` may close over one.
             ValueError: If lengths disagree or are unknown, if an axis is out of range,
-                or if a static leaf of the carry changes. If the loop plans its gradient
-                and a step contains a `checkify.check`, or, when the gradient is taken,
-                an `io_callback`; `StoreAll` allows both.
+                or if a static leaf of the carry changes. If the loop plans its
+                gradient, that is taken, and a step contains an `io_callback`;
+                `StoreAll` allows it.
         """
         return self._run(self._open(init, xs, length=length, key=key, log=log))
 

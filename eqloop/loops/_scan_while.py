@@ -132,8 +132,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
                 violated, or if there is a reference (`jax.new_ref`) among the
                 arguments; `f` may close over one.
             ValueError: If lengths disagree, if an axis is out of range, or if a static
-                leaf of the carry changes. If there is a `checkify.check` in a step, or,
-                when a gradient is taken, an `io_callback`.
+                leaf of the carry changes. If a gradient is taken, and there is an
+                `io_callback` in a step.
         """
         (carry, steps), ys = self._run(self._open(init, xs, key=key, log=log))
         return carry, ys, steps

@@ -71,9 +71,8 @@ def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> Foreign
         consts = params["cond_nconsts"] + params["body_nconsts"]
         counts = consts, len(eqn.invars) - consts
     _, carry, _ = split(eqn.invars, *counts)
-    made_by = loop_of_jax(eqn.source_info, bool(carry)) if is_scan else "while_loop"
     return ForeignLoop(
-        name=f"lax.{made_by}",
+        name=f"lax.{loop_of_jax(eqn)}",
         length=params["length"] if is_scan else None,
         place=place_of(eqn.source_info) or around,
         depth=depth,

@@ -19,6 +19,7 @@ from .._calls import (
     R,
     check_least,
     compiled_once,
+    format_bytes,
     int_of,
     open_call,
     open_gradient,
@@ -38,6 +39,7 @@ from ..checkpointing import (
     StoreAll,
     as_policy_or_wrong,
     own_plans,
+    stored_by_rules,
 )
 from ..loops import check_schedule, planned_by
 from ..progress import ProgressBar, as_progress, check_progress
@@ -95,10 +97,10 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
     everything if half of the budget is enough for that, and else what is best in half
     of it.
 
-    Left as they are: loops with an `io_callback`, a `checkify.check` or ordered
-    effects in their steps, which cannot be run again; and loops in functions that have
-    a derivative of their own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in
-    the rules of such. What steps print by `jax.debug` is printed as often as by `f`.
+    Left as they are: loops with an `io_callback` or ordered effects in their steps,
+    which cannot be run again; and loops in functions that have a derivative of their
+    own (`jax.custom_vjp`, `jax.lax.custom_linear_solve`), or in the rules of such. What
+    steps print by `jax.debug` is printed as often as by `f`.
 
     Args:
         f: The function.
@@ -224,8 +226,15 @@ class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
         notes: list[Note] = []
         jax.eval_shape(lambda *arrays: notes.extend(run(*arrays)[1]), *arrays)
         taken = own_plans(gradient)(*arrays)
-        left = tuple((note.loop, note.why) for note in notes if note.why)
-        return RescheduledLoops(taken, left)
+        left, stored = [note for note in notes if note.why], dict[Place | None, int]()
+        if any(note.rule for note in left):
+            stored = stored_by_rules(gradient)(*arrays)
+        more = {
+            rule: f"; its rule stores {format_bytes(size)} of its loops"
+            for rule, size in stored.items()
+        }
+        why = ((note.loop, note.why + more.get(note.rule, "")) for note in left)
+        return RescheduledLoops(taken, tuple(why))
 
     def _run(
         self, args: Any, kwargs: Any, leaves_gradients: bool = False

@@ -34,6 +34,7 @@ from ..checkpointing import (
     JaxLoop,
     LoopPolicy,
     Online,
+    RuleLoop,
     StoreAll,
     gradient_loops,
     is_budget,
@@ -60,12 +61,14 @@ class Note:
         why: Why it is left to JAX; empty if it is not.
         has_bar: Whether it has a progress bar all the same.
         is_back: Whether it is the way back of a gradient that the function takes.
+        rule: Where the function is called that it is in and that has derivative rules.
     """
 
     loop: ForeignLoop
     why: str = ""
     has_bar: bool = False
     is_back: bool = False
+    rule: Place | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Rewriting:
     only: Callable[[ForeignLoop], bool] | None
     leaves_gradients: bool = False
     # Those that are part of a gradient, by the identity of their equations.
-    _of_gradients: dict[int, JaxLoop] = dataclasses.field(
+    _of_gradients: dict[int, JaxLoop | RuleLoop] = dataclasses.field(
         default_factory=dict, init=False
     )
     # By identity. Each program is kept, so that no other object gets its id.
@@ -162,11 +165,13 @@ class Rewriting:
                 new, notes = self._with_inner(
                     eqn, dataclasses.replace(around, place=here)
                 )
-                return new, [Note(note.loop, note.why or _RULE) for note in notes]
+                return new, [
+                    Note(note.loop, note.why or _RULE, rule=here) for note in notes
+                ]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
                 loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
-                return eqn, [Note(loop, why) for loop in loops]
+                return eqn, [Note(loop, why, rule=here) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
         return self._with_inner(
@@ -300,7 +305,7 @@ def with_open_loops(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return new
 
 
-def _as_before(gradient: JaxLoop | None, is_back: bool) -> str:
+def _as_before(gradient: JaxLoop | RuleLoop | None, is_back: bool) -> str:
     """Why a loop is left to JAX that is part of a gradient."""
     if gradient is None or is_back:
         return "it is the way back of a gradient that the function takes itself"

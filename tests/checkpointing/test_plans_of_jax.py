@@ -2,6 +2,7 @@
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -264,24 +265,174 @@ def test_a_loop_that_stores_nothing_is_not_listed(case):
     assert found.peak_bytes == 0
 
 
-def test_loops_that_a_rule_has_written_are_left_to_the_rule():
-    @jax.custom_vjp
-    def total(xs):
-        return lax.scan(lambda h, x: (jnp.sin(h + x), None), xs[0], xs)[0].sum()
+# Loops in the rules of others. Each stores 4 bytes for each entry of `XS`, a few rules
+# those of a carry as well.
 
-    def forward(xs):
-        step = lambda h, x: (jnp.sin(h + x), jnp.cos(h + x))
-        h, slopes = lax.scan(step, xs[0], xs)
-        return h.sum(), slopes
 
-    def backward(slopes, ct):
-        step = lambda c, slope: (c * slope, c * slope)
-        c = ct * jnp.ones(slopes.shape[1:])
-        first, cts = lax.scan(step, c, slopes, reverse=True)
-        return (cts.at[0].add(first),)
+def sines(h, xs):
+    return lax.scan(lambda h, x: (jnp.sin(h + x), None), h, xs)[0]
 
-    total.defvjp(forward, backward)
-    assert len(el.plans(jax.grad(total))(XS)) == 0
+
+def storing(h, xs):
+    step = lambda h, x: (jnp.sin(h + x), jnp.cos(h + x))
+    return lax.scan(step, h, xs)
+
+
+def by_slopes(slopes, ct):
+    step = lambda c, slope: (c * slope, c * slope)
+    return lax.scan(step, ct, slopes, reverse=True)
+
+
+def storing_in_while(h, xs):
+    def step(state):
+        i, h, slopes = state
+        return i + 1, jnp.sin(h + xs[i]), slopes.at[i].set(jnp.cos(h + xs[i]))
+
+    start = (0, h, jnp.zeros(xs.shape))
+    i, h, slopes = lax.while_loop(lambda s: s[0] < len(xs), step, start)
+    return h, (i, slopes)
+
+
+def by_slopes_in_while(stored, ct):
+    def step(state):
+        i, c, cts = state
+        c = c * stored[1][i - 1]
+        return i - 1, c, cts.at[i - 1].set(c)
+
+    start = (stored[0], ct, jnp.zeros(stored[1].shape))
+    return lax.while_loop(lambda s: s[0] > 0, step, start)[1:]
+
+
+def with_rules(forward, backward):
+    function = jax.custom_vjp(lambda h, xs: sines(h, xs))
+    function.defvjp(forward, backward)
+    return function
+
+
+def by_equinox(h, xs):
+    function = eqx.filter_custom_vjp(lambda args: sines(*args))
+    function.def_fwd(lambda perturbed, args: storing(*args))
+    function.def_bwd(lambda stored, ct, perturbed, args: by_slopes(stored, ct))
+    return function((h, xs))
+
+
+def with_tangents(h, xs):
+    function = jax.custom_jvp(lambda h, xs: sines(h, xs))
+    function.defjvp(lambda primals, dots: jax.jvp(sines, primals, dots))
+    return function(h, xs)
+
+
+RULES = {
+    "scan": (with_rules(storing, by_slopes), "lax.scan", XS.nbytes),
+    # And a counter.
+    "while": (
+        with_rules(storing_in_while, by_slopes_in_while),
+        "lax.while_loop",
+        XS.nbytes + 4,
+    ),
+    "jax": (
+        with_rules(lambda *args: jax.vjp(sines, *args), lambda pull, ct: pull(ct)),
+        "lax.scan",
+        XS.nbytes,
+    ),
+    # Nothing is stored until the way back.
+    "again": (
+        with_rules(
+            lambda *args: (sines(*args), args),
+            lambda args, ct: jax.vjp(sines, *args)[1](ct),
+        ),
+        "lax.scan",
+        XS.nbytes,
+    ),
+    "equinox": (by_equinox, "lax.scan", XS.nbytes),
+    "custom_jvp": (with_tangents, "lax.scan", XS.nbytes),
+}
+
+# What a rule is in, how many loops that has, and how often it is stored at once.
+AROUND = {
+    "alone": (lambda f: f, 0, 1),
+    "jit": (jax.jit, 0, 1),
+    "checkpoint": (jax.checkpoint, 0, 1),
+    "branch": (
+        lambda f: lambda h, xs: lax.cond(xs[0, 0, 0] > 0, f, lambda h, _: h, h, xs),
+        0,
+        1,
+    ),
+    "vmap": (
+        lambda f: (
+            lambda h, xs: jnp.sum(jax.vmap(f, (0, None))(jnp.stack([h, 2 * h]), xs), 0)
+        ),
+        0,
+        2,
+    ),
+    "scan": (
+        lambda f: lambda h, xs: lax.scan(lambda h, _: (f(h, xs), None), h, length=3)[0],
+        1,
+        1,
+    ),
+    "planned": (
+        lambda f: (
+            lambda h, xs: el.CheckpointedScan(lambda h, _: (f(h, xs), None))(
+                h, length=3
+            )[0]
+        ),
+        1,
+        1,
+    ),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("rule", RULES)
+def test_loops_in_rules_and_what_these_store(rule, around):
+    (f, name, size), (put_in, depth, batch) = RULES[rule], AROUND[around]
+    loss = lambda h, xs: jnp.sum(put_in(f)(h, xs))
+    found = el.plans(jax.grad(loss, (0, 1)))(XS[0], XS)
+    assert found[-1].depth == depth
+    loop, kind = found[-1], "custom_jvp" if rule == "custom_jvp" else "custom_vjp"
+    assert (loop.name, loop.plan.rule.kind) == (name, kind)
+    assert loop.plan.length == (None if rule == "while" else STEPS)
+    assert loop.plan.peak_bytes == pytest.approx(batch * size, abs=4)  # a counter
+    assert loop.place.file == loop.plan.rule.place.file == __file__
+    assert f"left: the `jax.{kind}` at {__file__}" in str(found)
+    assert loop.plan.notes.keys() == {"left"}
+    # That of a loop around it contains it. The counter is the same in all its steps.
+    outer = found[-2] if depth else loop
+    assert found.peak_bytes == pytest.approx(outer.plan.peak_bytes, abs=4)
+
+
+def test_what_rules_store_is_what_is_alive():
+    f, _, size = RULES["while"]
+    twice = lambda h, xs: jnp.sum(f(f(h, xs), xs))
+    found = el.plans(jax.grad(twice))(XS[0], XS)
+    assert [loop.plan.peak_bytes for loop in found] == [size, size]
+    assert found.peak_bytes == 2 * size
+    taken = temp_bytes(jax.grad(twice), XS[0], XS)
+    assert found.peak_bytes == pytest.approx(taken, rel=0.05)
+
+
+def test_a_loop_is_planned_as_it_was_before_rules_replaced_functions_in_it():
+    """The plan of a loop whose step has a rule, of which JAX has run one way there."""
+    f, *_ = RULES["while"]
+    step = lambda h, x: (f(h, XS[:4]), None)
+    scan = el.CheckpointedScan(step)
+    loss = lambda h: jnp.sum(scan(h, length=64)[0])
+    alone = scan.plan(XS[0], length=64)
+    for gradient, args in [
+        (jax.grad(loss), XS[0]),
+        (jax.vmap(jax.grad(loss)), XS[:2]),
+    ]:
+        outer, _ = el.plans(gradient)(args)
+        assert outer.plan.evaluations == alone.evaluations
+        assert outer.plan.peak_bytes == pytest.approx(
+            outer.batch * alone.peak_bytes, rel=0.3
+        )
+
+
+def test_a_rule_that_stores_nothing_of_a_loop():
+    f = with_rules(lambda h, xs: (sines(h, xs), xs), lambda xs, ct: (ct, xs))
+    assert len(el.plans(jax.grad(lambda h: jnp.sum(f(h, XS))))(XS[0])) == 0
 
 
 def test_a_step_whose_rules_have_no_derivative():

@@ -478,6 +478,35 @@ def test_its_loops_are_listed(name, saved, loops):
     assert found[0].plan.slots == {"checkpoints": 3, "schedule": 4}[name]
 
 
+def test_what_diffrax_stores_by_itself_is_listed():
+    """So many states, of an equation that needs little more."""
+    checkpoints, size = 50, 1000
+    adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints=checkpoints)
+
+    def last(y):
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: jnp.sin(y)),
+            diffrax.Euler(),
+            0.0,
+            1.0,
+            0.01,
+            y,
+            adjoint=adjoint,
+            max_steps=100,
+        ).ys.sum()
+
+    y = jnp.ones(size)
+    found = el.plans(jax.grad(last))(y)
+    assert {x.name for x in found} == {"lax.while_loop"}
+    assert {x.place.file for x in found} == {__file__}
+    assert max(x.plan.peak_bytes for x in found) == pytest.approx(
+        checkpoints * y.nbytes, rel=0.1
+    )
+    assert found.peak_bytes <= temp_bytes(jax.grad(last), y)
+    frugal = el.Reschedule(last, el.Recursive())
+    assert any("its rule stores" in why for _, why in frugal.plans(y).left)
+
+
 def test_what_is_used_of_diffrax_is_there():
     """Its parts that no page of its documentation names."""
     expected = {"inner_while_loop", "outer_while_loop", "max_steps", "solver", "terms"}

@@ -1,5 +1,6 @@
 """Which loops `el.Reschedule` takes, at what depth, and why it leaves others."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 import eqloop as el
 
 from ..asserts import assert_close
+from ..compiling import temp_bytes
 from .functions import XS, W, nested, root, simulate
 
 pytestmark = pytest.mark.sampled
@@ -171,6 +173,48 @@ def test_left(name):
         assert_close(jax.grad(frugal)(W, XS), jax.grad(f)(W, XS))
     assert_close(frugal(W, XS), f(W, XS))
     jax.effects_barrier()
+
+
+def in_a_scan(f: Function) -> Function:
+    return lambda w, xs: lax.scan(lambda h, _: (f(h, xs), None), w, length=3)[0]
+
+
+@pytest.mark.parametrize("put_in", [lambda f: f, jax.jit, jax.checkpoint, in_a_scan])
+def test_what_a_rule_stores_of_its_loops_is_said(put_in):
+    """There, and if the function takes the gradient itself: no schedule is for it."""
+
+    @jax.custom_vjp
+    def last(w, xs):
+        return lax.scan(lambda h, x: (jnp.sin(w * h + x), None), w, xs)[0]
+
+    def forward(w, xs):
+        h, hs = lax.scan(lambda h, x: (jnp.sin(w * h + x), h), w, xs)
+        return h, (w, hs, xs)
+
+    last.defvjp(forward, lambda stored, ct: (ct * jnp.sum(stored[1]), stored[2]))
+    f = lambda w, xs: jnp.sum(put_in(last)(w, xs))
+    rows, starts = jnp.ones((24, 1000)), jnp.ones(1000)
+    found = el.Reschedule(f, el.Recursive(2)).plans(starts, rows)
+    _, why = found.left[-1]
+    assert why.endswith("its rule stores 93.8 KiB of its loops")
+
+
+@pytest.mark.filterwarnings("ignore:Reschedule. no loop")
+def test_nothing_is_planned_for_a_gradient_that_the_function_takes():
+    def loss(w):
+        step = lambda h, x: (jnp.cos(jnp.tanh(w * h + x)), None)
+        return jnp.sum(lax.scan(step, w, jnp.ones((500, 32)))[0])
+
+    frugal = el.Reschedule(jax.grad(loss), el.Recursive(2))
+    w = jnp.ones(32)
+    found = frugal.plans(w)
+    assert len(found.taken) == found.taken.peak_bytes == 0
+    there, back = (why for _, why in found.left)
+    assert back == "it is the way back of a gradient that the function takes itself"
+    size, unit = re.match(r"it stores ([\d.]+) (KiB) for a gradient", there).groups()
+    assert unit == "KiB"
+    taken = temp_bytes(frugal, w) / 1024
+    assert float(size) == pytest.approx(taken, rel=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:Reschedule. no loop")

@@ -306,6 +306,8 @@ class PlannedLoop(Formula):
             # A custom rule computes the primal, too. The forward loop runs that one,
             # and the backward step differentiates the step as the user wrote it.
             primal = settled_problem(problem, active, reverse=True)
+            if is_listing():
+                primal = dataclasses.replace(primal, original=problem)
             carry, ys, stored = _run_primal(primal, saves, more, inputs)
             # JAX holds the inputs until the way back. That takes no
             # copies.

@@ -100,6 +100,8 @@ class Problem(abc.ABC, Generic[L]):
             types. Empty if it is of none.
         carries: For planning only: how many carries are stored on the device at once,
             while no layout tells. What slots hold depends on it (`_row_lists.py`).
+        original: While plans are listed: the loop before custom rules replaced
+            functions in it, which is the one that is planned.
     """
 
     step: Step
@@ -110,6 +112,7 @@ class Problem(abc.ABC, Generic[L]):
     chooses_policy: bool = False
     placed: Placements = ()
     carries: int = USUAL_CARRIES
+    original: "Problem[L] | None" = None
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -383,6 +386,13 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
     return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
+def unsettled(problem: Problem) -> Problem:
+    """The original of a loop, unless it has lost leaves of the carry since."""
+    types = lambda problem: problem.step.jaxpr.in_avals
+    original = problem.original or problem
+    return original if types(original) == types(problem) else problem
+
+
 def without_stored(problem: Problem) -> Problem:
     """The loop without what it stores for the way back of a gradient.
 
@@ -534,11 +544,15 @@ def batched_problem(
     inverse = step.inverse and pruned(
         batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
     )
+    original = unsettled(problem)
+    if original is not problem:
+        original, *_ = batched_problem(original, axis_data, dims)
     problem = dataclasses.replace(
         problem,
         step=dataclasses.replace(step, jaxpr=pruned(jaxpr), inverse=inverse),
         loop=dataclasses.replace(loop, x_axes=axes, batch=loop.batch * axis_data.size),
         placed=(),
+        original=None if original is problem else original,
     )
     return problem, carry, ys
 
