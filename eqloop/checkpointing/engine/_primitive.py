@@ -420,7 +420,9 @@ class PlannedLoop(Formula):
         if self.saves is not None:
             (held, final), known = self.saves.needs, carry[lead:]
             carries, last = pick(known, held), pick(known, final)
-            stored = stored._replace(carries=carries, last=last)
+            # The number of steps tells when the loop has ended, and so depends on all.
+            counts = [any(marks)] * len(stored.integers)
+            stored = Stored(counts, carries, last, stored.rows)
         # If an example may run longer than another (the first leaf of the carry is
         # reached), all of its outputs differ. With an inverse, more leaves may be
         # batched than depend on the inputs (`_reaching_both_ways`), and slots may be
