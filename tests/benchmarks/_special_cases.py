@@ -84,13 +84,6 @@ _REVERSALS, _ORDERS = "engine.reversals", "engine.orders"
 
 SPECIAL_CASES = (
     SpecialCase(
-        "products stored by the primal",
-        "planning._search",
-        "_in_two_parts",
-        lambda own: lambda length, products: own(length, False),
-        lambda schedule, layout: layout.steps_with_products > 0,
-    ),
-    SpecialCase(
         "everything stored of the last steps",
         "planning._search",
         "_storing_last",
@@ -117,12 +110,6 @@ SPECIAL_CASES = (
         "with_batches",
         lambda own: lambda loop, plain: plain,
         lambda schedule, layout: isinstance(schedule, el.Recursive),
-    ),
-    SpecialCase(
-        "next carries",
-        "engine._backward_step",
-        "Pull.beside_next",
-        lambda own: property(lambda self: None),
     ),
     SpecialCase(
         "products kept per batch",

@@ -13,7 +13,7 @@ which one to choose. In the order in which to read it:
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
   loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
   what was decided, `_kept_names.py` the policy that a layout may choose, and
-  `_stored_rows.py` what else it may have the primal store of the last steps.
+  `_stored_rows.py` the residuals that the primal may store of the last steps.
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
   outputs that are kept.
 - **The way back**: what an order is given to go back by (`_walk.py`), a sweep through

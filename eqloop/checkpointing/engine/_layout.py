@@ -90,11 +90,6 @@ class AbstractLayout(abc.ABC):
         """How many carries are stored on the device at once, at the most."""
 
     @property
-    def steps_with_products(self) -> int:
-        """For how many steps, the last ones, the primal stores their products."""
-        return 0
-
-    @property
     def steps_with_residuals(self) -> int:
         """For how many steps, the last ones, the primal stores their residuals."""
         return 0
@@ -200,11 +195,6 @@ class Layout(AbstractLayout):
         order = self.order.of_carries
         assert order is not None
         return order
-
-    @property
-    def steps_with_products(self) -> int:
-        """For how many steps, the last ones, the primal stores their products."""
-        return self.order.steps_with_products
 
     @property
     def steps_with_residuals(self) -> int:
@@ -333,8 +323,8 @@ class Stored(NamedTuple):
             needs to find carries again.
         carries: The carries in slots, an array with a row for each slot per leaf.
         last: Leaves of the last carry.
-        rows: What more is stored of the last steps (`_stored_rows.py`), arrays with a
-            row for each of them.
+        rows: The residuals of the last steps (`_stored_rows.py`), if they are stored:
+            arrays with a row for each of them.
     """
 
     integers: list[Value]

@@ -110,15 +110,9 @@ from ._problem import (
     without_stored,
 )
 from ._step import NoWayBackError, Step, reaching, without_outputs
-from ._stored_rows import (
-    StoredOfSteps,
-    StoredProducts,
-    StoredResiduals,
-    products_to_store,
-    residuals_to_store,
-)
+from ._stored_rows import StoredResiduals, residuals_to_store
 from ._substitute import Substitute
-from ._sweep import KnownProducts, KnownResiduals, Sweep
+from ._sweep import KnownResiduals, Sweep
 from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
 from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
@@ -567,14 +561,14 @@ class Reverse(Formula):
         given: Which leaves of a carry, and of the last one, are stored. `None` if the
             forward loop has to run first, because nothing is stored, or not all of the
             leaves that are read are.
-        more: What more is stored of the last steps, if anything is.
+        more: The residuals that are stored of the last steps, if any are.
     """
 
     problem: Problem[Any]
     back: BackwardStep
     layout: AbstractLayout
     given: Needs | None
-    more: StoredOfSteps | None
+    more: StoredResiduals | None
     unit = "iteration"
     is_backward = True
 
@@ -585,7 +579,7 @@ class Reverse(Formula):
         layout: AbstractLayout,
         given: Needs | None,
         inputs: PyTree,
-        more: StoredOfSteps | None = None,
+        more: StoredResiduals | None = None,
     ):
         in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
@@ -623,7 +617,7 @@ class Reverse(Formula):
             made = known.consts(last, init, consts, xs, problem.loop)
             consts = [*consts, *made]
             step, back = restricted(step, known), Restricted(back, known)
-        products, residuals = self._known_rows(stored.rows, consts, known)
+        residuals = self._known_residuals(stored.rows, consts)
         first = pick(init, given.held)
         paths = problem.loop.carry_paths[problem.lead :]
         paths = tuple(pick(paths, given.held)) if len(paths) == len(init) else ()
@@ -636,7 +630,6 @@ class Reverse(Formula):
             consts,
             xs,
             zs,
-            products,
             residuals,
             init=first,
             gauge=problem.loop.meter.back.of(problem.loop.length),
@@ -759,7 +752,7 @@ class Reverse(Formula):
 
         That happens where a derivative reads leaves that the gradient did not.
         """
-        if isinstance(self.more, StoredResiduals) and self.back.base is not self.back:
+        if self.more is not None and self.back.base is not self.back:
             # It takes more back than cotangents, and needs the carries for that.
             layout = self.layout.by_carries()
             new = self.with_params(given=None, more=None, layout=layout)
@@ -829,31 +822,15 @@ class Reverse(Formula):
         """The step that is run again to get from a stored carry to later ones."""
         return again(self.problem)
 
-    def _known_rows(
-        self, rows: Arrays, consts: Arrays, known: StoredLeaves | None
-    ) -> tuple[KnownProducts | None, KnownResiduals | None]:
-        """What more is stored of the last steps, with programs that take it.
+    def _known_residuals(self, rows: Arrays, consts: Arrays) -> KnownResiduals | None:
+        """The residuals of the last steps, from their rows.
 
-        Args:
-            rows: The rows of it.
-            consts: The consts of the step, which may be followed by others.
-            known: Which leaves of a carry are known, if not all are.
+        The consts of the step may be followed by others.
         """
-        more, length = self.more, self.problem.loop.length
-        if isinstance(more, StoredResiduals):
-            first = length - self.layout.steps_with_residuals
-            own = consts[: self.problem.step.num_consts]
-            return None, more.known(rows, first, own)
-        if not isinstance(more, StoredProducts):
-            return None, None
-        products = more.products
-        step = without_outputs(products.step)
-        back = self.back.with_products(products)
-        if known is not None:
-            step = restricted(step, known)
-            back = None if back is None else Restricted(back, known)
-        first = length - self.layout.steps_with_products
-        return KnownProducts(rows, first, step, back), None
+        if self.more is None:
+            return None
+        first = self.problem.loop.length - self.layout.steps_with_residuals
+        return self.more.known(rows, first, consts[: self.problem.step.num_consts])
 
     def _known(self, active: Active) -> Active:
         return active._replace(carry=active.carry[self.problem.lead :])
@@ -919,33 +896,25 @@ def _with_rows(problem: Problem[Any], ys: Sequence[bool]) -> Flags:
 
 def _stored_of_steps(
     layout: AbstractLayout, problem: Problem[Any], active: Active, y_active: Flags
-) -> StoredOfSteps | None:
+) -> StoredResiduals | None:
     """What more the primal stores of its last steps, if the layout asks."""
     # Where plans are listed, a loop has no leaves but its own: its plan is looked up by
     # them. That program is never run.
-    if is_listing():
+    if is_listing() or not layout.steps_with_residuals:
         return None
-    wanted = _with_rows(problem, y_active)
-    if layout.steps_with_residuals:
-        return residuals_to_store(problem, active, wanted)
-    if layout.steps_with_products:
-        products = products_to_store(problem, active, wanted)
-        return None if products is None else StoredProducts(products)
-    return None
+    return residuals_to_store(problem, active, _with_rows(problem, y_active))
 
 
 def _run_primal(
     problem: Problem[Any],
     saves: Saves[AbstractLayout],
-    more: StoredOfSteps | None,
+    more: StoredResiduals | None,
     inputs: PyTree,
 ) -> tuple[list[Value], list[Value], Stored]:
     """Runs the loop of a forward sweep: the final carry, `ys`, and what is stored."""
     if more is None:
         return _run_storing(problem, saves.at_primal, inputs)
-    layout = saves.layout
-    count = layout.steps_with_residuals or layout.steps_with_products
-    storing = more.stored_by(problem, count)
+    storing = more.stored_by(problem, saves.layout.steps_with_residuals)
     carry, ys, stored = _run_storing(storing, saves.at_primal, inputs)
     rows, ys = split(ys, more.leaves)
     return carry, ys, stored._replace(rows=rows)

@@ -42,50 +42,20 @@ _least = over_examples(jnp.min)
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredRows:
-    """What the primal has stored of the last steps of a loop.
+class KnownResiduals:
+    """The residuals of the last steps, which the primal has stored.
 
     Attributes:
         rows: The arrays; each row is for one step.
         first: The position of the step whose row is the first.
-    """
-
-    rows: Arrays
-    first: int
-
-    def of_step(self, position: Index) -> list[Value]:
-        """What is stored of the step at a position."""
-        return [element(row, position - self.first) for row in self.rows]
-
-    def of_block(self, position: Index, count: int) -> list[Value]:
-        """What is stored of so many steps from a position on."""
-        return [part(row, position - self.first, count) for row in self.rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownProducts(StoredRows):
-    """The products of the last steps.
-
-    Attributes:
-        step: The step, given its products behind its `x`.
-        back: The backward step for that; `None` if it cannot take products.
-    """
-
-    step: Step
-    back: BackwardStep | None
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownResiduals(StoredRows):
-    """The residuals of the last steps.
-
-    Attributes:
         back: The backward step whose residuals they are.
         parts: The same in two programs.
         slots: In which form they are stored.
         fixed: The residuals that are the same for all steps.
     """
 
+    rows: Arrays
+    first: int
     back: Pull
     parts: StepParts
     slots: AbstractSlots
@@ -106,7 +76,8 @@ class KnownResiduals(StoredRows):
         """
         carried, z = ends
         dtypes = [aval.dtype for aval in self.parts.kept_types]
-        kept = self.slots.unpacked(self.of_step(position), dtypes)
+        rows = [element(row, position - self.first) for row in self.rows]
+        kept = self.slots.unpacked(rows, dtypes)
         residuals = self.parts.residuals(consts, x, kept, self.fixed)
         of, whole = now.active, self.back.active
         of_carry, of_y = pick(of.carry, whole.carry), pick(now.wanted, self.back.wanted)
@@ -153,7 +124,6 @@ class Sweep:
         consts: The consts of the step.
         xs: The `xs` of the loop.
         zs: The `z` of all steps, for a gradient the cotangents of `ys`.
-        products: The products of the last steps, if they were stored.
         residuals: The residuals of the last steps, if they were.
         count: How many steps were run, for a loop that may end early; else `None`.
         own: How many steps this example has run. In a batch of sweeps, `count` is the
@@ -171,7 +141,6 @@ class Sweep:
     consts: Arrays
     xs: Arrays
     zs: Arrays
-    products: KnownProducts | None = None
     residuals: KnownResiduals | None = None
     count: Index | None = None
     own: Value = None
@@ -252,13 +221,7 @@ class Sweep:
     def next(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry after the step at a position."""
         position = self.position(position)
-        x = self.loop.x(self.xs, position)
-        if self.products is None:
-            return self.step(self.consts, carry, x)[0]
-        # The products follow `x`, as if they were more `xs`: the step has been
-        # rewritten to read them instead of computing them.
-        x = [*x, *self.products.of_step(position)]
-        return self.products.step(self.consts, carry, x)[0]
+        return self.step(self.consts, carry, self.loop.x(self.xs, position))[0]
 
     def previous(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry before the step at a position, from the one after it."""

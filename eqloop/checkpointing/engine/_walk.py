@@ -61,11 +61,8 @@ class Walk:
 
     @property
     def joins_steps(self) -> bool:
-        """Whether all steps are run, and none has its products, or can't be batched."""
-        # A batch would include steps that were not run; and steps that have their
-        # products are reversed by another program than the others.
-        sweep = self.sweep
-        return sweep.count is None and sweep.products is None and sweep.back.joins_steps
+        """Whether steps can be reversed in batches, and all of them are run."""
+        return self.sweep.count is None and self.sweep.back.joins_steps
 
     @property
     def unroll(self) -> int:

@@ -47,8 +47,7 @@ def piece_of(loop: Any) -> str:
     if isinstance(loop.reversal, Together) and loop.block > 1:
         return "blocks together"
     if isinstance(loop.reversal, Together):
-        known = loop.steps_with_products or len(loop.order.levels[0]) > 1
-        return "known products" if known else "together"
+        return "known products" if len(loop.order.levels[0]) > 1 else "together"
     return "block" if loop.block > 1 else "single"
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import Arrays
-from ...._calls import format_bytes
 from ...._types import Index, Value
 from .._costs import StepCost
 from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
@@ -34,14 +33,9 @@ class Nested(AbstractSlotOrder):
 
     Attributes:
         nests: The nests, in the order of their steps.
-        with_products: For how many of the last nests the primal stores the products of
-            each step. These steps are run again without multiplying.
-        is_part: Whether it is the order of a part of a longer loop.
     """
 
     nests: tuple[Nest, ...]
-    with_products: int = 0
-    is_part: bool = False
 
     @property
     def length(self) -> int:
@@ -83,12 +77,6 @@ class Nested(AbstractSlotOrder):
         return max(n.at_once if n.block == 1 else n.block for n in self.nests)
 
     @property
-    def steps_with_products(self) -> int:
-        return sum(
-            nest.length for nest in self.nests[len(self.nests) - self.with_products :]
-        )
-
-    @property
     def side_by_side(self) -> int:
         return max(nest.side_by_side for nest in self.nests)
 
@@ -100,22 +88,8 @@ class Nested(AbstractSlotOrder):
     def is_flat(self) -> bool:
         return all(len(nest.levels) == 1 for nest in self.nests)
 
-    def as_part(self) -> "Nested":
-        # Products are stored for the last steps of a loop, which a part need not have.
-        return dataclasses.replace(self.only_carries(), is_part=True)
-
-    def only_carries(self) -> "Nested":
-        return dataclasses.replace(self, with_products=0)
-
-    @property
-    def keeps_last(self) -> bool:
-        # Carries of single steps are then all there, with the one after each step.
-        strides = [nest.stride for nest in self.nests]
-        return not self.is_part and strides[-1:] == [1]
-
     @property
     def needs_spare(self) -> bool:
-        # The last carry is only read if that is quick (`AbstractSlots.hold_results`).
         return False
 
     @property
@@ -127,15 +101,10 @@ class Nested(AbstractSlotOrder):
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self.primal_slots
-        first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
             # A loop of Python: nests are few, and no two need have the same levels.
             position, row = position - nest.length, row - nest.levels[0]
-            # From here on back, there are no stored products.
-            if position < first:
-                walk = walk.of(products=None)
-            cts = _reverse_level(walk, nest, position, carries, row, has_next, cts)
-            has_next = True  # the first carry of this nest
+            cts = _reverse_level(walk, nest, position, carries, row, cts)
         return cts
 
     # What it costs.
@@ -156,29 +125,17 @@ class Nested(AbstractSlotOrder):
         # XLA gives the inner slots of all nests the same memory, as nests are reversed
         # one after the other.
         each = last if self.is_flat else cost.held
-        products = self.steps_with_products * cost.known
-        return of_primal * each + max(inner, default=0) + products
+        return of_primal * each + max(inner, default=0)
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
-        if (known := pace.of_known) is None:
-            return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
-        first = len(self.nests) - self.with_products
-        total = 0.0
-        for nest in self.nests[:first]:
-            own = known if _keeps_products(nest, reversal) else pace
-            total += _nest_time(own, nest, reversal)
-        for nest in self.nests[first:]:
-            # The primal writes the products. `duration` counts the advances as if they
-            # multiplied; that is corrected here.
-            written = 2 * nest.length * pace.cost.known * pace.rate.byte
-            saved = nest.advances * (pace.advance - known.advance)
-            total += _nest_time(known, nest, reversal) + written - saved
-        return total
+        known = pace.of_known or pace
+        paces = [known if _keeps_products(n, reversal) else pace for n in self.nests]
+        pairs = zip(paces, self.nests, strict=True)
+        return sum(_nest_time(own, nest, reversal) for own, nest in pairs)
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
         found = super().pieces(reversal)
-        keeps = (_keeps_products(nest, reversal) for nest in self.nests)
-        if self.with_products > 0 or any(keeps):
+        if any(_keeps_products(nest, reversal) for nest in self.nests):
             found |= {block_piece(reversal, 1)._replace(is_known=True)}
         return found | ({SIDE_BY_SIDE} if self.side_by_side > 1 else set())
 
@@ -196,8 +153,7 @@ class Nested(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        products, side_by_side = self.with_products > 0, self.side_by_side > 1
-        return "nested", self.block == 1, depth, products, side_by_side
+        return "nested", self.block == 1, depth, self.side_by_side > 1
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -208,15 +164,12 @@ class Nested(AbstractSlotOrder):
         )
         # Each level has counters of its own, and a few values that move between loops.
         # Up to 9 kB were seen with 50 leaves, and 1 kB with two leaves.
-        return Nested(nests, self.with_products), deeper * (1024 + 176 * leaves)
+        return Nested(nests), deeper * (1024 + 176 * leaves)
 
     # How it is shown.
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)
-        if self.with_products:
-            steps, each = self.steps_with_products, format_bytes(cost.known)
-            rows.append(("stored products", f"of {steps} steps, {each} each"))
         if self.side_by_side > 1:
             rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
@@ -235,7 +188,6 @@ def _reverse_level(
     start: Index,
     carries: Carries,
     row: int,
-    has_next: bool,
     cts: Cotangents,
 ) -> Cotangents:
     """Reverses a nest.
@@ -246,7 +198,6 @@ def _reverse_level(
         start: The position of its first step.
         carries: Slots, which hold the carries at its outermost segments.
         row: The row of the first of these carries.
-        has_next: Whether the row after theirs has the carry after the nest.
         cts: The cotangents after the nest.
     """
     # This recursion is traced. The program is as deep as there are levels, which does
@@ -254,7 +205,7 @@ def _reverse_level(
     count, (most, *inner) = _count(nest, start, walk.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
-        steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
+        steps = StoredSteps(carries, row, start, count, most)
         return walk.each(steps, cts)
 
     if _runs_side_by_side(nest) and walk.joins_steps:
@@ -275,7 +226,7 @@ def _reverse_level(
             return walk.rerun(steps, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
         filled = _fill_nest(walk, slots, carry, position, within)
-        return _reverse_level(walk, within, position, filled, 0, False, cts)
+        return _reverse_level(walk, within, position, filled, 0, cts)
 
     # Outer loops are not unrolled: that would repeat the loops within them.
     unroll = 1 if inner else min(walk.unroll, most)

@@ -104,11 +104,6 @@ class AbstractOrder(abc.ABC):
         return None
 
     @property
-    def steps_with_products(self) -> int:
-        """For how many of the last steps the primal stores the products."""
-        return 0
-
-    @property
     def steps_with_residuals(self) -> int:
         """For how many of the last steps the primal stores the residuals."""
         return 0

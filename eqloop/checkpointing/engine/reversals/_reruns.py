@@ -56,22 +56,17 @@ class AbstractRerun(abc.ABC):
         """How many steps there are at most, which is known while tracing."""
 
     @abc.abstractmethod
-    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
-        """Runs them, and stores the carry before each step.
-
-        Args:
-            sweep: The sweep.
-            has_next: Whether to store the carry after the last step, too.
-        """
+    def stored(self, sweep: Sweep) -> StoredSteps:
+        """Runs them, and stores the carry before each step."""
 
     @abc.abstractmethod
     def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
         """The same, with the products of each step."""
 
     def _as_stored(
-        self, count: Index, carries: Carries, rows: Arrays = (), has_next: bool = False
+        self, count: Index, carries: Carries, rows: Arrays = ()
     ) -> StoredSteps:
-        return StoredSteps(carries, 0, self.start, count, self.most, rows, has_next)
+        return StoredSteps(carries, 0, self.start, count, self.most, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +87,9 @@ class Segment(AbstractRerun):
     def most(self) -> int:
         return self.length
 
-    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
-        more = int(has_next)
-        carries = carries_within(
-            sweep,
-            self.slots,
-            self.carry,
-            self.start,
-            self.count + more,
-            self.most + more,
-        )
-        return self._as_stored(self.count, carries, has_next=has_next)
+    def stored(self, sweep: Sweep) -> StoredSteps:
+        settings = self.slots, self.carry, self.start, self.count, self.most
+        return self._as_stored(self.count, carries_within(sweep, *settings))
 
     def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
         # Both the step and the program of its products compute the products. The two
@@ -140,15 +127,9 @@ class SideBySide(AbstractRerun):
     def most(self) -> int:
         return self.side_by_side * self.each
 
-    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
-        found = self._run(sweep, lambda own, one: one.stored(own, has_next).carries)
-        if not has_next:
-            return self._as_stored(self.most, jax.tree.map(_end_to_end, found))
-        # The carry after a segment is the first of the next one.
-        joined = jax.tree.map(
-            lambda row: jnp.concatenate([_end_to_end(row[:, :-1]), row[-1:, -1]]), found
-        )
-        return self._as_stored(self.most, joined, has_next=True)
+    def stored(self, sweep: Sweep) -> StoredSteps:
+        found = self._run(sweep, lambda own, one: one.stored(own).carries)
+        return self._as_stored(self.most, jax.tree.map(_end_to_end, found))
 
     def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
         def stored(own: Sweep, one: Segment) -> tuple[Carries, list[Value]]:

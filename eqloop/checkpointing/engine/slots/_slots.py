@@ -64,11 +64,6 @@ class AbstractSlots(abc.ABC):
         """
         return True
 
-    @property
-    def hold_results(self) -> bool:
-        """Whether rows are the results of steps, to the last bit, and quickly read."""
-        return False
-
     def rows(self, starts: int, needs_spare: bool) -> int:
         """How many rows `sweep` leaves behind.
 
@@ -339,7 +334,6 @@ class StoredSteps:
         most: How many steps there are at most, which is known while tracing.
         products: The known products of these steps, if any (`_known_products.py`). They
             are in the same rows as the carries.
-        has_next: Whether the row after these has the carry after the last step.
     """
 
     carries: Carries
@@ -348,7 +342,6 @@ class StoredSteps:
     count: Value
     most: int
     products: Arrays = ()
-    has_next: bool = False
 
     def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
         """Some of these steps: `count` of them, from one on."""
@@ -372,10 +365,6 @@ class DeviceSlots(AbstractSlots):
     @property
     def place(self) -> str:
         return "on the device"
-
-    @property
-    def hold_results(self) -> bool:
-        return self.precision is None
 
     def move_time(self, nbytes: int, rate: Rates) -> float:
         return rate.iteration + nbytes * rate.byte
