@@ -323,7 +323,7 @@ class Stored(NamedTuple):
             needs to find carries again.
         carries: The carries in slots, an array with a row for each slot per leaf.
         last: Leaves of the last carry.
-        rows: The residuals of the last steps (`_stored_rows.py`), if they are stored:
+        rows: The residuals of the last steps (`_primal.py`), if they are stored:
             arrays with a row for each of them.
     """
 

@@ -140,9 +140,16 @@ class Problem(abc.ABC, Generic[L]):
             inputs: Consts, the initial carry and `xs`.
 
         Returns:
-            The final carry, `ys`, and what is stored. Leaves of the last carry are
-            added by the primitive.
+            The final carry, `ys`, and what is stored, but for leaves of the last carry.
         """
+
+    def evaluated(
+        self, saves: Saves[L] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
+        """The same, with the leaves of the last carry that are stored."""
+        carry, ys, stored = self.forward(saves, inputs)
+        last = [] if saves is None else saves.of_last(carry)
+        return carry, ys, stored._replace(last=last)
 
     @abc.abstractmethod
     def stored_types(self, saves: Saves[L]) -> Stored:

@@ -25,7 +25,7 @@ from ..._types import BatchAxis, PyTree, Value
 from ...progress import NO_BARS, while_with_bar
 from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
-from ..engine._primitive import PlannedLoop
+from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, slot_types
 from ..engine._short_loops import without_short_loops
 from ..engine._sweep import Cotangents

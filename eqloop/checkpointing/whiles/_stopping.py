@@ -18,7 +18,7 @@ from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
-from ..engine._primitive import PlannedLoop
+from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, Problem
 from ..engine._step import Step
 from ..engine._sweep import Cotangents
