@@ -114,8 +114,8 @@ SPECIAL_CASES = (
     SpecialCase(
         "products kept per batch",
         f"{_REVERSALS}._together",
-        "_rerun",
-        lambda own: lambda sweep, steps: steps.stored(sweep),
+        "run_again",
+        lambda own: lambda sweep, steps, products=None: own(sweep, steps),
     ),
     SpecialCase(
         "products in parts", f"{_REVERSALS}._products_in_parts", "_in_parts", _nothing

@@ -16,8 +16,8 @@ which one to choose. In the order in which to read it:
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
   outputs that are kept. `_primal.py` is the forward sweep of a gradient, which may
   store more than carries.
-- **The way back**: what an order is given to go back by (`_walk.py`), a sweep through
-  the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
+- **The way back**: a sweep through the loop, which is what an order is given to go back
+  by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
   (`_derived.py`). What backward rules log on the way comes out beside the cotangents
   (`_logs.py`).

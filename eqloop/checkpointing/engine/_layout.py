@@ -16,10 +16,9 @@ from ..._types import Value
 from ._costs import StepCost
 from ._pace import Pace, Piece
 from ._step import Step
-from ._sweep import Cotangents
-from ._walk import Walk
+from ._sweep import AbstractReversal, Cotangents, Sweep
 from .orders._order import AbstractOrder, AbstractSlotOrder
-from .reversals._block_reversals import AbstractReversal, ByResiduals
+from .reversals._block_reversals import ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
 
 
@@ -263,11 +262,11 @@ class Layout(AbstractLayout):
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
 
-    def reverse(self, walk: Walk, stored: "Stored", ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: "Stored", ct_carry: Arrays) -> Cotangents:
         """Goes back through the whole loop.
 
         Args:
-            walk: The way back.
+            sweep: The way back.
             stored: What the primal has stored.
             ct_carry: What is carried back from the end of the loop.
 
@@ -276,13 +275,13 @@ class Layout(AbstractLayout):
         """
         order, slots = self.slot_order, stored.carries
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
-        walk = walk if order.is_flat else walk.opaque()
-        cts = walk.sweep.start(ct_carry, jax.tree.leaves(stored))
-        step = walk.sweep.step
+        sweep = sweep if order.is_flat else sweep.opaque()
+        cts = sweep.start(ct_carry, jax.tree.leaves(stored))
+        step = sweep.step
         held = (True,) * step.num_carry  # the step has no other leaves by now
         saved = order.saved_of(step, held)
         carries = self.slots.holding(slots, step.carry_types, tuple(saved))
-        return self.slots.released(slots, order.reverse(walk, carries, cts))
+        return self.slots.released(slots, order.reverse(sweep, carries, cts))
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.

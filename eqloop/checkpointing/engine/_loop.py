@@ -14,7 +14,6 @@ from jax import lax
 
 from ..._arrays import (
     Arrays,
-    Flags,
     SumType,
     chosen_sum_type,
     is_type,
@@ -216,7 +215,7 @@ class Loop:
         rest = dataclasses.replace(self, length=after, kept=kept, base=first, starts=())
         return head, rest
 
-    def of_leaves(self, carry: Flags, ys: Flags) -> "Loop":
+    def of_leaves(self, carry: Sequence[bool], ys: Sequence[bool]) -> "Loop":
         """The loop around a step that has only these leaves."""
         paths, (steps, leaves) = self.carry_paths, self.stored
         return dataclasses.replace(

@@ -127,12 +127,12 @@ class StoredLists(Substitute):
         return consts, [*init, zero(), *lists], xs
 
     def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
-        carry, _ = split(carry, len(carry) - 1 - len(self.lists))
+        own, _ = split(carry, len(carry) - 1 - len(self.lists))
         last, rows = split(stored.last, sum(self.others))
         final = put(
             put([None] * len(self.others), self.others, last), self.of_lists, rows
         )
-        return carry, list(ys), stored._replace(last=pick(final, self.needs.final))
+        return own, list(ys), stored._replace(last=pick(final, self.needs.final))
 
 
 def lists_of(problem: Problem, saves: MaybeSaves) -> StoredLists | None:
@@ -176,8 +176,8 @@ class StoredResiduals(Substitute):
         return dataclasses.replace(problem, step=step, loop=loop)
 
     def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
-        rows, ys = split(ys, self.leaves)
-        return list(carry), ys, stored._replace(rows=rows)
+        rows, own = split(ys, self.leaves)
+        return list(carry), own, stored._replace(rows=rows)
 
     def known(self, rows: Arrays, length: int, consts: Arrays) -> KnownResiduals:
         """The residuals that the primal has stored of a loop of this length.

@@ -48,8 +48,7 @@ from ._listing import unlisted
 from ._loop import Loop
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
-from ._sweep import Cotangents
-from ._walk import Walk
+from ._sweep import Cotangents, Sweep
 from .leaves._needed_leaves import USUAL_CARRIES, needs_of
 from .orders._all_at_once import AllAtOnce
 
@@ -157,12 +156,12 @@ class Problem(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def reverse(
-        self, walk: Walk, layout: L, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: L, stored: Stored, carried: Arrays
     ) -> Cotangents:
         """Goes back through the loop.
 
         Args:
-            walk: The way back, past all steps that the loop may have.
+            sweep: The way back, past all steps that the loop may have.
             layout: How the loop was stored.
             stored: What `forward` has stored.
             carried: What is carried back from the end.
@@ -325,9 +324,9 @@ class Counted(Problem[Layout]):
         return Stored.of(carries=slot_types(self.step, saves))
 
     def reverse(
-        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        return layout.reverse(walk, stored, carried)
+        return layout.reverse(sweep, stored, carried)
 
     def reversed_step(self, step: Step) -> Step:
         return step

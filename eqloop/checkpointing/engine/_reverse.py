@@ -69,7 +69,6 @@ from ._problem import (
 from ._step import Step, reaching, without_outputs
 from ._substitute import MaybeSaves, Outputs
 from ._sweep import Sweep
-from ._walk import Walk
 from .leaves._needed_leaves import needs_of
 from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 
@@ -158,8 +157,9 @@ class AbstractReverse(Formula):
         paths = problem.loop.carry_paths[problem.lead :]
         paths = tuple(pick(paths, given.held)) if len(paths) == len(init) else ()
         # 3. The way back. The layout's order says which block is next, and moves by the
-        # `walk`: this runs `step` again, and takes cotangents past steps by `back`.
+        # sweep: this runs `step` again, and takes cotangents past steps by `back`.
         sweep = Sweep(
+            self.layout.reversal,
             step,
             dataclasses.replace(problem.loop, carry_paths=paths),
             back,
@@ -170,8 +170,7 @@ class AbstractReverse(Formula):
             init=first,
             gauge=problem.loop.meter.back.of(length),
         )
-        walk = Walk(sweep, self.layout.reversal)
-        cts = problem.reverse(walk, self.layout, stored, carried)
+        cts = problem.reverse(sweep, self.layout, stored, carried)
         # The sums may be wider than the consts, and are cast once, here.
         sums = list(map(cast_like, cts.consts, self.out_aval[0]))
         # Without this tie XLA would drop the reports to the bar, which nothing reads.

@@ -28,8 +28,7 @@ from ..engine._layout import Layout, Saves, Stored
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, slot_types
 from ..engine._short_loops import without_short_loops
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._dce import dce_step
 from ._batch import joint_loop, stops_apart
 from ._stopping import AbstractStopping
@@ -107,7 +106,7 @@ class Ending(AbstractStopping[Layout]):
         )
 
     def reverse(
-        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
         (own,) = stored.integers
         # In a joint loop, `own` has an entry for each example. There the step selects
@@ -116,10 +115,10 @@ class Ending(AbstractStopping[Layout]):
         # the largest one in either case.
         most = _most(own)
         own = most if own.ndim else own
-        step, back = walk.sweep.step, walk.sweep.back
+        step, back = sweep.step, sweep.back
         step, back = dce_step(step), back.mapped(without_short_loops)
-        walk = walk.of(step=step, back=back, own=own).until(most)
-        return layout.reverse(walk, stored, carried)
+        sweep = dataclasses.replace(sweep, step=step, back=back, own=own).until(most)
+        return layout.reverse(sweep, stored, carried)
 
     def batched_apart(
         self,

@@ -21,8 +21,7 @@ from ..engine._layout import Saves, Stored
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, Problem
 from ..engine._step import Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
 from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
@@ -138,9 +137,9 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         return saves.layout.stored_types(self.step.carry_types, saves.held)
 
     def reverse(
-        self, walk: Walk, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        return layout.reverse(walk.until(stored.integers[0]), stored, carried)
+        return layout.reverse(sweep.until(stored.integers[0]), stored, carried)
 
     def batched_apart(
         self,

@@ -14,11 +14,8 @@ from ...._arrays import Arrays
 from ...._types import Index, Value
 from .._costs import StepCost
 from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
-from ..reversals._reruns import Segment, SideBySide
-from ..slots._slots import Carries, DeviceSlots, StoredSteps
+from .._sweep import AbstractReversal, Cotangents, Sweep
+from ..slots._slots import Carries, DeviceSlots, StepsToRun, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
 
@@ -99,12 +96,12 @@ class Nested(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self.primal_slots
         for nest in reversed(self.nests):
             # A loop of Python: nests are few, and no two need have the same levels.
             position, row = position - nest.length, row - nest.levels[0]
-            cts = _reverse_level(walk, nest, position, carries, row, cts)
+            cts = _reverse_level(sweep, nest, position, carries, row, cts)
         return cts
 
     # What it costs.
@@ -183,7 +180,7 @@ class Nested(AbstractSlotOrder):
 
 
 def _reverse_level(
-    walk: Walk,
+    sweep: Sweep,
     nest: Nest,
     start: Index,
     carries: Carries,
@@ -193,7 +190,7 @@ def _reverse_level(
     """Reverses a nest.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         nest: The nest.
         start: The position of its first step.
         carries: Slots, which hold the carries at its outermost segments.
@@ -202,39 +199,39 @@ def _reverse_level(
     """
     # This recursion is traced. The program is as deep as there are levels, which does
     # not depend on how many segments they have.
-    count, (most, *inner) = _count(nest, start, walk.count), nest.levels
+    count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
         steps = StoredSteps(carries, row, start, count, most)
-        return walk.each(steps, cts)
+        return sweep.reversal.each(sweep, steps, cts)
 
-    if _runs_side_by_side(nest) and walk.joins_steps:
-        return _reverse_side_by_side(walk, nest, start, carries, row, cts)
+    if _runs_side_by_side(nest) and sweep.joins_steps:
+        return _reverse_side_by_side(sweep, nest, start, carries, row, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
         carry = carries.read(row + segment)
         if not inner:
-            return walk.pull(carry, position, nest.block, cts)
+            return sweep.pull(carry, position, nest.block, cts)
         within, slots = nest.within, carries.slots.near
         # The reversal has the segments of the last level run again, as it may keep more
         # of their steps than the carries.
         if within.stride == 1:
-            ran = _count(within, position, walk.count)
-            steps = Segment(slots, position, carry, ran, within.length)
-            return walk.rerun(steps, cts)
+            ran = _count(within, position, sweep.count)
+            steps = StepsToRun(slots, position, carry, ran, within.length)
+            return sweep.reversal.rerun(sweep, steps, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
-        filled = _fill_nest(walk, slots, carry, position, within)
-        return _reverse_level(walk, within, position, filled, 0, cts)
+        filled = _fill_nest(sweep, slots, carry, position, within)
+        return _reverse_level(sweep, within, position, filled, 0, cts)
 
     # Outer loops are not unrolled: that would repeat the loops within them.
-    unroll = 1 if inner else min(walk.unroll, most)
+    unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
 def _reverse_side_by_side(
-    walk: Walk, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
+    sweep: Sweep, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
 ) -> Cotangents:
     """The same for a nest of two levels, whose segments are run again side by side."""
     (count, each), slots = nest.levels, carries.slots.near
@@ -242,8 +239,9 @@ def _reverse_side_by_side(
 
     def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
         firsts = carries.read_part(row + first, size)
-        steps = SideBySide(slots, start + first * each, firsts, size, each)
-        return walk.rerun(steps, cts)
+        position = start + first * each
+        steps = StepsToRun(slots, position, firsts, each, each, size)
+        return sweep.reversal.rerun(sweep, steps, cts)
 
     # What is left over are the first segments.
     of_group = lambda i, cts: reverse(
@@ -254,14 +252,14 @@ def _reverse_side_by_side(
 
 
 def _fill_nest(
-    walk: Walk, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
+    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
     """Runs a nest again to store the carries at its outermost segments.
 
     These have several steps each. The last of them is not run.
     """
-    stride, count = nest.stride, _count(nest, start, walk.count)
-    move = lambda i, carry: walk.advance(carry, start + i * stride, stride)
+    stride, count = nest.stride, _count(nest, start, sweep.count)
+    move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
     # Slots of the primal have one more row. Here, no carry goes there.
     return slots.filled(carry, nest.levels[0]).run_on(carry, count, move)
 

@@ -64,11 +64,11 @@ from .._backward_step import BackwardStep, BlockResult, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part
 from .._step import Step
-from .._sweep import Cotangents, Sweep
-from ..slots._slots import DeviceSlots, StoredSteps
-from ._block_reversals import AbstractReversal, ByResiduals
+from .._sweep import AbstractReversal, Cotangents, Sweep
+from ..slots._slots import DeviceSlots, StepsToRun, StoredSteps
+from ._block_reversals import ByResiduals
 from ._products_in_parts import added_in_parts
-from ._reruns import AbstractRerun, Segment
+from ._reruns import run_again
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 
@@ -94,15 +94,15 @@ class Together(AbstractReversal):
             return sweep.take(carry, start, 1, cts)
         if is_watched():
             return ByResiduals()(sweep, carry, start, count, cts)
-        segment = Segment(DeviceSlots(), start, carry, count, count)
-        return _joined(sweep, _rerun(sweep, segment), cts)
+        steps = StepsToRun(DeviceSlots(), start, carry, count, count)
+        return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)
 
-    def rerun(self, sweep: Sweep, steps: AbstractRerun, cts: Cotangents) -> Cotangents:
+    def rerun(self, sweep: Sweep, steps: StepsToRun, cts: Cotangents) -> Cotangents:
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        if self._size_of_batches(sweep, steps.most) == steps.most > 1:
-            return self.each(sweep, _rerun(sweep, steps), cts)
-        return super().rerun(sweep, steps, cts)
+        is_one_batch = self._size_of_batches(sweep, steps.most) == steps.most > 1
+        products = sweep.back.products if is_one_batch else None
+        return self.each(sweep, run_again(sweep, steps, products), cts)
 
     def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         size = self._size_of_batches(sweep, steps.most)
@@ -217,12 +217,6 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
     ends_automatic = name == "reshard" and changes_mesh(avals[0], avals[1])
     return name not in _CONTROL and not ends_automatic
-
-
-def _rerun(sweep: Sweep, steps: AbstractRerun) -> StoredSteps:
-    """Runs steps again to store their carries, and their products if they have any."""
-    found = sweep.back.products
-    return steps.stored(sweep) if found is None else steps.with_products(sweep, found)
 
 
 def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
