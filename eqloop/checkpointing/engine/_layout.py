@@ -376,19 +376,18 @@ class Saves(Generic[_L]):
         return pick(carry[len(carry) - len(final) :], final)
 
     def of_these(self, stored: Stored, fewer: "Saves[AbstractLayout]") -> Stored:
-        """The part of what was stored for another sweep, which needs fewer leaves.
+        """The part of what was stored that is for one sweep, which needs fewer leaves.
 
         Args:
             stored: All that was stored.
-            fewer: What the other sweep needs.
+            fewer: What that sweep needs.
         """
         if self.at_primal is None:
-            return Stored.of()
+            return stored
         (held, final), of = self.needs, fewer.needs
         return stored._replace(
             carries=pick(stored.carries, pick(of.held, held)),
             last=pick(stored.last, pick(of.final, final)),
-            rows=[],  # a loop has none: they are outputs while it runs
         )
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:

@@ -232,7 +232,7 @@ class PlannedLoop(Formula):
         # tell. A gradient asks its schedule here, and nowhere else.
         problem.check(active, inputs)
         planned = problem.planned_for(active, moves)
-        saves = saves_of_gradient(planned, self.saves, active, y_active)
+        saves, every = saves_of_gradient(planned, self.saves, active, y_active)
         # 2. The loop runs, and leaves behind what the plan says. Until a cotangent
         # comes, that is all.
         problem = problem.under(saves.layout)
@@ -252,14 +252,15 @@ class PlannedLoop(Formula):
             more = residuals_of(saves.layout, problem, active, y_active)
             # A custom rule computes the primal, too. The forward loop runs that one,
             # and the backward step differentiates the step as the user wrote it.
-            primal = settled_problem(problem, active, reverse=True), saves.at_primal
-            carry, ys, stored = run_storing(_run, *primal, inputs, more)
+            primal = settled_problem(problem, active, reverse=True), every.at_primal
+            carry, ys, stored = run_storing(_run, *primal, inputs, more, self.saves)
             # JAX holds the inputs until the way back. That takes no copies.
-            residuals = (inputs, stored)
+            residuals = (inputs, every.of_these(stored, saves))
         # 3. What JAX gets: outputs, residuals, and which outputs have a tangent.
         # If this loop is itself the forward sweep of a gradient, it still has to return
         # what is stored for that one's way back: a part of what both share.
-        asked_for = saves.of_these(stored, self.saves) if self.saves else Stored.of()
+        asked_for = every.of_these(stored, self.saves) if self.saves else Stored.of()
+        asked_for = asked_for._replace(rows=[])  # a loop has none, but outputs
         moves_out = (list(active.carry), list(y_active), self._nothing_stored)
         static = Static((None, (saves, active, y_active)))
         return (carry, ys, asked_for), (static, residuals), moves_out

@@ -48,8 +48,8 @@ _SLOTS = DeviceSlots()
 
 def saves_of_gradient(
     problem: Problem, shared: MaybeSaves, active: Active, y_active: Flags
-) -> Saves[AbstractLayout]:
-    """Which carries the forward sweep of a gradient stores.
+) -> tuple[Saves[AbstractLayout], Saves[AbstractLayout]]:
+    """Which carries the forward sweep of a gradient stores: its own, and all of them.
 
     Args:
         problem: The loop.
@@ -61,17 +61,16 @@ def saves_of_gradient(
     layout = shared.layout if shared else _decided(problem, active)
     layout = listed(layout, active, problem.undifferentiated)
     if layout.stores_residuals:
-        return Saves(layout, Needs((), ()))
+        return (Saves(layout, Needs((), ())),) * 2
     problem = problem.under(layout)
     wanted = with_rows(problem, y_active)
-    needs = needs_of_gradient(problem, active, wanted, layout)
-    if shared is not None:
-        needs = needs.with_those_of(shared.needs)
-    fitted = layout.for_needs(problem.step, needs)
+    own = needs_of_gradient(problem, active, wanted, layout)
+    every = own if shared is None else own.with_those_of(shared.needs)
+    fitted = layout.for_needs(problem.step, every)
     if fitted is not layout:
         # What is noted is found by its identity.
         fitted = listed(fitted, active, problem.undifferentiated)
-    return Saves(fitted, needs)
+    return Saves(fitted, own), Saves(fitted, every)
 
 
 def _decided(problem: Problem, active: Active) -> AbstractLayout:
@@ -135,13 +134,19 @@ class StoredLists(Substitute):
         return own, list(ys), stored._replace(last=pick(final, self.needs.final))
 
 
-def lists_of(problem: Problem, saves: MaybeSaves) -> StoredLists | None:
-    """The lists that a loop stores, if it stores any."""
+def lists_of(
+    problem: Problem, saves: MaybeSaves, shared: MaybeSaves = None
+) -> StoredLists | None:
+    """The lists that a loop stores, if it stores any.
+
+    What it stores for another way back, `shared`, are leaves as they are.
+    """
     # Where plans are listed, a loop has no leaves but its own, see `residuals_of`.
     if saves is None or is_listing():
         return None
     known = StoredLeaves.of(saves.needs, again(problem), problem.loop_back)
-    lists = tuple(known.lists)
+    as_they_are = shared.needs.final if shared else [False] * len(saves.needs.final)
+    lists = tuple(pair for pair in known.lists if not as_they_are[pair[0]])
     return StoredLists(lists, saves.needs, problem.lead) if lists else None
 
 
@@ -227,6 +232,7 @@ def run_storing(
     saves: MaybeSaves,
     inputs: PyTree,
     residuals: StoredResiduals | None = None,
+    shared: MaybeSaves = None,
 ) -> Outputs:
     """Runs a loop that stores carries, lists of rows, and residuals.
 
@@ -236,8 +242,9 @@ def run_storing(
         saves: What it stores.
         inputs: Consts, the initial carry and `xs`.
         residuals: The residuals of its last steps, if it stores them.
+        shared: What of that is for another way back.
     """
-    kinds = (lambda *_: residuals, lists_of)
+    kinds = (lambda *_: residuals, functools.partial(lists_of, shared=shared))
     return run_in_place_of(run, kinds, problem, saves, inputs)
 
 
