@@ -61,7 +61,7 @@ def saves_of_gradient(
     layout = shared.layout if shared else _decided(problem, active)
     layout = listed(layout, active, problem.undifferentiated)
     if layout.stores_residuals:
-        return (Saves(layout, Needs((), ())),) * 2
+        return (nothing := Saves(layout, Needs((), ()))), nothing
     problem = problem.under(layout)
     wanted = with_rows(problem, y_active)
     own = needs_of_gradient(problem, active, wanted, layout)

@@ -200,6 +200,11 @@ class Problem(abc.ABC, Generic[L]):
 
     # How it is planned.
 
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        """What loops of any kind have, the fields of this class, some of them new."""
+        fields = (field.name for field in dataclasses.fields(Problem))
+        return {name: vars(self)[name] for name in fields} | changes
+
     def layout(self, active: Active) -> Any:
         """The `AbstractLayout` that the schedule decides on."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
@@ -293,17 +298,8 @@ class Counted(Problem[Layout]):
     def as_run(self) -> Problem[Layout]:
         if self.ending is None:
             return self
-        return dataclasses.replace(
-            self.ending,
-            step=self.step,
-            loop=dataclasses.replace(self.loop, stops=True),
-            policy=self.policy,
-            planner=self.planner,
-            undifferentiated=self.undifferentiated,
-            chooses_policy=self.chooses_policy,
-            placed=self.placed,
-            carries=self.carries,
-        )
+        loop = dataclasses.replace(self.loop, stops=True)
+        return dataclasses.replace(self.ending, **self.settings(loop=loop))
 
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
