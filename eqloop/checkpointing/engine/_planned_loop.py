@@ -173,19 +173,10 @@ class PlannedLoop(Formula):
             used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
             if (smaller := again.keep_outputs(used)) is None:
                 raise
-            return self._pull_by(*smaller, perturbed, inputs, cts)
-        return again.sweep_back(residuals, cts)
-
-    def _pull_by(
-        self,
-        formula: Formula,
-        takes: Flags,
-        gives: Flags,
-        perturbed: PyTree,
-        inputs: PyTree,
-        cts: PyTree,
-    ) -> tuple[PyTree, PyTree]:
-        """The same without what has no cotangent, by `keep_outputs`."""
+        else:
+            return again.sweep_back(residuals, cts)
+        # The same without what has no cotangent.
+        formula, takes, gives = smaller
         take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
         pulled, log = formula.pull_logs(take(perturbed), take(inputs), given)
@@ -295,12 +286,7 @@ class PlannedLoop(Formula):
             loop = self.problem.loop
             cts = pull_residuals(loop, residuals, *map(instantiated, ends))
         else:
-            # Only now is it known which outputs have a cotangent. The slots may hold
-            # more than that needs.
-            has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
-            needed = with_cotangents(self.problem.step, active, *has_ct)
-            cts = self._reversed(swept, needed, residuals, ct_carry, ct_ys)
-            active = needed
+            active, cts = self._reversed(swept, residuals, ct_carry, ct_ys)
         # Zeros that are only symbols: JAX adds up no arrays for them.
         return tuple(map(put, self.zero_cts(), active, cts))
 
@@ -417,21 +403,11 @@ class PlannedLoop(Formula):
     def _reversed(
         self,
         swept: tuple[Saves[AbstractLayout], Active, Flags],
-        needed: Active,
         residuals: PyTree,
         ct_carry: Arrays,
         ct_ys: Arrays,
-    ) -> PyTree:
-        """The cotangents of the `needed` inputs.
-
-        Args:
-            swept: What the forward sweep stored, and which inputs and leaves of `y`
-                are active.
-            needed: Which of the inputs have a cotangent other than zero.
-            residuals: The inputs, and what is stored.
-            ct_carry: The cotangents of the final carry.
-            ct_ys: The cotangents of `ys`.
-        """
+    ) -> tuple[Active, PyTree]:
+        """Which inputs have a cotangent other than zero, and these cotangents."""
         (saves, active, y_active), (inputs, stored) = swept, residuals
         # A callback is refused here and not in the forward sweep: without a cotangent,
         # no step is run again.
@@ -440,8 +416,12 @@ class PlannedLoop(Formula):
             instead = self.problem.instead_of_effects
             refuse_callbacks(self.effects, again, instead)
         problem, layout = self.problem.under(saves.layout), saves.layout
-        has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
-        wanted = with_rows(problem, has_ct)
+        # Only now is it known which outputs have a cotangent. The slots may hold more
+        # than that needs.
+        has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
+        needed = with_cotangents(self.problem.step, active, *has_ct)
+        both = [a and has for a, has in zip(y_active, has_ct[1], strict=True)]
+        wanted = with_rows(problem, both)
         ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
         more = residuals_of(layout, problem, active, y_active)
         primal = settled_problem(problem, active, reverse=True)
@@ -450,7 +430,7 @@ class PlannedLoop(Formula):
         settings = without_stored(primal), back, layout, saves.given, args, more
         # It is called, and so becomes an equation. For a second derivative JAX finds a
         # primitive here, and no loops whose every step it would store.
-        return Reverse(*settings).checked()(*args)
+        return needed, Reverse(*settings).checked()(*args)
 
 
 class Reverse(AbstractReverse):

@@ -51,12 +51,7 @@ def saves_of_gradient(
 ) -> tuple[Saves[AbstractLayout], Saves[AbstractLayout]]:
     """Which carries the forward sweep of a gradient stores: its own, and all of them.
 
-    Args:
-        problem: The loop.
-        shared: What it stores for another way back already, if it does. The two share a
-            layout, and the slots hold the leaves that either of them reads.
-        active: Which inputs are differentiated.
-        y_active: Which leaves of `y` then have a derivative.
+    If it stores some for another way back, `shared`, the two share a layout.
     """
     layout = shared.layout if shared else _decided(problem, active)
     layout = listed(layout, active, problem.undifferentiated)
@@ -70,6 +65,9 @@ def saves_of_gradient(
     if fitted is not layout:
         # What is noted is found by its identity.
         fitted = listed(fitted, active, problem.undifferentiated)
+    # Both find the same in slots. A leaf that is stored once may be a list for the one,
+    # and for the other it is as it is: part of what a loop stores that has lists.
+    own = own._replace(held=every.held)
     return Saves(fitted, own), Saves(fitted, every)
 
 
@@ -85,13 +83,7 @@ def _decided(problem: Problem, active: Active) -> AbstractLayout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLists(Substitute):
-    """The lists of a loop.
-
-    Attributes:
-        lists: The leaves of which there are lists, with these.
-        needs: What the loop stores, lists among its `final` leaves.
-        lead: See `Problem.lead`.
-    """
+    """The `lists` that a loop stores of some leaves, all of them `final` in `needs`."""
 
     lists: tuple[tuple[int, RowList], ...]
     needs: Needs
@@ -152,12 +144,7 @@ def lists_of(
 
 @dataclasses.dataclass(frozen=True)
 class StoredResiduals(Substitute):
-    """The residuals of the last steps, which the primal stores.
-
-    Attributes:
-        back: The backward step whose residuals they are.
-        steps: Of how many steps they are.
-    """
+    """The residuals of the last `steps` of a loop, for its backward step `back`."""
 
     back: Pull
     steps: int
@@ -185,12 +172,9 @@ class StoredResiduals(Substitute):
         return list(carry), own, stored._replace(rows=rows)
 
     def known(self, rows: Arrays, length: int, consts: Arrays) -> KnownResiduals:
-        """The residuals that the primal has stored of a loop of this length.
+        """The residuals in some rows, which a loop of this length has stored.
 
-        Args:
-            rows: Their rows.
-            length: How many steps the loop has.
-            consts: The consts of the step, which may be followed by others.
+        Behind the consts of the step there may be others.
         """
         consts = consts[: len(self.back.types[0])]
         first, fixed = length - self.steps, self.parts.fixed(consts)
@@ -234,15 +218,9 @@ def run_storing(
     residuals: StoredResiduals | None = None,
     shared: MaybeSaves = None,
 ) -> Outputs:
-    """Runs a loop that stores carries, lists of rows, and residuals.
+    """Runs a loop that stores carries, lists of rows, and residuals of its last steps.
 
-    Args:
-        run: Runs a loop, given it, which carries it stores, and its inputs.
-        problem: The loop.
-        saves: What it stores.
-        inputs: Consts, the initial carry and `xs`.
-        residuals: The residuals of its last steps, if it stores them.
-        shared: What of that is for another way back.
+    `shared` is what of that is for another way back.
     """
     kinds = (lambda *_: residuals, functools.partial(lists_of, shared=shared))
     return run_in_place_of(run, kinds, problem, saves, inputs)

@@ -84,12 +84,7 @@ def run_in_place_of(
 ) -> Outputs:
     """Runs a loop by the substitutes of some kinds, each in place of the one before.
 
-    Args:
-        run: Runs a loop, given it, what it stores, and its inputs.
-        kinds: From a loop and what it stores to a substitute, if it has one.
-        problem: The loop.
-        saves: What it stores.
-        inputs: Consts, the initial carry and `xs`.
+    `run` runs a loop, given what it stores, and its inputs.
     """
     for at, kind in enumerate(kinds, 1):
         if (instead := kind(problem, saves)) is not None:

@@ -314,15 +314,6 @@ def _with_few_levels(nest: Nest) -> Nest:
     return dataclasses.replace(nest, levels=levels)
 
 
-def _with_fewer_segments(nest: Nest, share: float) -> Nest:
-    """The nest with a part of the segments of the outermost level."""
-    first, *inner = nest.levels
-    # Whole groups of segments, if they run side by side.
-    group = nest.side_by_side if len(inner) == 1 else 1
-    count = min(max(round(first * share / group), 1) * group, first)
-    return dataclasses.replace(nest, levels=(count, *inner))
-
-
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
     """The events of the reversal of a nest, whose outermost carries are stored."""
     count, *inner = nest.levels

@@ -34,13 +34,7 @@ from ._known_products import Products
 def run_again(
     sweep: Sweep, steps: StepsToRun, products: Products | None = None
 ) -> StoredSteps:
-    """Runs steps, and stores the carry before each, and its products if they are kept.
-
-    Args:
-        sweep: The sweep.
-        steps: The steps.
-        products: The products to keep, if any.
-    """
+    """Runs steps, and stores the carry before each, and products if they are kept."""
     is_one = steps.side_by_side is None
     run = _run if is_one else _run_side_by_side
     carries, rows = run(sweep, steps, products)
