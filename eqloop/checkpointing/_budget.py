@@ -40,9 +40,8 @@ class Budget(AbstractSchedule):
     The search includes storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots, each with the
     residuals of single steps or of blocks. Where the residuals of a step fit into
-    slots, free slots may hold these in the place of carries. Where steps are reversed
-    together, the forward pass may store their products of matrices. The budget covers
-    the memory that the gradient of the loop allocates besides its inputs and outputs,
+    slots, free slots may hold these in the place of carries. The budget covers the
+    memory that the gradient of the loop allocates besides its inputs and outputs,
     on one device, the one that it is for; under `vmap` it covers the whole batch. If
     arrays are split over the automatic axes of a mesh, a plan that is made under `jit`
     does not know that, and takes all devices for one: see `Plan.pinned`. To find out

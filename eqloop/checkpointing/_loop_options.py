@@ -15,7 +15,7 @@ from ._schedules import Fitted, Pinned
 from .engine._forward import Active
 from .engine._pace import Pace
 from .engine._packing import packing_of
-from .engine._primitive import PlannedLoop
+from .engine._planned_loop import PlannedLoop
 from .engine._problem import Problem, activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals

@@ -48,7 +48,7 @@ from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, as_run, listing, unlisted
-from .engine._primitive import PlannedLoop, Reverse
+from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import (
     Placements,
     Problem,

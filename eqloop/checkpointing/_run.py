@@ -19,7 +19,7 @@ from .engine._forward import stored
 from .engine._listing import is_listing
 from .engine._loop import Loop
 from .engine._normal_form import normal_form, reading_consts
-from .engine._primitive import planned_loop
+from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, make_step
 from .engine._views import Viewing

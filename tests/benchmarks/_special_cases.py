@@ -84,13 +84,6 @@ _REVERSALS, _ORDERS = "engine.reversals", "engine.orders"
 
 SPECIAL_CASES = (
     SpecialCase(
-        "products stored by the primal",
-        "planning._search",
-        "_in_two_parts",
-        lambda own: lambda length, products: own(length, False),
-        lambda schedule, layout: layout.steps_with_products > 0,
-    ),
-    SpecialCase(
         "everything stored of the last steps",
         "planning._search",
         "_storing_last",
@@ -119,16 +112,10 @@ SPECIAL_CASES = (
         lambda schedule, layout: isinstance(schedule, el.Recursive),
     ),
     SpecialCase(
-        "next carries",
-        "engine._backward_step",
-        "Pull.beside_next",
-        lambda own: property(lambda self: None),
-    ),
-    SpecialCase(
         "products kept per batch",
         f"{_REVERSALS}._together",
-        "_rerun",
-        lambda own: lambda sweep, steps: steps.stored(sweep),
+        "run_again",
+        lambda own: lambda sweep, steps, products=None: own(sweep, steps),
     ),
     SpecialCase(
         "products in parts", f"{_REVERSALS}._products_in_parts", "_in_parts", _nothing

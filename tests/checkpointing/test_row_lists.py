@@ -19,6 +19,7 @@ from eqloop.checkpointing.engine.leaves._row_lists import RowList, row_lists
 from ..asserts import assert_close
 from ..compiling import temp_bytes
 from ..derivatives import MODES, WIDTH, grad, inputs, mapped
+from ..marks import slow
 
 ROWS = 512  # of 4 floats: smaller lines are moved as they are
 FEW = 5
@@ -575,3 +576,31 @@ def test_what_a_list_takes_is_counted():
     assert found.nbytes == 12 * (ROWS + 100) + 4 * (2 * 100 + ROWS + 1)
     assert not found.takes_less(1)
     assert found.takes_less(2)
+
+
+@pytest.mark.parametrize("start", [0, jnp.int32(0)], ids=["known", "traced"])
+@pytest.mark.parametrize("times", [2, slow(3)])
+def test_derivatives_in_reverse_of_derivatives_in_reverse(start, times):
+    """The forward sweep of the one is stored by that of the other, lists and all."""
+
+    def step(carry, u):
+        i, line, h = carry
+        h = jnp.tanh(0.3 * h + line[(i * 7) % 30] + u)
+        return (i + 1, line.at[i % 30].set(h), h), h
+
+    def derivative(loop):
+        def f(line, us):
+            (_, line, h), ys = loop(step, (start, line, line[0]), us)
+            return jnp.sum(line**2) + jnp.sum(ys**2) + h**2
+
+        total = lambda f: (
+            lambda *args: sum(jnp.sum(ct**2) for ct in jax.grad(f, (0, 1))(*args))
+        )
+        for _ in range(times - 1):
+            f = total(f)
+        return jax.jit(jax.grad(f, (0, 1)))
+
+    args = jnp.linspace(-1, 1, 30), jnp.linspace(0, 1, 12)
+    scan = lambda f, init, xs: el.Scan(f, schedule=el.Chunked(4))(init, xs)
+    actual, expected = (derivative(loop)(*args) for loop in (scan, jax.lax.scan))
+    assert_close(actual, expected, rtol=1e-5, atol=1e-4)

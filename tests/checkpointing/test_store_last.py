@@ -21,7 +21,6 @@ from ..asserts import assert_close
 from ..compiling import temp_bytes
 from ..marks import slow, slow_if
 from .counting import Counter, count_gradient
-from .engine.storing import Storing
 
 pytestmark = pytest.mark.sampled
 
@@ -81,14 +80,6 @@ FIRST = (
 @pytest.mark.parametrize("steps", [slow(1), 5, slow(12)])
 def test_schedules_of_the_first_steps(first, steps):
     assert_as_scan(el.StoreLast(first, steps))
-
-
-def test_products_are_not_stored_of_the_first_steps():
-    """They would have to be those of the last steps."""
-    first = Storing(nests(LENGTH - 5, 2), with_products=1)
-    assert_as_scan(el.StoreLast(first, 5))
-    order = plan_of(el.StoreLast(first, 5))._layout.order
-    assert order.steps_with_products == order.first.with_products == 0
 
 
 @pytest.mark.parametrize("around", [el.Offload, slow(lambda s: el.Cast(s, "float32"))])

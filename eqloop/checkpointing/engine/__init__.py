@@ -7,17 +7,17 @@ which one to choose. In the order in which to read it:
   a step ready (`_views.py`, `_normal_form.py`, `_delay_lines.py`,
   `_one_hot_writes.py`). With its schedule and its policy a loop is a problem
   (`_problem.py`), and so are its derivatives.
-- **What JAX differentiates**: a primitive for the loop, and one for its way back, both
-  in `_primitive.py`.
+- **What JAX differentiates**: a primitive for the loop, `_planned_loop.py`, and one for
+  its way back, `_reverse.py`.
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
   loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
-  what was decided, `_kept_names.py` the policy that a layout may choose, and
-  `_stored_rows.py` what else it may have the primal store of the last steps.
+  what was decided, and `_kept_names.py` the policy that a layout may choose.
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
-  outputs that are kept.
-- **The way back**: what an order is given to go back by (`_walk.py`), a sweep through
-  the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
+  outputs that are kept. `_primal.py` is the forward sweep of a gradient, which may
+  store more than carries.
+- **The way back**: a sweep through the loop, which is what an order is given to go back
+  by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
   (`_derived.py`). What backward rules log on the way comes out beside the cotangents
   (`_logs.py`).

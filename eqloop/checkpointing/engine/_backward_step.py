@@ -52,7 +52,6 @@ from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import NoWayBackError, Step
 from .reversals._known_products import Products, products_of
-from .reversals._next_carries import given_leaves
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -134,21 +133,9 @@ class BackwardStep(abc.ABC):
         """The products in the step that are worth keeping, `None` if there are none."""
         return None
 
-    def with_products(self, products: Products) -> "BackwardStep | None":
-        """The same for steps that are given their products behind `x`.
-
-        Args:
-            products: Those of this backward step, or of one that reads no fewer.
-
-        Returns:
-            The backward step, or `None` if it cannot take any.
-        """
-        return None
-
-    @property
-    def beside_next(self) -> "NextCarry | None":
-        """The same for a batch whose next carries are known, if that saves products."""
-        return None
+    def with_products(self, products: Products) -> "BackwardStep":
+        """The same for steps that are given these products of its own behind `x`."""
+        raise AssertionError("it has no products")
 
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
@@ -163,19 +150,6 @@ class BackwardStep(abc.ABC):
             inputs: Consts, the carry before the block, and the block's part of `xs`.
             ends: The `carried` after the block, and the `z` of its steps.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class NextCarry:
-    """A backward step for steps whose next carry is known.
-
-    Attributes:
-        leaves: The leaves of that carry which it reads.
-        back: The backward step. It is given these behind `x`.
-    """
-
-    leaves: tuple[int, ...]
-    back: BackwardStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,26 +212,11 @@ class Pull(BackwardStep):
         return candidates if all(used) else products_of(self.step, tuple(used))
 
     def with_products(self, products: Products) -> "Pull":
-        return self._given(products.step, len(products.types))
-
-    @property
-    def beside_next(self) -> NextCarry | None:
-        leaves, step = given_leaves(self.step)
-        if not leaves or (products := self.products) is None:
-            return None
-        back = self._given(step, len(leaves))
-        # Knowing the next carry makes the products superfluous from which the step
-        # computes it. If as many products are left, nothing was gained.
-        left = back.products
-        if left is not None and len(left.types) == len(products.types):
-            return None
-        return NextCarry(leaves, back)
-
-    def _given(self, step: Step, count: int) -> "Pull":
         # The values behind `x` are not differentiated: the step takes derivatives
         # through what they are computed from.
-        active = self.active._replace(xs=(*self.active.xs, *[False] * count))
-        return dataclasses.replace(self, step=step, active=active)
+        xs = (*self.active.xs, *[False] * len(products.types))
+        active = self.active._replace(xs=xs)
+        return dataclasses.replace(self, step=products.step, active=active)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         return self.with_outputs(loop, inputs, ends)[1]

@@ -42,8 +42,6 @@ class StepCost:
         shared: The part of it that several segments have only once if they are run side
             by side: starting the operations, and reading the matrices of products.
         dots: How many of the operations are dots.
-        spared: The part of it that a batch of steps is spared if all carries are
-            stored, and so those after its steps.
         reversal: The work of taking cotangents back, given the residuals.
         started_once: The part of `evaluation` and `reversal` that a batch of steps has
             only once: starting those operations that do not run step by step. Those
@@ -70,7 +68,6 @@ class StepCost:
     evaluation: float
     shared: float
     dots: int
-    spared: float
     reversal: float
     started_once: float
     dots_once: int

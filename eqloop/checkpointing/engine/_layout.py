@@ -16,10 +16,9 @@ from ..._types import Value
 from ._costs import StepCost
 from ._pace import Pace, Piece
 from ._step import Step
-from ._sweep import Cotangents
-from ._walk import Walk
+from ._sweep import AbstractReversal, Cotangents, Sweep
 from .orders._order import AbstractOrder, AbstractSlotOrder
-from .reversals._block_reversals import AbstractReversal, ByResiduals
+from .reversals._block_reversals import ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
 
 
@@ -88,11 +87,6 @@ class AbstractLayout(abc.ABC):
     @abc.abstractmethod
     def carries(self) -> int:
         """How many carries are stored on the device at once, at the most."""
-
-    @property
-    def steps_with_products(self) -> int:
-        """For how many steps, the last ones, the primal stores their products."""
-        return 0
 
     @property
     def steps_with_residuals(self) -> int:
@@ -202,11 +196,6 @@ class Layout(AbstractLayout):
         return order
 
     @property
-    def steps_with_products(self) -> int:
-        """For how many steps, the last ones, the primal stores their products."""
-        return self.order.steps_with_products
-
-    @property
     def steps_with_residuals(self) -> int:
         """For how many steps, the last ones, the primal stores their residuals."""
         return self.order.steps_with_residuals
@@ -273,11 +262,11 @@ class Layout(AbstractLayout):
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
 
-    def reverse(self, walk: Walk, stored: "Stored", ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: "Stored", ct_carry: Arrays) -> Cotangents:
         """Goes back through the whole loop.
 
         Args:
-            walk: The way back.
+            sweep: The way back.
             stored: What the primal has stored.
             ct_carry: What is carried back from the end of the loop.
 
@@ -286,13 +275,13 @@ class Layout(AbstractLayout):
         """
         order, slots = self.slot_order, stored.carries
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
-        walk = walk if order.is_flat else walk.opaque()
-        cts = walk.sweep.start(ct_carry, jax.tree.leaves(stored))
-        step = walk.sweep.step
+        sweep = sweep if order.is_flat else sweep.opaque()
+        cts = sweep.start(ct_carry, jax.tree.leaves(stored))
+        step = sweep.step
         held = (True,) * step.num_carry  # the step has no other leaves by now
         saved = order.saved_of(step, held)
         carries = self.slots.holding(slots, step.carry_types, tuple(saved))
-        return self.slots.released(slots, order.reverse(walk, carries, cts))
+        return self.slots.released(slots, order.reverse(sweep, carries, cts))
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.
@@ -333,8 +322,8 @@ class Stored(NamedTuple):
             layout needs to find carries again.
         carries: The carries in slots, an array with a row for each slot per leaf.
         last: Leaves of the last carry.
-        rows: What more is stored of the last steps (`_stored_rows.py`), arrays with a
-            row for each of them.
+        rows: The residuals of the last steps (`_primal.py`), if they are stored:
+            arrays with a row for each of them.
     """
 
     integers: list[Value]
@@ -387,19 +376,18 @@ class Saves(Generic[_L]):
         return pick(carry[len(carry) - len(final) :], final)
 
     def of_these(self, stored: Stored, fewer: "Saves[AbstractLayout]") -> Stored:
-        """The part of what was stored for another sweep, which needs fewer leaves.
+        """The part of what was stored that is for one sweep, which needs fewer leaves.
 
         Args:
             stored: All that was stored.
-            fewer: What the other sweep needs.
+            fewer: What that sweep needs.
         """
         if self.at_primal is None:
-            return Stored.of()
+            return stored
         (held, final), of = self.needs, fewer.needs
         return stored._replace(
             carries=pick(stored.carries, pick(of.held, held)),
             last=pick(stored.last, pick(of.final, final)),
-            rows=[],  # a loop has none: they are outputs while it runs
         )
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:

@@ -35,14 +35,14 @@ from ._forward import Active
 from ._layout import Saves
 from ._problem import Problem
 from ._step import Step, make_step
-from ._substitute import P, Substitute
+from ._substitute import Differentiable, P
 
 # A cotangent is an inexact number. Of an integer this many bits are logged as one.
 _BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Logging(Substitute):
+class Logging(Differentiable):
     """A step whose logs are cotangents: a loop with more `xs`.
 
     Attributes:

@@ -18,6 +18,7 @@ from ..._arrays import (
     chosen_sum_type,
     is_type,
     on_mesh,
+    pick,
     put_on_mesh,
     stack_type,
 )
@@ -58,7 +59,7 @@ class Loop:
             are not known either.
         carry_paths: The user's names for the leaves of the carry, if they are known.
         stored: Of how many of the last steps it stores the first leaves of `y`, for its
-            way back, and how many leaves these are (`_stored_rows.py`). They are no
+            way back, and how many leaves these are (`_primal.py`). They are no
             outputs of the user's loop, so `kept` does not apply to them.
         sums: The type in which cotangents of narrower consts are added up. By default
             it is that of where the loop is made.
@@ -214,6 +215,16 @@ class Loop:
             kept = None if kept == range(after) else kept
         rest = dataclasses.replace(self, length=after, kept=kept, base=first, starts=())
         return head, rest
+
+    def of_leaves(self, carry: Sequence[bool], ys: Sequence[bool]) -> "Loop":
+        """The loop around a step that has only these leaves."""
+        paths, (steps, leaves) = self.carry_paths, self.stored
+        return dataclasses.replace(
+            self,
+            carry_paths=tuple(pick(paths, carry)) if len(paths) == len(carry) else (),
+            starts=tuple(pick(self.padded_starts(len(carry)), carry)),
+            stored=(steps, sum(ys[:leaves])),
+        )
 
     def in_blocks(self, size: int) -> "Loop":
         """The loop whose steps are blocks of so many steps of this one."""

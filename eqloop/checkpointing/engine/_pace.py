@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from typing import NamedTuple, Self
 
 from ._costs import Rates, StepCost, residuals_time, reversal_time
-from .reversals._block_reversals import AbstractReversal
+from ._sweep import AbstractReversal
 
 
 class Piece(NamedTuple):

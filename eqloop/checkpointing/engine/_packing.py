@@ -61,10 +61,10 @@ from ._alike_equations import (
     written_out,
 )
 from ._forward import Active
-from ._layout import Saves
+from ._layout import Saves, Stored
 from ._problem import Problem, with_cotangents
 from ._step import Step, make_step
-from ._substitute import P, Substitute
+from ._substitute import Differentiable, Outputs, P
 from .reversals._together import can_join
 
 # How many times fewer equations the packed step must have, at least. On a CPU, with 20
@@ -78,7 +78,7 @@ _Packs = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packing(Substitute):
+class Packing(Differentiable):
     """A step whose carry is packed.
 
     Attributes:
@@ -150,8 +150,8 @@ class Packing(Substitute):
         marks = [*consts, *packs, *[False] * len(self.tables)]
         return marks, self.packed(init, any), list(xs)
 
-    def carry(self, carry: Arrays) -> list[Value]:
-        return self.unpacked(carry)
+    def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
+        return self.unpacked(carry), list(ys), stored
 
     def ends(self, cts: PyTree) -> PyTree:
         carry, ys, stored = cts

@@ -48,8 +48,7 @@ from ._listing import unlisted
 from ._loop import Loop, count_type
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
-from ._sweep import Cotangents
-from ._walk import Walk
+from ._sweep import Cotangents, Sweep
 from .leaves._needed_leaves import USUAL_CARRIES, needs_of
 from .orders._all_at_once import AllAtOnce
 
@@ -143,9 +142,16 @@ class Problem(abc.ABC, Generic[L]):
             inputs: Consts, the initial carry and `xs`.
 
         Returns:
-            The final carry, `ys`, and what is stored. Leaves of the last carry are
-            added by the primitive.
+            The final carry, `ys`, and what is stored, but for leaves of the last carry.
         """
+
+    def evaluated(
+        self, saves: Saves[L] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
+        """The same, with the leaves of the last carry that are stored."""
+        carry, ys, stored = self.forward(saves, inputs)
+        last = [] if saves is None else saves.of_last(carry)
+        return carry, ys, stored._replace(last=last)
 
     @abc.abstractmethod
     def stored_types(self, saves: Saves[L]) -> Stored:
@@ -153,12 +159,12 @@ class Problem(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def reverse(
-        self, walk: Walk, layout: L, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: L, stored: Stored, carried: Arrays
     ) -> Cotangents:
         """Goes back through the loop.
 
         Args:
-            walk: The way back, past all steps that the loop may have.
+            sweep: The way back, past all steps that the loop may have.
             layout: How the loop was stored.
             stored: What `forward` has stored.
             carried: What is carried back from the end.
@@ -196,6 +202,11 @@ class Problem(abc.ABC, Generic[L]):
         """
 
     # How it is planned.
+
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        """What loops of any kind have, the fields of this class, some of them new."""
+        fields = (field.name for field in dataclasses.fields(Problem))
+        return {name: vars(self)[name] for name in fields} | changes
 
     def layout(self, active: Active) -> Any:
         """The `AbstractLayout` that the schedule decides on."""
@@ -290,17 +301,8 @@ class Counted(Problem[Layout]):
     def as_run(self) -> Problem[Layout]:
         if self.ending is None:
             return self
-        return dataclasses.replace(
-            self.ending,
-            step=self.step,
-            loop=dataclasses.replace(self.loop, stops=True),
-            policy=self.policy,
-            planner=self.planner,
-            undifferentiated=self.undifferentiated,
-            chooses_policy=self.chooses_policy,
-            placed=self.placed,
-            carries=self.carries,
-        )
+        loop = dataclasses.replace(self.loop, stops=True)
+        return dataclasses.replace(self.ending, **self.settings(loop=loop))
 
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
@@ -325,9 +327,9 @@ class Counted(Problem[Layout]):
         return Stored.of([count_type()], slot_types(self.step, saves))
 
     def reverse(
-        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        return layout.reverse(walk, stored, carried)
+        return layout.reverse(sweep, stored, carried)
 
     def reversed_step(self, step: Step) -> Step:
         return step

@@ -1,4 +1,4 @@
-"""What a reverse sweep has: the arrays of the loop, its step, and the backward step.
+"""What a reverse sweep has, and how it goes back.
 
 Three objects take part in a sweep, and each calls the next one:
 
@@ -6,13 +6,23 @@ Three objects take part in a sweep, and each calls the next one:
     reversal        how a block is taken back from the carry before it
     backward step   what happens to the cotangents at a single step
 
-(`orders/_order.py`, `reversals/_block_reversals.py`, `_backward_step.py`). An order is
-given a `Walk` (`_walk.py`), a reversal is given the `Sweep` of this file. It runs steps
-again (`advance`), and takes cotangents past steps by the backward step (`take`).
+(`orders/_order.py`, `reversals/`, `_backward_step.py`). Orders and reversals are given
+the `Sweep` of this file. An order knows positions, and which of its carries are stored.
+For the rest it has these ways to move:
+
+    advance    from a carry to a later one, by running steps again
+    pull       past a block, from the carry before it
+    reversal   past steps whose carries are all stored (`each`), or that are run again
+               to store all of their carries (`rerun`)
+
+A reversal runs steps again (`advance`), and takes cotangents past steps by the backward
+step (`take`).
 """
 
+import abc
 import dataclasses
 import functools
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,61 +41,38 @@ from ..._arrays import (
 from ..._types import Index, Value
 from ...progress import NO_BAR, Gauge
 from ._backward_step import BackwardStep, BlockEnds, BlockResult, Pull, take_one
+from ._costs import Rates, StepCost
 from ._forward import iterate
 from ._in_place import run_in_place
-from ._loop import Loop, element, opaque, part, put_part
+from ._loop import Loop, element, opaque, part, put_part, zero
 from ._step import Step
 from ._step_parts import StepParts
-from .slots._slots import AbstractSlots
+from .slots._slots import (
+    AbstractSlots,
+    Carries,
+    DeviceSlots,
+    StepsToRun,
+    StoredSteps,
+)
 
 _least = over_examples(jnp.min)
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredRows:
-    """What the primal has stored of the last steps of a loop.
+class KnownResiduals:
+    """The residuals of the last steps, which the primal has stored.
 
     Attributes:
         rows: The arrays; each row is for one step.
         first: The position of the step whose row is the first.
-    """
-
-    rows: Arrays
-    first: int
-
-    def of_step(self, position: Index) -> list[Value]:
-        """What is stored of the step at a position."""
-        return [element(row, position - self.first) for row in self.rows]
-
-    def of_block(self, position: Index, count: int) -> list[Value]:
-        """What is stored of so many steps from a position on."""
-        return [part(row, position - self.first, count) for row in self.rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownProducts(StoredRows):
-    """The products of the last steps.
-
-    Attributes:
-        step: The step, given its products behind its `x`.
-        back: The backward step for that; `None` if it cannot take products.
-    """
-
-    step: Step
-    back: BackwardStep | None
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownResiduals(StoredRows):
-    """The residuals of the last steps.
-
-    Attributes:
         back: The backward step whose residuals they are.
         parts: The same in two programs.
         slots: In which form they are stored.
         fixed: The residuals that are the same for all steps.
     """
 
+    rows: Arrays
+    first: int
     back: Pull
     parts: StepParts
     slots: AbstractSlots
@@ -106,7 +93,8 @@ class KnownResiduals(StoredRows):
         """
         carried, z = ends
         dtypes = [aval.dtype for aval in self.parts.kept_types]
-        kept = self.slots.unpacked(self.of_step(position), dtypes)
+        rows = [element(row, position - self.first) for row in self.rows]
+        kept = self.slots.unpacked(rows, dtypes)
         residuals = self.parts.residuals(consts, x, kept, self.fixed)
         of, whole = now.active, self.back.active
         of_carry, of_y = pick(of.carry, whole.carry), pick(now.wanted, self.back.wanted)
@@ -142,18 +130,82 @@ jax.tree_util.register_dataclass(
 )
 
 
+class AbstractReversal(abc.ABC):
+    """How a block of steps is taken back: a frozen, hashable dataclass."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: Cotangents
+    ) -> Cotangents:
+        """Takes cotangents past a block.
+
+        Args:
+            sweep: The sweep.
+            carry: The carry before the block.
+            start: The position of its first step.
+            count: How many steps it has.
+            cts: The cotangents after the block.
+        """
+
+    def each(self, sweep: "Sweep", steps: StoredSteps, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past steps whose carries are all stored: one by one."""
+        return sweep.one_by_one(steps, cts)
+
+    @abc.abstractmethod
+    def rerun(self, sweep: "Sweep", steps: StepsToRun, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past steps that are run again, which stores all carries."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What programs of similar reversals have in common, see `Layout.kind`."""
+        return type(self)
+
+    @property
+    def start(self) -> float:
+        """Roughly the time that a loop takes apart from its blocks, in nanoseconds."""
+        return 0.0
+
+    @property
+    def stores_residuals(self) -> bool:
+        """Whether the residuals of a block are stored, as far as the policy allows."""
+        return False
+
+    def batch(self, count: int) -> int:
+        """How many steps are linearised at once in blocks of `count` steps."""
+        return count
+
+    def described(self, block: int) -> list[tuple[str, str]]:
+        """How blocks of this size are taken back, as rows of a plan's table."""
+        return []
+
+    @abc.abstractmethod
+    def block_bytes(self, cost: StepCost, count: int) -> int:
+        """The bytes that a block takes while it is reversed."""
+
+    def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
+        """The bytes of blocks that are reversed by several loops, one after the other.
+
+        XLA does not share memory between the residuals of these loops.
+        """
+        return sum(self.block_bytes(cost, count) for count in counts)
+
+    @abc.abstractmethod
+    def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        """Roughly the time that the reversal of a block takes, in nanoseconds."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """Everything in a reverse sweep that stays the same while it runs.
 
     Attributes:
+        reversal: How a block is taken back.
         step: The step to advance by. It has no outputs.
         loop: The loop around it.
         back: The backward step.
         consts: The consts of the step.
         xs: The `xs` of the loop.
         zs: The `z` of all steps, for a gradient the cotangents of `ys`.
-        products: The products of the last steps, if they were stored.
         residuals: The residuals of the last steps, if they were.
         count: How many steps were run, for a loop that may end early; else `None`.
         own: How many steps this example has run. In a batch of sweeps, `count` is the
@@ -165,13 +217,13 @@ class Sweep:
         gauge: Its bar, for the number of steps that the whole loop has run.
     """
 
+    reversal: AbstractReversal
     step: Step
     loop: Loop
     back: BackwardStep
     consts: Arrays
     xs: Arrays
     zs: Arrays
-    products: KnownProducts | None = None
     residuals: KnownResiduals | None = None
     count: Index | None = None
     own: Value = None
@@ -218,6 +270,15 @@ class Sweep:
             own=left(self.own),
         )
 
+    def until(self, count: Index) -> "Sweep":
+        """The same for a loop that has run so many steps."""
+        return dataclasses.replace(self, count=count, gauge=self.gauge.of(count))
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether steps can be reversed in batches, and all of them are run."""
+        return self.count is None and self.back.joins_steps
+
     @property
     def steps(self) -> Index:
         """How many steps there are to reverse."""
@@ -252,20 +313,94 @@ class Sweep:
     def next(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry after the step at a position."""
         position = self.position(position)
-        x = self.loop.x(self.xs, position)
-        if self.products is None:
-            return self.step(self.consts, carry, x)[0]
-        # The products follow `x`, as if they were more `xs`: the step has been
-        # rewritten to read them instead of computing them.
-        x = [*x, *self.products.of_step(position)]
-        return self.products.step(self.consts, carry, x)[0]
+        return self.step(self.consts, carry, self.loop.x(self.xs, position))[0]
 
     def previous(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry before the step at a position, from the one after it."""
         x = self.loop.x(self.xs, self.position(position))
         return self.step.before(self.consts, carry, x)
 
+    def carries_within(
+        self,
+        slots: AbstractSlots,
+        carry: Arrays,
+        start: Index,
+        count: Index,
+        most: int,
+    ) -> Carries:
+        """Runs steps again and stores the carry before each of them.
+
+        There may be less than the `most` steps, and how many is known when they run.
+        """
+        move = lambda i, carry: self.next(carry, start + i)
+        # One move less than steps: the first carry is there. The last step is not run.
+        unroll = max(min(self.loop.unroll, most - 1), 1)
+        return slots.filled(carry, most).run_on(carry, count, move, unroll)
+
     # Steps that are reversed.
+
+    def pull(
+        self, carry: Arrays, start: Index, count: int, cts: Cotangents
+    ) -> Cotangents:
+        """Takes cotangents past a block of `count` steps, given the carry before it."""
+        # A loop that cannot end early has only whole blocks. The reversal runs them
+        # from `carry`, and calls `take` or its own loops.
+        if count == 1 or self.count is None:
+            return self.reversal(self, carry, start, count, cts)
+        # The loop may have ended within this block, and then its steps are reversed one
+        # by one. A `lax.cond` would copy the cotangents of `xs`, which both branches
+        # return. So both ways are loops, of which one has no iteration.
+        is_whole = (self.common(start, count) == count).astype(jnp.int32)
+        whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
+        cts = lax.fori_loop(0, is_whole, whole, cts)
+        left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
+        # The steps of the block that were run, `left` of them, are run again. Their
+        # carries go to as many slots as the block has steps, since `left` is not
+        # static.
+        carries = self.carries_within(DeviceSlots(), carry, start, left, count)
+        return self.one_by_one(StoredSteps(carries, 0, start, left, count), cts)
+
+    def one_by_one(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past steps whose carries are all stored, one at a time."""
+
+        def body(i: Index, cts: Cotangents) -> Cotangents:
+            i = steps.count - 1 - i
+            carry = steps.carries.read(steps.row + i)
+            return self.take(carry, steps.start + i, 1, cts)
+
+        unroll = min(self.loop.unroll, steps.most)
+        return lax.fori_loop(0, steps.count, body, cts, unroll=unroll)
+
+    def pull_stored(self, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past the last steps, whose residuals are stored."""
+        assert self.residuals is not None
+        last = self.loop.length - 1
+        body = lambda i, cts: self.take_stored(last - i, cts)
+        count = self.loop.length - self.residuals.first
+        unroll = min(self.loop.unroll, count)
+        return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
+    def pull_first(self, carry: Arrays, count: int, cts: Cotangents) -> Cotangents:
+        """Reverses the first `count` steps from the initial carry, if any step was run.
+
+        It is for orders whose first block is not like the others.
+        """
+
+        def pull(i: Index, cts: Cotangents) -> Cotangents:
+            # XLA does not know that this loop has one iteration at most, and would
+            # hoist the evaluation of the steps out of it: the initial carry does not
+            # change. All residuals would be kept from before the loop on. The barrier
+            # makes the carry depend on the index.
+            # There is one for each leaf. On JAX 0.10, all that a barrier returns
+            # differs between devices if anything that it is given does, and the step
+            # may not expect that of a counter.
+            held = [lax.optimization_barrier((i, leaf))[1] for leaf in carry]
+            return self.pull(held, i, count, cts)
+
+        if self.count is None:
+            return self.pull(carry, zero(), count, cts)
+        # A loop of at most one iteration, as in `pull`.
+        return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
 
     def common(self, start: Index, count: Index) -> Value:
         """How many of `count` steps from a position on all examples have run.

@@ -93,7 +93,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         evaluation=work(step.jaxpr.jaxpr, rate),
         shared=shared_work(step, rate),
         dots=count_dots(step.jaxpr),
-        spared=_spared(restricted, rate),
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,
@@ -138,16 +137,6 @@ def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, i
     time = sum(start(one.jaxpr, rate) for one in programs) - start(linear.jaxpr, rate)
     dots = sum(map(count_dots, programs)) - count_dots(linear)
     return max(time, 0.0), max(dots, 0)
-
-
-def _spared(back: BackwardStep, rate: Rates) -> float:
-    """The work of products that are not computed if the next carry is known."""
-    beside = back.beside_next if can_join(back.base.step) else None
-    if beside is None:
-        return 0.0
-    each = [found.program for b in (back, beside.back) if (found := b.products)]
-    every, *left = [work(program.jaxpr, rate) for program in each]
-    return every - sum(left)
 
 
 def gradient_parts(problem: Problem, active: Active) -> StepParts:

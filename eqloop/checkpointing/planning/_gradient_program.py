@@ -13,7 +13,7 @@ from ..._types import Aval, PyTree, Value
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop
-from ..engine._primitive import planned_loop
+from ..engine._planned_loop import planned_loop
 from ..engine._problem import Problem, with_cotangents
 
 

@@ -16,13 +16,12 @@ from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
-from ..engine._problem import Problem
-from ..engine._stored_rows import products_to_store
+from ..engine._problem import Problem, gradient_back
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
-from ..engine.reversals._together import Together
+from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._compile_times import compiles_slowly, is_small, largeness
 from ._cost import outputs_wanted, step_cost
@@ -297,10 +296,11 @@ def _trial_of(piece: Piece, kept: Kept, length: int, size: int) -> Layout | Step
     reversal = Together(size) if is_batch else ByResiduals()
     if piece.is_block:
         order = Nested((Nest((length // size,), size),))
+    elif piece.is_known:
+        # A segment that is one batch keeps its products when it is run again.
+        order = Nested((Nest((length // size, size)),))
     else:
-        # Of batches, the products may be stored as well as the carries.
-        steps = within if is_batch else length
-        order = Nested((Nest((steps,)),), with_products=int(piece.is_known))
+        order = Nested((Nest((within if is_batch else length,)),))
     return Layout(order, reversal=reversal, kept=kept)
 
 
@@ -385,7 +385,11 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
     Steps that are given what was stored are as fast as steps of a loop that gets its
     products as `xs`. So it is that loop of which the cost is estimated.
     """
-    products = products_to_store(problem, active, outputs_wanted(problem))
+    # If a loop may stop early, not all of its batches are whole.
+    step = problem.step
+    if problem.as_run.loop.stops or step.inverse is not None or not can_join(step):
+        return None
+    products = gradient_back(problem, active, outputs_wanted(problem)).products
     if products is None:
         return None
     count, loop = len(products.types), problem.loop

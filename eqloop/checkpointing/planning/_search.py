@@ -61,7 +61,6 @@ def layouts(
     joins: bool,
     rows: int | None,
     kept: Sequence[tuple[str, ...]] = (),
-    products: bool = False,
 ) -> Iterator[Layout]:
     """The layouts from which to choose.
 
@@ -70,7 +69,6 @@ def layouts(
         joins: Whether its steps can be reversed together.
         rows: How many slots can hold the residuals of a step, if any can.
         kept: What a step may keep, if it is to be chosen.
-        products: Whether the primal can store the products of steps.
     """
     for order in orders(length, rows):
         yield Layout(order)
@@ -80,7 +78,7 @@ def layouts(
             for size in _batches(order):
                 yield Layout(order, reversal=Together(size))
     if joins:
-        yield from _in_two_parts(length, products)
+        yield from _in_two_parts(length)
         yield from _side_by_side(length)
     yield from dict.fromkeys(_storing_last(length, joins, kept))
 
@@ -153,31 +151,20 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
             yield order
 
 
-def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
-    """Two levels, with more stored for the last steps, as far as there is room.
-
-    Of these steps, either all carries or all products are stored.
-    """
+def _in_two_parts(length: int) -> Iterator[Layout]:
+    """Two levels, and all carries of the last steps, as far as there is room."""
     for segment in dict.fromkeys(_dividing(length, size) for size in _SEGMENTS):
         count, left = divmod(length, segment)
         # Left-over steps come first, so that the last segments, which are reversed
         # first, are whole.
         over = [Nest((left,))] if left else []
-        for share in range(1, min(_SHARES, count) + 1):
-            # Of how many segments, the last ones, more is stored.
+        for share in range(1, min(_SHARES, count)):
+            # Of how many segments, the last ones, all carries are stored.
             last = count * share // min(_SHARES, count)
-            before = [*over, *([Nest((count - last, segment))] if last < count else [])]
-            orders = list[Nested]()
-            if last < count:
-                orders.append(Nested((*before, Nest((last * segment,)))))
-            if products:
-                orders.append(Nested((*before, Nest((last, segment))), with_products=1))
+            first = Nest((count - last, segment))
+            order = Nested((*over, first, Nest((last * segment,))))
             # A segment that is one batch keeps its products until it is reversed.
-            yield from (Layout(one, reversal=Together(segment)) for one in orders)
-    if products:
-        order = Nested((Nest((length,)),), with_products=1)
-        for size in _batch_sizes(length):
-            yield Layout(order, reversal=Together(size))
+            yield Layout(order, reversal=Together(segment))
 
 
 def _side_by_side(length: int) -> Iterator[Layout]:

@@ -36,7 +36,7 @@ from ...progress import Again
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import Pace
-from ..engine._primitive import PlannedLoop, Reverse, planned_loop
+from ..engine._planned_loop import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
 from ..engine._step import without_outputs
 from ..engine.slots._slots import key_impl

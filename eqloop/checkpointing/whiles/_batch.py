@@ -18,7 +18,7 @@ in step, which is for all examples to go on or none (`_lockstep.py`).
 
 import dataclasses
 import functools
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ from ._masked_writes import with_masked_writes, written_leaves
 # The axes of consts, of the carry, and of `xs`.
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
 
+P = TypeVar("P", bound=Problem[Any])
+
 
 def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
     """Whether the examples of a batch may stop at different times."""
@@ -51,8 +53,8 @@ def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
 
 
 def joint_loop(
-    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims, count_at: int = 0
-) -> tuple[Problem, list[Value], list[Value]]:
+    problem: P, axis_data: BatchAxis, args: PyTree, dims: Dims, count_at: int
+) -> tuple[P, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry.
 
     Its carry starts with whether any example goes on. The carry of the examples
@@ -88,8 +90,8 @@ def joint_loop(
     # Guards are detached: an example that has stopped adds nothing to the cotangents of
     # its initial carry and of `xs`.
     guards = [detached(borrow(c)) for c in [*read, *x]]
-    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), count_at)
-    return problem, [*consts, *guards], [jnp.any(init[0]), *init]
+    joint: Any = _joint_problem(problem, axis_data, (dims[0], dims[2]), count_at)
+    return joint, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)

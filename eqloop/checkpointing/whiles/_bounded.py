@@ -11,8 +11,7 @@ from ..._types import Index, Value
 from ..engine._layout import Layout, Stored
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._dce import dce_step
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
@@ -85,7 +84,7 @@ class Bounded(AbstractWhileLayout):
         (count, carry), slots = lax.scan(segment, first_state(init), stops)
         return carry, Stored.of([count], slots)
 
-    def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
-        step, back = dce_step(walk.sweep.step), walk.sweep.back
-        walk = walk.of(step=step, back=back.mapped(without_short_loops))
-        return Layout(self.order, self.slots).reverse(walk, stored, ct_carry)
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
+        step, back = dce_step(sweep.step), sweep.back.mapped(without_short_loops)
+        sweep = dataclasses.replace(sweep, step=step, back=back)
+        return Layout(self.order, self.slots).reverse(sweep, stored, ct_carry)

@@ -14,8 +14,7 @@ from ..._arrays import Arrays, pick
 from ..._types import Index
 from ..engine._layout import Needs
 from ..engine._step import Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._rows_once import counter_strides
 
 
@@ -27,12 +26,12 @@ def strides_of(step: Step, needs: Needs) -> tuple[int, ...] | None:
 
 
 def reverse_by_counters(
-    walk: Walk, strides: Sequence[int], init: Arrays, cts: Cotangents
+    sweep: Sweep, strides: Sequence[int], init: Arrays, cts: Cotangents
 ) -> Cotangents:
     """Takes cotangents back to the start of a loop.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         strides: What a step adds to each leaf of the carry.
         init: The initial carry.
         cts: The cotangents at the end.
@@ -40,10 +39,10 @@ def reverse_by_counters(
     pairs = list(zip(init, strides, strict=True))
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
-        position = walk.sweep.steps - 1 - i
+        position = sweep.steps - 1 - i
         # Computed from the position, and not counted down: so the loop carries nothing
         # but cotangents.
         carry = [c + jnp.asarray(position * n, c.dtype) for c, n in pairs]
-        return walk.pull(carry, position, 1, cts)
+        return sweep.pull(carry, position, 1, cts)
 
-    return lax.fori_loop(0, walk.sweep.steps, back, cts)
+    return lax.fori_loop(0, sweep.steps, back, cts)

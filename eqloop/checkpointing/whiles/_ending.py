@@ -20,31 +20,22 @@ from typing import Self
 import jax.numpy as jnp
 
 from ..._arrays import Arrays, over_examples
-from ..._programs import Formula, Selected
-from ..._types import BatchAxis, PyTree, Value
+from ..._types import PyTree, Value
 from ...progress import NO_BARS, while_with_bar
 from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
-from ..engine._primitive import PlannedLoop
-from ..engine._problem import Counted, L, slot_types
+from ..engine._problem import Counted, slot_types
 from ..engine._short_loops import without_short_loops
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._dce import dce_step
-from ._batch import joint_loop, stops_apart
-from ._stopping import AbstractStopping
+from ._stopping import AbstractStopping, of_whole_carry
 
 _most = over_examples(jnp.max)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending(AbstractStopping[Layout]):
-    """A number of steps, or fewer if the first leaf of the carry says so.
-
-    Attributes:
-        count_at: The place in the carry of the number of steps that have been run. Each
-            joint loop of a batch puts one more leaf before it.
-    """
+    """A number of steps, or fewer if the first leaf of the carry says so."""
 
     count_at: int = 1
 
@@ -66,17 +57,7 @@ class Ending(AbstractStopping[Layout]):
         # Slots have their places before it is known where the loop ends. So the plan is
         # that of a loop which runs all steps.
         loop = dataclasses.replace(self.loop, stops=False)
-        return Counted(
-            self.step,
-            loop,
-            self.policy,
-            self.planner,
-            self.undifferentiated,
-            self.chooses_policy,
-            placed=self.placed,
-            carries=self.carries,
-            ending=self,
-        )
+        return Counted(**self.settings(loop=loop), ending=self)
 
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
@@ -90,7 +71,7 @@ class Ending(AbstractStopping[Layout]):
             if saves is None:
                 reached = primal(step, loop, consts, init, xs)
                 return reached.carry, (reached.ys, Stored.of())
-            layout, held = saves.layout, _of_whole_carry(saves).held
+            layout, held = saves.layout, of_whole_carry(saves).held
             order = layout.order.by_carries()
             inputs = order.checked(step, loop, held, (consts, init, xs))
             segments = order.in_segments(step, loop, inputs[0], inputs[2])
@@ -104,11 +85,11 @@ class Ending(AbstractStopping[Layout]):
     def stored_types(self, saves: Saves[Layout]) -> Stored:
         types = self.step.carry_types
         return Stored.of(
-            [types[self.count_at]], slot_types(self.step, _of_whole_carry(saves))
+            [types[self.count_at]], slot_types(self.step, of_whole_carry(saves))
         )
 
     def reverse(
-        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
         (own,) = stored.integers
         # In a joint loop, `own` has an entry for each example. There the step selects
@@ -117,42 +98,10 @@ class Ending(AbstractStopping[Layout]):
         # the largest one in either case.
         most = _most(own)
         own = most if own.ndim else own
-        step, back = walk.sweep.step, walk.sweep.back
+        step, back = sweep.step, sweep.back
         step, back = dce_step(step), back.mapped(without_short_loops)
-        walk = walk.of(step=step, back=back, own=own).until(most)
-        return layout.reverse(walk, stored, carried)
+        sweep = dataclasses.replace(sweep, step=step, back=back, own=own).until(most)
+        return layout.reverse(sweep, stored, carried)
 
-    def batched_apart(
-        self,
-        formula: Formula,
-        saves: Saves[Layout] | None,
-        axis_data: BatchAxis,
-        args: PyTree,
-        dims: PyTree,
-    ) -> tuple[Formula, PyTree, list[int | None]] | None:
-        dims = tuple(map(tuple, dims))
-        if not stops_apart(self, axis_data, dims):
-            return None
-        problem, consts, init = joint_loop(self, axis_data, args, dims, self.count_at)
-        problem = dataclasses.replace(problem, count_at=self.count_at + 1)
-        args = (consts, init, list(args[2]))
-        # The joint carry starts with whether any example goes on, and then has whether
-        # each of them does. `lead` counts the first; slots do not hold the second.
-        saves = saves and _of_whole_carry(saves)
-        joint = PlannedLoop(problem, saves, args)
-        # All outputs but whether any example goes on.
-        carry, ys, stored = joint.out_aval
-        shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(stored.flat)))
-        out_dims: list[int | None] = [
-            *[0] * (len(carry) - 1),
-            *[1] * len(ys),
-            *[0] * len(stored.integers),
-            *[1] * len(stored.carries),
-            *[0] * len(stored.last),
-        ]
-        return Selected.of(joint, shown), args, out_dims
-
-
-def _of_whole_carry(saves: Saves[L]) -> Saves[L]:
-    """The same for a carry with one more leaf at its start, which is not stored."""
-    return saves.of_leaves(lambda flags: (False, *flags))
+    def joined(self) -> Self:
+        return dataclasses.replace(self, count_at=self.count_at + 1)

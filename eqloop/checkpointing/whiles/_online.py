@@ -13,13 +13,12 @@ from ..._types import Index, Value
 from ..engine._layout import Needs, Stored
 from ..engine._loop import zero
 from ..engine._step import Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
 from ._by_counters import reverse_by_counters, strides_of
-from ._later_steps import run_all, steps_to_run, walks_past
+from ._later_steps import run_all, steps_to_run, sweeps_past
 from ._online_run import OnlineRun
 from ._spread import Spreading, appended, full
 from ._while_layout import (
@@ -147,18 +146,17 @@ class Online(AbstractWhileLayout):
         (count, carry), spread, carries = running.run((state, spread, carries))
         return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
 
-    def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
         _, starts, rows = stored.integers
-        past, sweep = walks_past(walk), walk.sweep
+        past = sweeps_past(sweep)
         carries = self.slots.holding(stored.carries, sweep.step.carry_types)
         cts = sweep.start(ct_carry, jax.tree.leaves(stored))
         if self.strides is not None:
             return reverse_by_counters(past.first, self.strides, sweep.init, cts)
         later = past.later.part(1) if self.runs_first_alone else past.first
-        steps, reach = (
-            later.sweep.steps,
-            constant(self.spreading.reach) if self.splits else None,
-        )
+        steps, reach = later.steps, None
+        if self.splits:
+            reach = constant(self.spreading.reach)
         # The number of steps is known by now. So from here on the order is the binomial
         # one, which starts from the carries that the primal has left.
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)

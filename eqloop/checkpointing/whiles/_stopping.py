@@ -6,7 +6,7 @@ that may end early is in `_ending.py`.
 
 import dataclasses
 import functools
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, Self
 
 import jax.extend.core as jex
 from jax import lax
@@ -18,11 +18,10 @@ from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
-from ..engine._primitive import PlannedLoop
+from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, Problem
 from ..engine._step import Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
+from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
 from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
@@ -41,7 +40,13 @@ class AbstractStopping(Problem[L]):
     The derivatives of such a loop are such loops again, as with loops of known length.
     The loop of the step's jvp stops when the primal does: the condition is a boolean,
     which has no tangent, and it reads no tangents.
+
+    Attributes:
+        count_at: The place in the carry of the number of steps that have been run; 0 if
+            it has none. Each joint loop of a batch puts one more leaf before it.
     """
+
+    count_at: int = 0
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -71,6 +76,39 @@ class AbstractStopping(Problem[L]):
             f'`jax.lax.pcast(x, {names}, to="varying")`.'
         )
 
+    def joined(self) -> Self:
+        """The same with one more leaf at the start of its carry, see `_batch.py`."""
+        return self
+
+    def batched_apart(
+        self,
+        formula: Formula,
+        saves: Saves[L] | None,
+        axis_data: BatchAxis,
+        args: PyTree,
+        dims: PyTree,
+    ) -> tuple[Formula, PyTree, list[int | None]] | None:
+        dims = tuple(map(tuple, dims))
+        if not stops_apart(self, axis_data, dims):
+            return None
+        problem, consts, init = joint_loop(self, axis_data, args, dims, self.count_at)
+        args = (consts, init, list(args[2]))
+        # The joint carry starts with whether any example goes on, and then has whether
+        # each of them does. `lead` counts the first; slots do not hold the second.
+        saves = saves and of_whole_carry(saves)
+        joint = PlannedLoop(problem.joined(), saves, args)
+        # All outputs but whether any example goes on.
+        carry, ys, stored = joint.out_aval
+        shown = (False, *[True] * (len(joint.out_avals_flat) - 1))
+        out_dims: list[int | None] = [
+            *[0] * (len(carry) - 1),
+            *[1] * len(ys),
+            *[0] * len(stored.integers),
+            *[1] * len(stored.carries),
+            *[0] * len(stored.last),
+        ]
+        return Selected.of(joint, shown), args, out_dims
+
     def written_out(
         self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
     ) -> NoReturn:
@@ -82,6 +120,11 @@ class AbstractStopping(Problem[L]):
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )
+
+
+def of_whole_carry(saves: Saves[L]) -> Saves[L]:
+    """The same for a carry with one more leaf at its start, which is not stored."""
+    return saves.of_leaves(lambda flags: (False, *flags))
 
 
 @functools.lru_cache(maxsize=128)
@@ -138,9 +181,9 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         return saves.layout.stored_types(self.step.carry_types, saves.held)
 
     def reverse(
-        self, walk: Walk, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        return layout.reverse(walk.until(stored.integers[0]), stored, carried)
+        return layout.reverse(sweep.until(stored.integers[0]), stored, carried)
 
     def batched_apart(
         self,
@@ -150,22 +193,13 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         args: PyTree,
         dims: PyTree,
     ) -> tuple[Formula, PyTree, list[int | None]] | None:
-        flat_dims = tuple(map(tuple, dims))
-        if not stops_apart(self, axis_data, flat_dims):
-            return None
         # A gradient has been taken of each example, and then of the batch. The slots of
         # examples are spread over different numbers of steps, so the loops are not
         # joined: each example runs its own, as `vmap` has it.
-        if saves is not None:
+        if saves is not None and stops_apart(self, axis_data, tuple(map(tuple, dims))):
             _refuse_explicit(axis_data)
             return mapped(formula, axis_data, args, dims)
-        problem, consts, init = joint_loop(self, axis_data, args, flat_dims)
-        args = (list(consts), list(init), [])
-        joint = PlannedLoop(problem, None, args)
-        # All outputs but the joint carry's first leaf: whether any example goes on.
-        is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
-        selected = Selected.of(joint, is_of_example)
-        return selected, args, [0] * len(selected.out_avals_flat)
+        return super().batched_apart(formula, saves, axis_data, args, dims)
 
 
 def _refuse_explicit(axis_data: BatchAxis) -> None:

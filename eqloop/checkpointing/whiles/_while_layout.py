@@ -21,9 +21,8 @@ from ..engine._layout import AbstractLayout, Stored
 from ..engine._loop import zero
 from ..engine._problem import Problem
 from ..engine._step import NoWayBackError, Step
-from ..engine._sweep import Cotangents
-from ..engine._walk import Walk
-from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine._sweep import AbstractReversal, Cotangents, Sweep
+from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
 
 # The most that a counter of 32 bits can hold; no loop is as long.
@@ -121,7 +120,7 @@ class AbstractWhileLayout(AbstractLayout):
         """
 
     @abc.abstractmethod
-    def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
         """Takes cotangents of the final carry back, given what `forward` has stored."""
 
     def stored_types(self, carry_types: Sequence[Aval], held: Flags) -> Stored:

@@ -36,7 +36,7 @@ _ROUNDS = 9
 # counted, and neither is that several of them may share the work.
 _CLOCKS = {"cpu": time.process_time}
 # Of those that a step of a kind can have to do with, most change no program of others.
-_OF_LOOPS = ("next carries", "products kept per batch", "products in parts")
+_OF_LOOPS = ("products kept per batch", "products in parts")
 _OF_BUFFERS = ("rows once", "in-place writes")
 _OF_STAGES = (
     "short loops",

@@ -15,9 +15,8 @@ from eqloop.checkpointing.engine._forward import Active
 from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
-from eqloop.checkpointing.engine._walk import Walk
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
-from eqloop.checkpointing.whiles._later_steps import steps_to_run, walks_past
+from eqloop.checkpointing.whiles._later_steps import steps_to_run, sweeps_past
 
 from ...compiling import temp_bytes
 from ...marks import slow
@@ -127,7 +126,7 @@ def test_modes(mode):
     assert_same(ours, plain)
 
 
-def walk_of(after):
+def sweep_of(after):
     """The way back past steps whose flag becomes this."""
 
     def move(consts, carry, x):
@@ -139,12 +138,12 @@ def walk_of(after):
     of_loop = make_step(move, [jax.typeof(W)], carry_types, [])
     active = Active((True,), (False, True), ())
     back = Pull(of_loop, None, active, (), None)
-    return Walk(Sweep(of_loop, Loop(3), back, [W], [], []), ByResiduals())
+    return Sweep(ByResiduals(), of_loop, Loop(3), back, [W], [], [])
 
 
 def test_branches_of_later_steps_are_known():
-    walk = walk_of(lambda flag: jnp.asarray(False))
-    later = walks_past(walk).later.sweep
+    sweep = sweep_of(lambda flag: jnp.asarray(False))
+    later = sweeps_past(sweep).later
     for known in (later.step, later.back.base.step):
         names = [eqn.primitive.name for eqn in equations(known.jaxpr)]
         assert "cond" not in names
@@ -152,7 +151,7 @@ def test_branches_of_later_steps_are_known():
 
 
 def test_a_flag_that_changes_is_not_known():
-    first, later = walks_past(walk_of(jnp.logical_not))
+    first, later = sweeps_past(sweep_of(jnp.logical_not))
     assert later is first
 
 
@@ -192,5 +191,5 @@ def test_the_initial_carry_takes_no_slot():
 
 
 def test_a_step_of_which_no_more_is_known_is_not_run_by_itself():
-    first, later = steps_to_run(walk_of(jnp.logical_not).sweep.step)
+    first, later = steps_to_run(sweep_of(jnp.logical_not).step)
     assert later is first

@@ -22,7 +22,6 @@ from .._backward_step import (
     BlockEnds,
     BlockResult,
     Inputs,
-    NextCarry,
     WrappedStep,
 )
 from .._layout import Needs
@@ -224,18 +223,8 @@ class Restricted(WrappedStep):
         narrow = _of_held(products.program, self.inner.types, self.leaves)
         return dataclasses.replace(products, program=narrow)
 
-    def with_products(self, products: Products) -> BackwardStep | None:
-        inner = self.inner.with_products(products)
-        return None if inner is None else dataclasses.replace(self, inner=inner)
-
-    @property
-    def beside_next(self) -> NextCarry | None:
-        found, held = self.inner.beside_next, self.leaves.held
-        if found is None or not all(held[leaf] for leaf in found.leaves):
-            return None
-        # The new place of a leaf is the number of leaves in slots before it.
-        leaves = tuple(sum(held[:leaf]) for leaf in found.leaves)
-        return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
+    def with_products(self, products: Products) -> BackwardStep:
+        return dataclasses.replace(self, inner=self.inner.with_products(products))
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         return self._without_others(self.inner, False, loop, inputs, ends)

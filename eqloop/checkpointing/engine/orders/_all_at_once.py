@@ -15,7 +15,7 @@ from .._forward import Active, Saveable, at_end, stored
 from .._loop import Loop, zero
 from .._pace import EVERYTHING, Pace, Piece
 from .._step import Step
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal
 from ._levels import Nest
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event

@@ -18,9 +18,7 @@ from .._costs import StepCost
 from .._loop import Loop
 from .._pace import Pace, Piece
 from .._step import Step
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from ._order import AbstractOrder, AbstractSlotOrder, Event
 
@@ -121,14 +119,14 @@ class FirstAndLast(AbstractSlotOrder):
     ) -> tuple[Arrays, Arrays, Arrays]:
         return self.first.checked(step, loop, held, inputs)
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         first, last = self.first, self.last.of_carries
         if last is None:
-            cts = walk.pull_stored(cts)
+            cts = sweep.pull_stored(cts)
         else:
             behind = carries.from_row(first.primal_slots)
-            cts = last.reverse(walk.part(first.length), behind, cts)
-        return first.reverse(walk, carries, cts)
+            cts = last.reverse(sweep.part(first.length), behind, cts)
+        return first.reverse(sweep, carries, cts)
 
     # What it costs.
 

@@ -18,9 +18,7 @@ from .._costs import StepCost
 from .._loop import Loop
 from .._pace import Pace
 from .._step import Step
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from ..slots._words import read_words, to_words
 from ._order import AbstractSlotOrder, Event
@@ -148,20 +146,20 @@ class Inverted(AbstractSlotOrder):
         # A number that is known while tracing is tied as an array.
         return consts, tied(checked, list(map(as_array, init))), xs
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
         # What is saved is read by the inverse, and is no result of it.
         saved = carries.saved or (False,) * len(carries.arrays)
         compared = tuple(self.missed is not None and not flag for flag in saved)
-        state = cts, _Missed.by_none(pick(walk.sweep.step.carry_types, compared))
+        state = cts, _Missed.by_none(pick(sweep.step.carry_types, compared))
         for count, size in reversed(self.groups):
             position, row = position - count * size, row - count
-            parts = count, size
-            state = _reverse_parts(walk, carries, parts, position, row, state, compared)
+            parts = (count, size), position, row
+            state = _reverse_parts(sweep, carries, *parts, state, compared)
         cts, where = state
         if self.missed is None or not any(compared):
             return cts
-        paths = walk.sweep.loop.carry_paths
+        paths = sweep.loop.carry_paths
         names = pick(paths, compared) if len(paths) == len(compared) else None
         return _unless(where, functools.partial(_report, self.missed, names), cts)
 
@@ -189,7 +187,7 @@ class Inverted(AbstractSlotOrder):
 
 
 def _reverse_parts(
-    walk: Walk,
+    sweep: Sweep,
     carries: Carries,
     parts: tuple[int, int],
     start: int,
@@ -200,7 +198,7 @@ def _reverse_parts(
     """Reverses equal parts.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         carries: The slots.
         parts: The number of parts and their size.
         start: The position at which the first of them starts.
@@ -216,23 +214,23 @@ def _reverse_parts(
         begin = start + part * size
         # A loop that may end early goes back from where it has ended. All rows behind
         # that hold its last carry.
-        steps = size if walk.count is None else jnp.clip(walk.count - begin, 0, size)
-        own = walk.sweep.own
+        steps = size if sweep.count is None else jnp.clip(sweep.count - begin, 0, size)
+        own = sweep.own
 
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
             position = begin + steps - 1 - i
             # The step is pulled at the carry that the inverse gives, which is that of
             # the primal up to rounding. No carry is read from a slot here.
-            before = walk.previous(carries.with_saved(carry, position), position)
+            before = sweep.previous(carries.with_saved(carry, position), position)
             if own is not None:
                 before = where_run(position < own, before, carry)
-            return before, walk.pull(before, position, 1, cts)
+            return before, sweep.pull(before, position, 1, cts)
 
         # The carry at the end of this part: that at the start of the next one, or the
         # last carry of the loop.
         last = carries.read(row + part + 1)
-        unroll = None if walk.count is not None else min(walk.unroll, size)
+        unroll = None if sweep.count is not None else min(sweep.loop.unroll, size)
         again, cts = lax.fori_loop(0, steps, step_back, (last, cts), unroll=unroll)
         if any(compared):
             first = carries.read(row + part)

@@ -25,8 +25,7 @@ from ...._programs import equations, run
 from ...._types import Aval, Index
 from .._backward_step import BackwardStep
 from .._step_parts import StepParts, parts_of
-from .._sweep import Cotangents
-from .._walk import Walk
+from .._sweep import Cotangents, Sweep
 from ..reversals._together import can_join
 from ..slots._slots import AbstractSlots, Carries
 
@@ -39,10 +38,10 @@ class AbstractKept(abc.ABC):
     """How steps are kept in free slots, and reversed from there.
 
     Attributes:
-        walk: The way back.
+        sweep: The way back.
     """
 
-    walk: Walk
+    sweep: Sweep
 
     @property
     @abc.abstractmethod
@@ -78,7 +77,7 @@ class KeptCarries(AbstractKept):
     def pull(
         self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
-        return self.walk.pull(carries.read(row), position, 1, cts)
+        return self.sweep.pull(carries.read(row), position, 1, cts)
 
 
 class ResidualPlace(NamedTuple):
@@ -144,10 +143,10 @@ class KeptResiduals(AbstractKept):
     def write(
         self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
-        x, _ = self.walk.sweep.step_at(position)
+        x, _ = self.sweep.step_at(position)
         # The step is advanced right after this. XLA computes what both have in common
         # once, so the residuals come at no extra run; see `_comes_apart`.
-        ahead = run(self.parts.ahead, *self.walk.sweep.consts, *carry, *x)
+        ahead = run(self.parts.ahead, *self.sweep.consts, *carry, *x)
         slots, arrays = carries.slots, list(carries.arrays)
         kept = slots.packed(pick(ahead, self.parts.kept))
         for place, leaf in zip(self.places, kept, strict=True):
@@ -160,7 +159,7 @@ class KeptResiduals(AbstractKept):
         slots, arrays = carries.slots, carries.arrays
         stored = [slots.read(arrays[p.leaf], row + p.row) for p in self.places]
         dtypes = [aval.dtype for aval in self.parts.kept_types]
-        sweep, kept = self.walk.sweep, slots.unpacked(stored, dtypes)
+        sweep, kept = self.sweep, slots.unpacked(stored, dtypes)
         x, z = sweep.step_at(position)
         # Only the rest is run: this saves the evaluation that a kept carry would need.
         residuals = self.parts.residuals(sweep.consts, x, kept, self.fixed)
@@ -168,27 +167,27 @@ class KeptResiduals(AbstractKept):
         return sweep.added_step(cts, taken, position)
 
 
-def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:
+def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     """How steps are kept: by their residuals if possible, and else by their carry.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         carries: The slots. The first one is in use.
         rows: How many slots each step may take.
     """
-    sweep, slots = walk.sweep, carries.slots
+    slots = carries.slots
     back = sweep.back
-    # Examples that have stopped are left out by `Walk.pull`, which residuals bypass.
+    # Examples that have stopped are left out by `Sweep.pull`, which residuals bypass.
     # And slots of a lower precision would round residuals, which nobody asked for.
     if sweep.own is not None or slots.precision or not _comes_apart(back):
-        return KeptCarries(walk)
+        return KeptCarries(sweep)
     parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     # The order counts `rows` slots for each step. With more, the residuals of a step
     # would overwrite those of the next one. A carry always fits.
     if places is None or rows_of(places) > rows:
-        return KeptCarries(walk)
-    return KeptResiduals(walk, parts, places, parts.fixed(sweep.consts))
+        return KeptCarries(sweep)
+    return KeptResiduals(sweep, parts, places, parts.fixed(sweep.consts))
 
 
 def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:

@@ -22,9 +22,7 @@ from ...._types import Index, PyTree, Value
 from .._costs import StepCost
 from .._loop import element, store
 from .._pace import Pace, Piece, block_piece
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from ._kept_steps import AbstractKept, kept_of
 from ._mixed_chain import MixedChain
@@ -94,32 +92,32 @@ class Mixed(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
-        kept = kept_of(walk, carries, self.rows)
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        kept = kept_of(sweep, carries, self.rows)
         # The table is a constant of the program, and splits are looked up as it runs.
         # If the recursion were traced, the program would grow with the loop.
         longest = constant([list(column) for column in self.chain.longest])
 
         def reverse_segment(state: tuple[_Stack, Cotangents]) -> PyTree:
             stack, cts = state
-            stack = self._split(walk, stack, longest)
-            return self._reverse_last(walk, stack, kept, cts)
+            stack = self._split(sweep, stack, longest)
+            return self._reverse_last(sweep, stack, kept, cts)
 
         left = lambda state: state[0].stop > 0
-        state = self._stack(walk, carries), cts
+        state = self._stack(sweep, carries), cts
         return lax.while_loop(left, reverse_segment, state)[1]
 
-    def _stack(self, walk: Walk, carries: Carries) -> _Stack:
+    def _stack(self, sweep: Sweep, carries: Carries) -> _Stack:
         """The slots as the primal leaves them: all in use, unless it ended early."""
         starts, last = constant(self.starts), jnp.asarray(self.slots - 1, jnp.int32)
-        if walk.count is None:
+        if sweep.count is None:
             return _Stack(jnp.asarray(self.steps, jnp.int32), last, starts, carries)
-        stop = jnp.clip(walk.count, 0, self.steps).astype(jnp.int32)
+        stop = jnp.clip(sweep.count, 0, self.steps).astype(jnp.int32)
         top = jnp.maximum(jnp.sum(starts < stop, dtype=jnp.int32) - 1, 0)
         # Each device may have run as many steps as it needed.
         return _Stack(stop, top, vary(starts, axes_of(stop)), carries)
 
-    def _split(self, walk: Walk, stack: _Stack, longest: jax.Array) -> _Stack:
+    def _split(self, sweep: Sweep, stack: _Stack, longest: jax.Array) -> _Stack:
         """Splits the last segment until its rank is 0 or no slot is free.
 
         The new carries are stored on the way, as in `_slot_stack.Chain.split`. The rank
@@ -141,7 +139,7 @@ class Mixed(AbstractSlotOrder):
             start = element(stack.starts, stack.top)
             middle = start + jnp.minimum(element(below, free), ahead)
             carry = stack.carries.read(stack.top)
-            carry = walk.advance_to(carry, start, middle)
+            carry = sweep.advance_to(carry, start, middle)
             top = stack.top + 1
             starts = store(stack.starts, middle, top)
             return _Stack(stack.stop, top, starts, stack.carries.write(carry, top))
@@ -154,7 +152,7 @@ class Mixed(AbstractSlotOrder):
         return length, self.slots - stack.top
 
     def _reverse_last(
-        self, walk: Walk, stack: _Stack, kept: AbstractKept, cts: Cotangents
+        self, sweep: Sweep, stack: _Stack, kept: AbstractKept, cts: Cotangents
     ) -> tuple[_Stack, Cotangents]:
         """Reverses the last segment, or only its last step if no slot is free.
 
@@ -172,7 +170,7 @@ class Mixed(AbstractSlotOrder):
         ) -> tuple[Index, list[Value], Carries]:
             position, carry, carries = state
             carries = kept.write(carries, carry, position, row_of(position))
-            return position + 1, walk.advance(carry, position, 1), carries
+            return position + 1, sweep.advance(carry, position, 1), carries
 
         def pull(state: tuple[Index, Cotangents]) -> tuple[Index, Cotangents]:
             position = state[0] - 1
@@ -181,14 +179,14 @@ class Mixed(AbstractSlotOrder):
 
         carry = stack.carries.read(stack.top)
         # Stage 1: go to `first`, which is no step if the whole segment is reversed.
-        carry = walk.advance_to(carry, start, first)
+        carry = sweep.advance_to(carry, start, first)
         unfinished = lambda state: state[0] < last
         state = first, carry, stack.carries
         # Stage 2: keep all of these steps but the last.
         _, carry, carries = lax.while_loop(unfinished, keep, state)
         # Stage 3: reverse the last step. The carry before it is at hand, so it needs no
         # slot: that is the `1 +` in `longest(slots, 0)`.
-        cts = walk.pull(carry, last, 1, cts)
+        cts = sweep.pull(carry, last, 1, cts)
         # Stage 4: reverse those that were kept, last to first.
         _, cts = lax.while_loop(lambda state: state[0] > first, pull, (last, cts))
         # The slot of a segment that is done is free. The first slot stays in place:

@@ -11,15 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import Arrays
-from ...._calls import format_bytes
 from ...._types import Index, Value
 from .._costs import StepCost
 from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
-from ..reversals._reruns import Segment, SideBySide
-from ..slots._slots import Carries, DeviceSlots, StoredSteps
+from .._sweep import AbstractReversal, Cotangents, Sweep
+from ..slots._slots import Carries, DeviceSlots, StepsToRun, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
 
@@ -34,14 +30,9 @@ class Nested(AbstractSlotOrder):
 
     Attributes:
         nests: The nests, in the order of their steps.
-        with_products: For how many of the last nests the primal stores the products of
-            each step. These steps are run again without multiplying.
-        is_part: Whether it is the order of a part of a longer loop.
     """
 
     nests: tuple[Nest, ...]
-    with_products: int = 0
-    is_part: bool = False
 
     @property
     def length(self) -> int:
@@ -83,12 +74,6 @@ class Nested(AbstractSlotOrder):
         return max(n.at_once if n.block == 1 else n.block for n in self.nests)
 
     @property
-    def steps_with_products(self) -> int:
-        return sum(
-            nest.length for nest in self.nests[len(self.nests) - self.with_products :]
-        )
-
-    @property
     def side_by_side(self) -> int:
         return max(nest.side_by_side for nest in self.nests)
 
@@ -100,22 +85,8 @@ class Nested(AbstractSlotOrder):
     def is_flat(self) -> bool:
         return all(len(nest.levels) == 1 for nest in self.nests)
 
-    def as_part(self) -> "Nested":
-        # Products are stored for the last steps of a loop, which a part need not have.
-        return dataclasses.replace(self.only_carries(), is_part=True)
-
-    def only_carries(self) -> "Nested":
-        return dataclasses.replace(self, with_products=0)
-
-    @property
-    def keeps_last(self) -> bool:
-        # Carries of single steps are then all there, with the one after each step.
-        strides = [nest.stride for nest in self.nests]
-        return not self.is_part and strides[-1:] == [1]
-
     @property
     def needs_spare(self) -> bool:
-        # The last carry is only read if that is quick (`AbstractSlots.hold_results`).
         return False
 
     @property
@@ -125,17 +96,12 @@ class Nested(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self.primal_slots
-        first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
             # A loop of Python: nests are few, and no two need have the same levels.
             position, row = position - nest.length, row - nest.levels[0]
-            # From here on back, there are no stored products.
-            if position < first:
-                walk = walk.of(products=None)
-            cts = _reverse_level(walk, nest, position, carries, row, has_next, cts)
-            has_next = True  # the first carry of this nest
+            cts = _reverse_level(sweep, nest, position, carries, row, cts)
         return cts
 
     # What it costs.
@@ -156,29 +122,17 @@ class Nested(AbstractSlotOrder):
         # XLA gives the inner slots of all nests the same memory, as nests are reversed
         # one after the other.
         each = last if self.is_flat else cost.held
-        products = self.steps_with_products * cost.known
-        return of_primal * each + max(inner, default=0) + products
+        return of_primal * each + max(inner, default=0)
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
-        if (known := pace.of_known) is None:
-            return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
-        first = len(self.nests) - self.with_products
-        total = 0.0
-        for nest in self.nests[:first]:
-            own = known if _keeps_products(nest, reversal) else pace
-            total += _nest_time(own, nest, reversal)
-        for nest in self.nests[first:]:
-            # The primal writes the products. `duration` counts the advances as if they
-            # multiplied; that is corrected here.
-            written = 2 * nest.length * pace.cost.known * pace.rate.byte
-            saved = nest.advances * (pace.advance - known.advance)
-            total += _nest_time(known, nest, reversal) + written - saved
-        return total
+        known = pace.of_known or pace
+        paces = [known if _keeps_products(n, reversal) else pace for n in self.nests]
+        pairs = zip(paces, self.nests, strict=True)
+        return sum(_nest_time(own, nest, reversal) for own, nest in pairs)
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
         found = super().pieces(reversal)
-        keeps = (_keeps_products(nest, reversal) for nest in self.nests)
-        if self.with_products > 0 or any(keeps):
+        if any(_keeps_products(nest, reversal) for nest in self.nests):
             found |= {block_piece(reversal, 1)._replace(is_known=True)}
         return found | ({SIDE_BY_SIDE} if self.side_by_side > 1 else set())
 
@@ -196,8 +150,7 @@ class Nested(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        products, side_by_side = self.with_products > 0, self.side_by_side > 1
-        return "nested", self.block == 1, depth, products, side_by_side
+        return "nested", self.block == 1, depth, self.side_by_side > 1
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -208,15 +161,12 @@ class Nested(AbstractSlotOrder):
         )
         # Each level has counters of its own, and a few values that move between loops.
         # Up to 9 kB were seen with 50 leaves, and 1 kB with two leaves.
-        return Nested(nests, self.with_products), deeper * (1024 + 176 * leaves)
+        return Nested(nests), deeper * (1024 + 176 * leaves)
 
     # How it is shown.
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)
-        if self.with_products:
-            steps, each = self.steps_with_products, format_bytes(cost.known)
-            rows.append(("stored products", f"of {steps} steps, {each} each"))
         if self.side_by_side > 1:
             rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
@@ -230,60 +180,58 @@ class Nested(AbstractSlotOrder):
 
 
 def _reverse_level(
-    walk: Walk,
+    sweep: Sweep,
     nest: Nest,
     start: Index,
     carries: Carries,
     row: int,
-    has_next: bool,
     cts: Cotangents,
 ) -> Cotangents:
     """Reverses a nest.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         nest: The nest.
         start: The position of its first step.
         carries: Slots, which hold the carries at its outermost segments.
         row: The row of the first of these carries.
-        has_next: Whether the row after theirs has the carry after the nest.
         cts: The cotangents after the nest.
     """
     # This recursion is traced. The program is as deep as there are levels, which does
     # not depend on how many segments they have.
-    count, (most, *inner) = _count(nest, start, walk.count), nest.levels
+    count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
-        steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
-        return walk.each(steps, cts)
+        steps = StoredSteps(carries, row, start, count, most)
+        return sweep.reversal.each(sweep, steps, cts)
 
-    if _runs_side_by_side(nest) and walk.joins_steps:
-        return _reverse_side_by_side(walk, nest, start, carries, row, cts)
+    if _runs_side_by_side(nest) and sweep.joins_steps:
+        return _reverse_side_by_side(sweep, nest, start, carries, row, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
         carry = carries.read(row + segment)
         if not inner:
-            return walk.pull(carry, position, nest.block, cts)
+            return sweep.pull(carry, position, nest.block, cts)
         within, slots = nest.within, carries.slots.near
         # The reversal has the segments of the last level run again, as it may keep more
         # of their steps than the carries.
         if within.stride == 1:
-            ran = _count(within, position, walk.count)
-            steps = Segment(slots, position, carry, ran, within.length)
-            return walk.rerun(steps, cts)
+            ran = _count(within, position, sweep.count)
+            steps = StepsToRun(slots, position, carry, ran, within.length)
+            return sweep.reversal.rerun(sweep, steps, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
-        filled = _fill_nest(walk, slots, carry, position, within)
-        return _reverse_level(walk, within, position, filled, 0, False, cts)
+        filled = _fill_nest(sweep, slots, carry, position, within)
+        return _reverse_level(sweep, within, position, filled, 0, cts)
 
     # Outer loops are not unrolled: that would repeat the loops within them.
-    unroll = 1 if inner else min(walk.unroll, most)
+    unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
 def _reverse_side_by_side(
-    walk: Walk, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
+    sweep: Sweep, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
 ) -> Cotangents:
     """The same for a nest of two levels, whose segments are run again side by side."""
     (count, each), slots = nest.levels, carries.slots.near
@@ -291,8 +239,9 @@ def _reverse_side_by_side(
 
     def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
         firsts = carries.read_part(row + first, size)
-        steps = SideBySide(slots, start + first * each, firsts, size, each)
-        return walk.rerun(steps, cts)
+        position = start + first * each
+        steps = StepsToRun(slots, position, firsts, each, each, size)
+        return sweep.reversal.rerun(sweep, steps, cts)
 
     # What is left over are the first segments.
     of_group = lambda i, cts: reverse(
@@ -303,14 +252,14 @@ def _reverse_side_by_side(
 
 
 def _fill_nest(
-    walk: Walk, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
+    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
     """Runs a nest again to store the carries at its outermost segments.
 
     These have several steps each. The last of them is not run.
     """
-    stride, count = nest.stride, _count(nest, start, walk.count)
-    move = lambda i, carry: walk.advance(carry, start + i * stride, stride)
+    stride, count = nest.stride, _count(nest, start, sweep.count)
+    move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
     # Slots of the primal have one more row. Here, no carry goes there.
     return slots.filled(carry, nest.levels[0]).run_on(carry, count, move)
 
@@ -363,15 +312,6 @@ def _with_few_levels(nest: Nest) -> Nest:
     kept = _DEEPEST - 3
     levels = (first, *between[:kept], sum(between[kept:]), last)
     return dataclasses.replace(nest, levels=levels)
-
-
-def _with_fewer_segments(nest: Nest, share: float) -> Nest:
-    """The nest with a part of the segments of the outermost level."""
-    first, *inner = nest.levels
-    # Whole groups of segments, if they run side by side.
-    group = nest.side_by_side if len(inner) == 1 else 1
-    count = min(max(round(first * share / group), 1) * group, first)
-    return dataclasses.replace(nest, levels=(count, *inner))
 
 
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:

@@ -19,9 +19,7 @@ from .._forward import BySegments
 from .._loop import Loop
 from .._pace import ADVANCE, Pace, Piece, block_piece
 from .._step import Step
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 
 
@@ -102,11 +100,6 @@ class AbstractOrder(abc.ABC):
     def of_carries(self) -> "AbstractSlotOrder | None":
         """This order, unless the primal stores residuals alone."""
         return None
-
-    @property
-    def steps_with_products(self) -> int:
-        """For how many of the last steps the primal stores the products."""
-        return 0
 
     @property
     def steps_with_residuals(self) -> int:
@@ -327,11 +320,11 @@ class AbstractSlotOrder(AbstractOrder):
         return False
 
     @abc.abstractmethod
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         """Takes cotangents from the end of the loop back to its start.
 
         Args:
-            walk: The way back, past as many steps as the order has.
+            sweep: The way back, past as many steps as the order has.
             carries: The carries at `starts`.
             cts: The cotangents at the end.
         """

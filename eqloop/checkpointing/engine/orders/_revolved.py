@@ -15,9 +15,7 @@ from ...._types import Index, Value
 from .._costs import StepCost
 from .._loop import element
 from .._pace import Pace
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from . import _binomial
 from ._binomial import BlockChain
@@ -109,18 +107,18 @@ class Revolved(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         reach, missing = constant(self.reach), self.blocks.missing
-        chain = Chain(walk, self.slots - 1, reach, self.block_size, missing)
+        chain = Chain(sweep, self.slots - 1, reach, self.block_size, missing)
         # A shorter first block is left out of the chain, and reversed at the end.
         first = int(missing > 0)
         stack, last = self._stack(carries), self.blocks.count - 1
-        if walk.count is not None:
-            stack, last = self._stack_until(walk.count, reach, carries)
+        if sweep.count is not None:
+            stack, last = self._stack_until(sweep.count, reach, carries)
         stack, cts = chain.reverse(stack, last, first, cts)
         if not first:
             return cts
-        return walk.pull_first(stack.carries.read(0), self.block_size - missing, cts)
+        return sweep.pull_first(stack.carries.read(0), self.block_size - missing, cts)
 
     def _stack(self, carries: Carries) -> Stack:
         """The slots as the primal leaves them, all of them in use."""

@@ -17,9 +17,7 @@ from ...._types import Index, Value
 from .._costs import StepCost
 from .._loop import element
 from .._pace import Pace
-from .._sweep import Cotangents
-from .._walk import Walk
-from ..reversals._block_reversals import AbstractReversal
+from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 from ._order import AbstractSlotOrder, Event
 
@@ -67,13 +65,13 @@ class Segmented(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, sum(count for count, _ in self.parts)
         for count, order in reversed(self.parts):
             # Equal segments share a loop, and so one copy of the step in the program.
             position, row = position - count * order.length, row - count
             first = carries, row
-            cts = _reverse_part(walk, count, order, position, first, cts)
+            cts = _reverse_part(sweep, count, order, position, first, cts)
         return cts
 
     # What it costs.
@@ -114,7 +112,7 @@ class Segmented(AbstractSlotOrder):
 
 
 def _reverse_part(
-    walk: Walk,
+    sweep: Sweep,
     count: int,
     order: AbstractSlotOrder,
     start: int,
@@ -124,7 +122,7 @@ def _reverse_part(
     """Reverses equal segments.
 
     Args:
-        walk: The way back.
+        sweep: The way back.
         count: How many segments there are.
         order: The order of each.
         start: The position at which the first of them starts.
@@ -136,20 +134,20 @@ def _reverse_part(
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = run - 1 - i
         # An order counts positions from the start of its own segment.
-        within = walk.part(start + segment * order.length)
+        within = sweep.part(start + segment * order.length)
         near, carry = carries.slots.near, carries.read(row + segment)
         filled = _fill_segment(within, near, order, carry)
         return order.reverse(within, filled, cts)
 
     run = count
-    if walk.count is not None:
+    if sweep.count is not None:
         # Segments with any steps that were run: `ceil((count - start) / length)`.
-        run = jnp.clip(-((start - walk.count) // order.length), 0, count)
+        run = jnp.clip(-((start - sweep.count) // order.length), 0, count)
     return lax.fori_loop(0, run, body, cts)
 
 
 def _fill_segment(
-    walk: Walk, slots: DeviceSlots, order: AbstractSlotOrder, carry: Arrays
+    sweep: Sweep, slots: DeviceSlots, order: AbstractSlotOrder, carry: Arrays
 ) -> Carries:
     """Runs a segment again to store the carries that its order starts from."""
     stride, starts = _stride(order), constant(order.starts)
@@ -158,13 +156,13 @@ def _fill_segment(
         # At equal distances the trip count is static, so a GPU need not wait for the
         # host.
         if stride:
-            return walk.advance(carry, i * stride, stride)
+            return sweep.advance(carry, i * stride, stride)
         begin, end = element(starts, i), element(starts, i + 1)
-        return walk.advance_to(carry, begin, end)
+        return sweep.advance_to(carry, begin, end)
 
     count = run = len(order.starts)
-    if walk.count is not None:
-        run = jnp.maximum(jnp.sum(starts < walk.count), 1)
+    if sweep.count is not None:
+        run = jnp.maximum(jnp.sum(starts < sweep.count), 1)
     # There is one more row, as for the primal, see `AbstractSlotOrder`.
     return slots.filled(carry, count + 1).run_on(carry, run, move)
 

@@ -27,8 +27,7 @@ from ...._arrays import Arrays
 from ...._types import Index, PyTree, Value
 from .._forward import iterate
 from .._loop import element, store
-from .._sweep import Cotangents
-from .._walk import Walk
+from .._sweep import Cotangents, Sweep
 from ..slots._slots import Carries
 
 
@@ -59,7 +58,7 @@ class Chain:
     """How a stack of slots moves along a chain of blocks.
 
     Attributes:
-        walk: The way back through the loop.
+        sweep: The way back through the loop.
         last: The place of the last slot on the stack.
         reach: The `reach_table`, as an array; only segments with ranks need it.
         block: How many steps a block has.
@@ -69,7 +68,7 @@ class Chain:
             they are not: a slot that was given to a later carry keeps its row.
     """
 
-    walk: Walk
+    sweep: Sweep
     last: int
     reach: Value
     block: int = 1
@@ -122,7 +121,7 @@ class Chain:
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
             carry = carries.read(self._row(top))
             begin, end = self.position(start), self.position(stop)
-            carry = self.walk.advance_to(carry, begin, end)
+            carry = self.sweep.advance_to(carry, begin, end)
             # Pascal's rule: the left part has been advanced over once, so its rank is
             # one less. The right part has the same rank, with one slot less.
             starts, ranks = store(starts, start, top), store(ranks, rank - 1, top)
@@ -173,10 +172,10 @@ class Chain:
             block, cts = state
             carry = carries.read(self._row(block + offset))
             position = block * self.block - self.missing
-            return block - 1, self.walk.pull(carry, position, self.block, cts)
+            return block - 1, self.sweep.pull(carry, position, self.block, cts)
 
         left = lambda state: state[0] - low + 1
-        return iterate(pull, (block, cts), left, self.walk.unroll)[1]
+        return iterate(pull, (block, cts), left, self.sweep.loop.unroll)[1]
 
     def drop(self, stack: Stack, low: Index) -> Stack:
         """Frees the last slot if its segment has been reversed, down to `low`."""
@@ -193,8 +192,8 @@ class Chain:
         start = self.position(block)
         # The first block is shorter, so the number of steps depends on the block.
         if self.missing:
-            return self.walk.advance_to(carry, start, self.position(block + 1))
-        return self.walk.advance(carry, start, self.block)
+            return self.sweep.advance_to(carry, start, self.position(block + 1))
+        return self.sweep.advance(carry, start, self.block)
 
     def _row(self, place: Index) -> Index:
         """The row of the slot at a place on the stack."""

@@ -2,7 +2,6 @@
 
 `_block_reversals.py` says what a reversal is, and has the one by stored residuals.
 `_reruns.py` runs steps again for it, one after the other or in segments side by side.
-`_together.py` reverses steps in batches, `_known_products.py` and `_next_carries.py`
-spare it the products that are known or not needed, and `_products_in_parts.py` the
-memory of those that it adds.
+`_together.py` reverses steps in batches, `_known_products.py` spares it the products
+that are known, and `_products_in_parts.py` the memory of those that it adds.
 """

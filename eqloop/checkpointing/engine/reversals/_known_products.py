@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.core
@@ -139,12 +139,17 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         group: The equations. The result of the last one is the value.
 
     Returns:
-        See `with_given_result`. The rule differentiates the equations.
+        A `custom_jvp` that returns its first operand, and whose rule differentiates the
+        equations; and the new variable for that operand.
     """
     own = {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
     factors = list(dict.fromkeys(var for var in read if var not in own))
     program = program_from(group, factors, group[-1].outvars)
+
+    @jax.custom_jvp
+    def given(value: Value, *factors: Value) -> Value:
+        return value
 
     def push(
         primals: Sequence[Value], tangents: Sequence[Value]
@@ -157,36 +162,12 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         _, dot = jax.jvp(of_moving, pick(factors, moves), pick(dots, moves))
         return value, dot
 
-    return with_given_result(group[-1], factors, push)
-
-
-def with_given_result(
-    eqn: jex.JaxprEqn,
-    factors: Sequence[jex.Var],
-    push: Callable[..., tuple[Value, Value]],
-) -> tuple[jex.JaxprEqn, jex.Var]:
-    """An equation that is given the result of another one.
-
-    Args:
-        eqn: The other one.
-        factors: What the result is computed from.
-        push: The `custom_jvp` rule of a function of the value and the factors.
-
-    Returns:
-        A `custom_jvp` with that rule, which returns its first operand; and the new
-        variable for that operand.
-    """
-
-    @jax.custom_jvp
-    def given(value: Value, *factors: Value) -> Value:
-        return value
-
     given.defjvp(push, symbolic_zeros=True)
     # Traced, the equation has the form that this version of JAX gives it.
-    (out,) = eqn.outvars
+    (out,) = group[-1].outvars
     template = jax.make_jaxpr(given)(aval_of(out), *map(aval_of, factors)).jaxpr
     (found,), (value, *_) = template.eqns, template.invars
-    place = eqn.source_info
+    place = group[-1].source_info
     return found.replace(
         invars=[value, *factors], outvars=[out], source_info=place
     ), value

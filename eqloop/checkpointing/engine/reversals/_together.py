@@ -60,15 +60,15 @@ from ...._programs import (
     traced,
 )
 from ...._types import Aval, Index, Value
-from .._backward_step import BackwardStep, BlockResult, NextCarry, program_of
+from .._backward_step import BackwardStep, BlockResult, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part
 from .._step import Step
-from .._sweep import Cotangents, Sweep
-from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
-from ._block_reversals import AbstractReversal, ByResiduals
+from .._sweep import AbstractReversal, Cotangents, Sweep
+from ..slots._slots import DeviceSlots, StepsToRun, StoredSteps
+from ._block_reversals import ByResiduals
 from ._products_in_parts import added_in_parts
-from ._reruns import AbstractRerun, Segment
+from ._reruns import run_again
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 
@@ -94,18 +94,15 @@ class Together(AbstractReversal):
             return sweep.take(carry, start, 1, cts)
         if is_watched():
             return ByResiduals()(sweep, carry, start, count, cts)
-        segment = Segment(DeviceSlots(), start, carry, count, count)
-        return _joined(sweep, _rerun(sweep, segment), cts)
+        steps = StepsToRun(DeviceSlots(), start, carry, count, count)
+        return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)
 
-    def rerun(self, sweep: Sweep, steps: AbstractRerun, cts: Cotangents) -> Cotangents:
+    def rerun(self, sweep: Sweep, steps: StepsToRun, cts: Cotangents) -> Cotangents:
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        size = self._size_of_batches(sweep, steps.most)
-        if size == steps.most > 1:
-            return self.each(sweep, _rerun(sweep, steps), cts)
-        # The carry after the last step as well, if that is of use.
-        has_next = size > 1 and _beside_next(sweep, steps.slots) is not None
-        return self.each(sweep, steps.stored(sweep, has_next), cts)
+        is_one_batch = self._size_of_batches(sweep, steps.most) == steps.most > 1
+        products = sweep.back.products if is_one_batch else None
+        return self.each(sweep, run_again(sweep, steps, products), cts)
 
     def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         size = self._size_of_batches(sweep, steps.most)
@@ -165,9 +162,7 @@ class Together(AbstractReversal):
         # that go back step by step are started once.
         entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
         entry += cost.started_once + cost.dots_once * rate.dot_of_batch
-        # Blocks are run again, and then the next carries are not used.
-        spared = cost.spared if count == 1 else 0.0
-        linearised = cost.evaluation - spared + cost.reversal - cost.started_once
+        linearised = cost.evaluation + cost.reversal - cost.started_once
         # The carries are read from their slots, and what is carried back is stored.
         moved = cost.residuals + cost.held + cost.carry
         step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
@@ -222,23 +217,6 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
     ends_automatic = name == "reshard" and changes_mesh(avals[0], avals[1])
     return name not in _CONTROL and not ends_automatic
-
-
-def _rerun(sweep: Sweep, steps: AbstractRerun) -> StoredSteps:
-    """Runs steps again to store their carries, and their products if they have any."""
-    found = sweep.back.products if sweep.products is None else None
-    return steps.stored(sweep) if found is None else steps.with_products(sweep, found)
-
-
-def _beside_next(sweep: Sweep, slots: AbstractSlots) -> NextCarry | None:
-    """The backward step for batches whose next carries are in slots, if it is used."""
-    # If the primal has stored products, nothing is multiplied anyway. A loop that may
-    # end early need not store its last carry, and carries of lower precision are not
-    # the results of steps. Elsewhere than on the device, rows take long to read.
-    is_whole = sweep.products is None and sweep.count is None
-    if not (is_whole and slots.hold_results):
-        return None
-    return sweep.back.beside_next
 
 
 def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
@@ -313,24 +291,12 @@ def _joined_program(
 
 
 def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
-    """The backward step for a batch, and the known values that it is given.
-
-    These are products, which were kept when the batch was run again or stored by the
-    primal, or else leaves of the next carries.
-    """
-    known, found = sweep.products, sweep.back.products
-    if steps.products and found is not None:
-        back = sweep.back.with_products(found)
-        given = [part(row, steps.row, steps.count) for row in steps.products]
-    elif known is not None:
-        back = known.back
-        given = known.of_block(sweep.position(steps.start), steps.count)
-    elif steps.has_next and (beside := _beside_next(sweep, steps.carries.slots)):
-        after = steps.carries.read_part(steps.row + 1, steps.count)
-        back, given = beside.back, [after[leaf] for leaf in beside.leaves]
-    else:
-        back, given = None, []
-    return (sweep.back, []) if back is None else (back, given)
+    """The backward step for a batch, and the products of it that were kept, if any."""
+    found = sweep.back.products
+    if found is None or not steps.products:
+        return sweep.back, []
+    given = [part(row, steps.row, steps.count) for row in steps.products]
+    return sweep.back.with_products(found), given
 
 
 @functools.lru_cache(maxsize=128)

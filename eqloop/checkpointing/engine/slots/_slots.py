@@ -64,11 +64,6 @@ class AbstractSlots(abc.ABC):
         """
         return True
 
-    @property
-    def hold_results(self) -> bool:
-        """Whether rows are the results of steps, to the last bit, and quickly read."""
-        return False
-
     def rows(self, starts: int, needs_spare: bool) -> int:
         """How many rows `sweep` leaves behind.
 
@@ -328,6 +323,35 @@ jax.tree_util.register_dataclass(
 
 
 @dataclasses.dataclass(frozen=True)
+class StepsToRun:
+    """Consecutive steps to run again, to store the carry before each of them.
+
+    They may be segments of as many steps, which run side by side.
+
+    Attributes:
+        slots: The slots to store the carries in.
+        start: The position of the first step.
+        carry: The carry before the first step; of segments that run side by side those
+            of each, stacked along the first axis.
+        count: How many steps a segment has. It may be known only when they run.
+        length: How many it has at most.
+        side_by_side: How many segments run side by side; `None` if there is one.
+    """
+
+    slots: AbstractSlots
+    start: Index
+    carry: Arrays
+    count: Index
+    length: int
+    side_by_side: int | None = None
+
+    @property
+    def most(self) -> int:
+        """How many steps there are at most, which is known while tracing."""
+        return self.length * (self.side_by_side or 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class StoredSteps:
     """Consecutive steps whose carries are all stored.
 
@@ -339,7 +363,6 @@ class StoredSteps:
         most: How many steps there are at most, which is known while tracing.
         products: The known products of these steps, if any (`_known_products.py`). They
             are in the same rows as the carries.
-        has_next: Whether the row after these has the carry after the last step.
     """
 
     carries: Carries
@@ -348,7 +371,6 @@ class StoredSteps:
     count: Value
     most: int
     products: Arrays = ()
-    has_next: bool = False
 
     def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
         """Some of these steps: `count` of them, from one on."""
@@ -372,10 +394,6 @@ class DeviceSlots(AbstractSlots):
     @property
     def place(self) -> str:
         return "on the device"
-
-    @property
-    def hold_results(self) -> bool:
-        return self.precision is None
 
     def move_time(self, nbytes: int, rate: Rates) -> float:
         return rate.iteration + nbytes * rate.byte

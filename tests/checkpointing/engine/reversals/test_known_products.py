@@ -1,13 +1,21 @@
 """Products that are kept for the reversal of a block, and not computed again."""
 
+import dataclasses
+import math
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 from eqloop.checkpointing import trace_step
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._known_products import products_of
+from eqloop.checkpointing.engine.reversals._together import Together
 
 from ....marks import slow, slow_if
 from .products import (
@@ -132,3 +140,27 @@ def test_double_precision():
         inputs = jax.tree.map(lambda x: x.astype(jnp.float64), (W, HS, XS))
         runs = of_loop(accumulated, LEVELS), of_loop(accumulated)
         assert_equal(*(jax.jit(gradient(run))(*inputs) for run in runs), rtol=1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class InNests(el.AbstractSchedule):
+    """Nests, whose steps are reversed in batches."""
+
+    nests: tuple[Nest, ...]
+    size: int
+
+    def layout(self, loop):
+        return el.Layout(Nested(self.nests), reversal=Together(self.size))
+
+
+@pytest.mark.slow
+@hypothesis.given(st.data())
+def test_random_nests(data):
+    nests, left = list[Nest](), 13
+    while left:
+        levels = data.draw(st.lists(st.integers(1, left), min_size=1, max_size=2))
+        hypothesis.assume(math.prod(levels) <= left)
+        nests.append(Nest(tuple(levels)))
+        left -= nests[-1].length
+    size, step = data.draw(st.integers(1, 5)), data.draw(st.sampled_from(STEPS))
+    assert_as_scan(step, schedule=InNests(tuple(nests), size))
