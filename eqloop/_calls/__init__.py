@@ -25,6 +25,7 @@ from ._opening import (
     positional_names,
 )
 from ._transform import (
+    AbstractSameCall,
     AbstractTransform,
     Carry,
     Function,

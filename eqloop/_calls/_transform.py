@@ -247,6 +247,20 @@ def is_abstract(transform: type) -> bool:
     return transform.__name__.startswith("Abstract")
 
 
+class AbstractSameCall(AbstractTransform[Callable[P, R]], Generic[P, R]):
+    """A transform that is called as its function is, and so has its signature.
+
+    Final classes declare `f` anew: pyright takes the type of a method that is decorated
+    with a transform from what the class itself declares.
+    """
+
+    f: Callable[P, R]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+
 def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(cls)}
     for name in settings.keys() - known:

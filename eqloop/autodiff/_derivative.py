@@ -1,18 +1,17 @@
 """What all derivatives of a function share: their settings, and their results."""
 
 import abc
-import inspect
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any
 
 from .._arrays import Arrays
-from .._calls import AbstractTransform, P, check_bool, compiled_once, setting
+from .._calls import AbstractSameCall, P, check_bool, compiled_once, setting
 from .._types import PyTree
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
 
 
-class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
+class AbstractDerivative(AbstractSameCall[P, PyTree]):
     """A function whose call gives a derivative of `f` at the arguments.
 
     It differentiates with respect to the floating-point and complex arrays of the
@@ -43,10 +42,6 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     argnums: Argnums = setting(default=0, converter=as_argnums)
     has_aux: bool = setting(default=False)
     return_value: bool = setting(default=False)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     @abc.abstractmethod
     def _check(self, call: Call, value: object) -> None:

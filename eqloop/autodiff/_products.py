@@ -1,7 +1,6 @@
 """`Vjp` and `Jvp`: products with the Jacobian, which is never formed."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
@@ -18,6 +17,7 @@ from .._arrays import (
     structure_differences,
 )
 from .._calls import (
+    AbstractSameCall,
     AbstractTransform,
     NewP,
     NewR,
@@ -34,7 +34,7 @@ from ._call import is_differentiable
 
 
 @final
-class Vjp(AbstractTransform, Generic[P]):
+class Vjp(AbstractSameCall[P, PyTree]):
     """A function's value, and its pullback, like `equinox.filter_vjp`.
 
     Args:
@@ -67,10 +67,6 @@ class Vjp(AbstractTransform, Generic[P]):
 
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "Vjp[NewP]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Runs `f(*args, **kwargs)`, and keeps what `pull` needs.
