@@ -72,6 +72,10 @@ class Call:
         """The inexact arrays of the value of `f`, and the other arrays it returns."""
         return self.opened.on_arrays(arrays)
 
+    def push(self, direction: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+        """What `run` returns, with the tangents of the value in between."""
+        return jax.jvp(self.run, (self.arrays,), (direction,), has_aux=True)
+
     def gradient(self, leaves: Arrays) -> PyTree:
         """A tree as that of the differentiated arguments, with these for the arrays."""
         arguments = _blank(self.selected).join(leaves)
@@ -140,7 +144,6 @@ def open_derivative(
     f: Callable[..., PyTree],
     args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
-    *,
     argnums: PyTree,
     has_aux: bool,
     check: Callable[[Call, PyTree], None],
