@@ -341,20 +341,8 @@ def _applied_to(
         result, log = backward(cotangent), None
     if _has_log(result, cotangent):
         result, log = result
-    changes = [
-        f"  {d.path}: {d.one} came in, {d.other} came out"
-        for d in structure_differences(cotangent, result, "cotangent")
-    ]
-    if not changes:
-        leaves = flatten(cotangent)[0], flatten(result)[0]
-        changes = [
-            f"  {path}: {describe(one)} came in, {describe(other)} came out"
-            for path, one, other in zip(
-                paths(cotangent, "cotangent"), *leaves, strict=True
-            )
-            if not _same_type(one, other)
-        ]
-    if changes:
+    said = "cotangent", "came in", "came out"
+    if changes := _changes(cotangent, result, *said):
         raise TypeError(
             f"{owner}: `backward` must return a cotangent of the same structure, "
             f"shapes and dtypes as it was given, or a pair of one and a log, but it "
@@ -406,19 +394,8 @@ def _check_log(owner: str, log: PyTree, logged: PyTree) -> None:
     """Checks that a log fits into what was given to take it."""
     if logged is None:
         _refuse_missing(owner)
-    changes = [
-        f"  {d.path}: {d.one} of each step was passed, {d.other} was logged"
-        for d in structure_differences(log, logged, "log")
-    ]
-    if not changes:
-        trees = paths(log, "log"), flatten(log)[0], flatten(logged)[0]
-        changes = [
-            f"  {path}: {describe(one)} of each step was passed, {describe(other)} was "
-            f"logged"
-            for path, one, other in zip(*trees, strict=True)
-            if not _same_type(one, other)
-        ]
-    if changes:
+    said = "log", "of each step was passed", "was logged"
+    if changes := _changes(log, logged, *said):
         raise TypeError(
             f"{owner}: `log` must have a row for each step that is like the log which "
             f"`backward` returns:\n"
@@ -426,6 +403,21 @@ def _check_log(owner: str, log: PyTree, logged: PyTree) -> None:
             + "\n`empty_log` of the loop, called with the same arguments, makes one "
             "that fits."
         )
+
+
+def _changes(
+    before: PyTree, after: PyTree, name: str, came: str, went: str
+) -> list[str]:
+    """Where two trees have other structures, or else other types, a line for each."""
+    line = lambda path, one, other: f"  {path}: {one} {came}, {other} {went}"
+    if found := list(structure_differences(before, after, name)):
+        return [line(d.path, d.one, d.other) for d in found]
+    leaves = flatten(before)[0], flatten(after)[0]
+    return [
+        line(path, describe(one), describe(other))
+        for path, one, other in zip(paths(before, name), *leaves, strict=True)
+        if not _same_type(one, other)
+    ]
 
 
 def _varied_as(tree: PyTree, like: PyTree) -> PyTree:

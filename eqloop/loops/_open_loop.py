@@ -9,7 +9,7 @@ back into the user's trees.
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
@@ -58,6 +58,7 @@ from ..checkpointing import (
     Recursive,
     Step,
     Undo,
+    form_to_plan,
     hoist,
     run_loop,
     with_inverse,
@@ -188,7 +189,7 @@ def open_abstractly(
     shardings = list(map(automatic_sharding, types))
 
     def open_traced(*traced: Value) -> None:
-        loop = open_call(*rest.join(traced))
+        loop = open_call(*rest.join(traced)).at_reversal()
         known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
         of = lambda x: known.get(id(x)) or automatic_sharding(x)
@@ -197,6 +198,12 @@ def open_abstractly(
 
     jax.eval_shape(open_traced, *types)
     return opened[0], tuple(found) if any(map(any, found)) else ()
+
+
+def to_plan(opened: OpenedLoop, placed: Placements) -> dict[str, Any]:
+    """What is planned of a loop that was opened abstractly."""
+    step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
+    return dict(step=step, loop=loop, placed=placed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +242,10 @@ class LoopOpener:
         self,
         f: Callable[..., PyTree],
         init: PyTree,
-        xs: PyTree,
+        xs: PyTree = None,
         *,
-        length: SupportsIndex | None,
-        key: PRNGKey | None,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
         log: PyTree = None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""

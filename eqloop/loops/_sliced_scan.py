@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, SupportsIndex, final
 
 from .._calls import Carry, NewCarry, NewY, Y, int_of, setting
-from ..checkpointing import AbstractSchedule, StoreAll, left_open
 from ._scan import AbstractScan, Stepping
 
 
@@ -74,9 +73,6 @@ class SlicedScan(AbstractScan[Carry, Y]):
 
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "SlicedScan[NewCarry, NewY]": ...
-
-    def _default_schedule(self) -> AbstractSchedule:
-        return left_open(StoreAll())
 
     def _kept(self) -> slice:
         return slice(self.start, self.stop, self.step)
