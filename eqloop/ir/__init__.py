@@ -10,7 +10,7 @@ the other rooms, and none of them uses this one.
   equations, `_parts.py` finds the jaxprs inside an equation, and `_primitives.py` knows
   the properties of JAX's primitives. Jaxprs are rewritten by the room `_programs`.
 - **Pictures**: `_graph.py` makes a graph of a jaxpr, `_dot.py` writes it for Graphviz,
-  `_draw.py` draws it, and `_tree.py` writes it as text.
+  `_draw.py` draws it, and writes jaxprs as trees of text.
 - **Python**: `codegen/` writes jaxprs as modules.
 """
 

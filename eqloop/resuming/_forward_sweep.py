@@ -12,7 +12,6 @@ from .._arrays import Axis
 from .._types import Aval, PyTree, Value
 from ..loops import cuts_of
 from ._disk import make_folder
-from ._processes import as_the_leader
 from ._row_file import RowFile
 from ._segment_call import SegmentCall
 from ._segments import Segments
@@ -117,9 +116,8 @@ class ForwardSweep:
                 last one that is there included.
         """
         segments, carries = self.call.segments, self.carries
-        stored = set(carries.steps)
-        is_stored = [segments.done(k + 1) in stored for k in range(len(segments))]
-        is_stored = list(map(bool, as_the_leader(is_stored)))
+        ends = map(segments.done, range(1, len(segments) + 1))
+        is_stored = carries.are_stored(ends)
         left = [k for k, flag in enumerate(is_stored) if not flag]
         if keep is not None and any(is_stored):
             last = max(k for k, flag in enumerate(is_stored) if flag)
@@ -194,8 +192,9 @@ def write_rows(
                 rows.write(place, piece)
 
 
-def make_files(folder: Path, files: Sequence[RowFile]) -> None:
-    """Makes a folder with these files, unless they are there."""
-    make_folder(folder)
+def open_files(folder: Path, files: Sequence[RowFile], *, are_used: bool) -> None:
+    """Makes a folder with these files, unless they are there; checks those in use."""
+    if not are_used:
+        make_folder(folder)
     for file in files:
-        file.make()
+        file.check() if are_used else file.make()

@@ -22,7 +22,7 @@ from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
-from ._forward_sweep import ForwardSweep, SegmentInputs, make_files
+from ._forward_sweep import ForwardSweep, SegmentInputs, open_files
 from ._in_words import functions_in_words, jax_settings, leaves_in_words, text_of
 from ._lock import locked
 from ._processes import is_leader, wait_for_all
@@ -94,11 +94,8 @@ class OpenedRun:
             if found is None:
                 self.record.write(self.directory)
             make_folder(self.directory / CARRIES)
-            if self.forward.carries.steps:
-                for file in self.forward.ys:
-                    file.check()
-            else:
-                make_files(self.directory / YS, self.forward.ys)
+            is_begun = bool(self.forward.carries.steps)
+            open_files(self.directory / YS, self.forward.ys, are_used=is_begun)
         wait_for_all(f"{self.directory} was begun")
 
     def run_forward(
@@ -141,7 +138,6 @@ def open_run(
     scan: AbstractScan[Any, Any],
     init: PyTree,
     xs: PyTree,
-    *,
     length: SupportsIndex | None,
     key: PRNGKey | None,
     every: int,

@@ -226,24 +226,11 @@ class Resumable(AbstractTransform):
         """
         return RunStatus.read(Path(self.directory))
 
-    def _open(
-        self,
-        init: PyTree,
-        xs: PyTree,
-        length: SupportsIndex | None,
-        key: PRNGKey | None,
-    ) -> OpenedRun:
-        _refuse_traced((self, init, xs, key))
-        return open_run(
-            dataclasses.replace(self.f, progress=None),
-            init,
-            xs,
-            length=length,
-            key=key,
-            every=self.every,
-            directory=Path(self.directory),
-            settings={"every": self.every, "ys": self.ys},
-        )
+    def _open(self, *call: Any) -> OpenedRun:
+        _refuse_traced((self, call))
+        scan = dataclasses.replace(self.f, progress=None)
+        settings = {"every": self.every, "ys": self.ys}
+        return open_run(scan, *call, self.every, Path(self.directory), settings)
 
     def _forward(self, run: OpenedRun, keep: int | None) -> tuple[PyTree, PyTree]:
         in_memory = self.ys == "memory"

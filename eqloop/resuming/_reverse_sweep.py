@@ -18,7 +18,6 @@ from .._arrays import (
 )
 from .._types import Value
 from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
-from ._processes import as_the_leader
 from ._row_file import RowFile
 from ._segment_call import Wanted
 from ._sources import AbstractSource, StoredSource
@@ -75,9 +74,7 @@ class ReverseSweep:
             each other one.
         """
         segments, states = self.forward.call.segments, self.states
-        stored = set(states.steps)
-        is_stored = [segments.done(k) in stored for k in range(len(segments))]
-        is_stored = list(map(bool, as_the_leader(is_stored)))
+        is_stored = states.are_stored(map(segments.done, range(len(segments))))
         left = next((k for k, flag in enumerate(is_stored) if flag), len(segments))
         now = [*self.last, *self._zeros()]
         if left < len(segments):

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from .._compat import jax_version
 from .._version import __version__
-from ._disk import ASIDE, explaining_errors, write_json
+from ._disk import ASIDE, explaining_errors, refuse_damaged, write_json
 from ._in_words import python_version
 from ._lock import LOCK
 
@@ -66,10 +66,7 @@ class RunRecord:
             )
         names = [field.name for field in dataclasses.fields(cls)]
         if missing := [name for name in names if name not in content]:
-            raise ValueError(
-                f"Resumable: {path} is damaged: it has no {', '.join(missing)}. "
-                f"Restore it, or remove the directory to start anew."
-            )
+            refuse_damaged(path, f"it has no {', '.join(missing)}")
         # Another Python compiles the same code to something else.
         if content["written_by"]["python"] != python_version():
             content["code"] = None
@@ -126,10 +123,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ValueError(
-            f"Resumable: {path} is damaged: it is not a JSON object. Restore it, or "
-            f"remove the directory to start anew."
-        )
+        refuse_damaged(path, "it is not a JSON object")
     return content
 
 

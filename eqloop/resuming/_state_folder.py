@@ -7,7 +7,7 @@ file for each array, or for each part of one that is on several devices, and
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,11 +23,12 @@ from ._disk import (
     explaining_errors,
     finish_folder,
     npy_header,
+    refuse_damaged,
     remove_folder,
     write_bytes,
     write_json,
 )
-from ._processes import is_leader, wait_for_all
+from ._processes import as_the_leader, is_leader, wait_for_all
 from ._row_file import storable
 from ._run_record import read_json
 
@@ -54,6 +55,11 @@ class StateFolder:
     def steps(self) -> list[int]:
         """For how many steps there are states, in their order."""
         return steps_in(self.path)
+
+    def are_stored(self, steps: Iterable[int]) -> list[bool]:
+        """Which of these there are, by the numbers of steps, in the first process."""
+        stored = set(self.steps)
+        return list(map(bool, as_the_leader([each in stored for each in steps])))
 
     def write(self, steps: int, arrays: Sequence[Value]) -> None:
         """Writes a state: each process its part, and then one puts it into place."""
@@ -184,8 +190,8 @@ def _read_piece(place: Path, described: dict[str, Any]) -> np.ndarray:
 
 
 def _damaged(path: Path, how: str) -> NoReturn:
-    raise ValueError(
-        f"Resumable: {path} is damaged: {how}. Nothing was changed. Restore it, or "
-        f"remove the folder {path.parent}: what was in it is then computed again, from "
-        f"the state before it."
+    instead = (
+        f"Nothing was changed. Restore it, or remove the folder {path.parent}: what "
+        f"was in it is then computed again, from the state before it."
     )
+    refuse_damaged(path, how, instead)
