@@ -45,6 +45,18 @@ def is_inexact_scalar(leaf: object) -> bool:
     return is_scalar(leaf) and isinstance(leaf, float | complex)
 
 
+def is_key(x: Value) -> bool:
+    """Whether an array, or one of this type, is one of PRNG keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def axes_of_keys(x: Value) -> int | None:
+    """How many axes of keys an array has; `None` if it is none of keys, old or new."""
+    if is_key(x):
+        return x.ndim
+    return x.ndim - 1 if x.dtype == jnp.uint32 else None
+
+
 def unmarked(leaf: Value) -> Value:
     """A leaf; as a plain number of Python, if it is one to which JAX added a dtype."""
     kind = MARKED_NUMBERS.get(type(leaf))
@@ -152,6 +164,17 @@ def describe(leaf: Value) -> str:
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     text = repr(unmarked(leaf))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listing(
+    tree: PyTree,
+    name: str,
+    which: Callable[[Value], bool],
+    words: Callable[[Value], str] = describe,
+) -> str:
+    """Some leaves of a tree for an error message, each in a line."""
+    named = zip(paths(tree, name), flatten(tree)[0], strict=True)
+    return "\n".join(f"  {path}: {words(leaf)}" for path, leaf in named if which(leaf))
 
 
 def _is_none(node: object) -> bool:

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._types import PyTree, Value
-from ._partition import describe, flatten, is_scalar, paths
+from ._partition import describe, is_scalar, listing
 
 _KINDS = (np.number, np.bool)
 
@@ -73,17 +73,11 @@ def refuse_foreign_arrays(owner: str, tree: PyTree, name: str) -> None:
     Raises:
         TypeError: If there is one.
     """
-    leaves = zip(paths(tree, name), flatten(tree)[0], strict=True)
-    found = [
-        f"  {path}: {describe(leaf)}"
-        for path, leaf in leaves
-        if isinstance(leaf, np.ndarray) and not _is_numeric(leaf)
-    ]
-    if found:
-        listing = "\n".join(found)
+    is_foreign = lambda x: isinstance(x, np.ndarray) and not _is_numeric(x)
+    if found := listing(tree, name, is_foreign):
         raise TypeError(
             f"{owner}: arrays must hold numbers, but these hold text, dates or other "
-            f"objects of Python:\n{listing}\nMake numbers of them, such as indices "
+            f"objects of Python:\n{found}\nMake numbers of them, such as indices "
             f"into a list (`numpy.unique(x, return_inverse=True)[1]`), or leave them "
             f"out."
         )

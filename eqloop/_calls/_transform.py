@@ -67,17 +67,9 @@ _Transform = TypeVar("_Transform")
 _TransformOut = TypeVar("_TransformOut", covariant=True)
 
 
-def setting(
-    *,
-    default: Any,
-    converter: Callable[[Any], Any] | None = None,
-    static: bool = True,
-    kw_only: bool = True,
-) -> Any:
+def setting(*, static: bool = True, kw_only: bool = True, **others: Any) -> Any:
     """A field that is given by keyword, and static unless something else is said."""
-    return eqx.field(
-        default=default, converter=converter, static=static, kw_only=kw_only
-    )
+    return eqx.field(static=static, kw_only=kw_only, **others)
 
 
 # For type checkers. A class that is generic in its function declares in `_of`, which

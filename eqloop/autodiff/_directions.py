@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._arrays import Arrays, describe, is_complex, is_dynamic
+from .._arrays import Arrays, axes_of_keys, describe, is_complex, is_dynamic
 from .._calls import parameters_of
 from .._types import PyTree, Value
 from ._call import Call
@@ -39,9 +39,7 @@ def _normal(keys: jax.Array, shape: tuple[int, ...], array: jax.Array) -> jax.Ar
 
 def check_key(owner: str, key: Value) -> None:
     """Raises unless this is one PRNG key."""
-    is_typed = is_dynamic(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    is_legacy = is_dynamic(key) and key.dtype == jnp.uint32
-    if not ((is_typed and key.ndim == 0) or (is_legacy and key.ndim == 1)):
+    if not is_dynamic(key) or axes_of_keys(key) != 0:
         raise TypeError(
             f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
             f"{describe(key)}."

@@ -207,7 +207,8 @@ def _common_dtype(leaves: Sequence[Value]) -> Any:
     """The common dtype of arrays and numbers, if the weakly typed ones can have it."""
     firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
-    if not gives or any(map(_is_extended, firm)):  # such as keys: JAX promotes none
+    is_extended = lambda dtype: jnp.issubdtype(dtype, jax.dtypes.extended)
+    if not gives or any(map(is_extended, firm)):  # such as keys: JAX promotes none
         return None if gives or len(firm) > 1 else firm.pop()
     try:
         common = jnp.result_type(*firm, *gives)
@@ -236,7 +237,3 @@ def _can_vary(leaf: Value) -> bool:
 def _is_firm(leaf: Value) -> bool:
     """Whether a leaf is an array whose dtype is not weak."""
     return is_type(leaf) and not leaf.weak_type
-
-
-def _is_extended(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.extended)

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
 from .._arrays import Rest, as_arrays, describe, flatten, partition, types_of
@@ -59,6 +60,15 @@ def run_one(
 
     out = lax.switch(index, [conforming(jaxpr) for jaxpr, _ in traced])
     return agreed.rest.join(out)
+
+
+def scalar_of(value: Value) -> jax.Array | None:
+    """A value as a scalar array; `None` if it is none."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):  # no array at all
+        return None
+    return None if array.shape else array
 
 
 def check_branch(owner: str, name: str, branch: object) -> None:

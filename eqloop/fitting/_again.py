@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import dtypes, lax
 
-from .._arrays import Flags, axes_of, explicit_sharding, is_inexact, pick, put
+from .._arrays import Flags, axes_of, explicit_sharding, is_inexact, is_key, pick, put
 from .._compat import drops_barriers
 from .._types import PyTree, Value
 
@@ -98,7 +98,7 @@ def _hidden(x: Any, never: jax.Array) -> Any:
     # A value that is the same on all devices has to stay so.
     if jax.typeof(x).dtype == dtypes.float0 or not axes_of(never) <= axes_of(x):
         return x
-    if jnp.issubdtype(x.dtype, dtypes.prng_key):
+    if is_key(x):
         data = _hidden(jax.random.key_data(x), never)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     return lax.select(never, jnp.zeros_like(x), x)

@@ -3,11 +3,19 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 
-from .._calls import AbstractSameCall, NewP, NewR, P, R, compiled_once, open_call
+from .._calls import (
+    AbstractSameCall,
+    NewP,
+    NewR,
+    P,
+    R,
+    compiled_once,
+    open_call,
+    setting,
+)
 from .._programs import run
 from ._optimize import PASSES, check_passes, optimize
 
@@ -42,8 +50,8 @@ class Optimize(AbstractSameCall[P, R]):
     """
 
     f: Callable[P, R]
-    passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = eqx.field(
-        default=PASSES, converter=_as_passes, kw_only=True, static=True
+    passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = setting(
+        default=PASSES, converter=_as_passes
     )
 
     if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from .._arrays import (
     chosen_sum_type,
     describe,
     flatten,
+    is_key,
     paths,
     refuse_symbolic,
     resolve_axes,
@@ -209,7 +210,7 @@ class _Elements:
                 f"{axis}, but they do not:\n{listing}"
             )
         along = AlongAxes.of(xs, axes, length)
-        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]
+        impls = [jax.random.key_impl(x) if is_key(x) else None for x in along.arrays]
         raw = dataclasses.replace(
             along, arrays=list(map(_without_key_type, along.arrays))
         )
@@ -288,13 +289,9 @@ def _moved(
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
 
 
-def _is_keys(x: Value) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _without_key_type(x: jax.Array) -> jax.Array:
     """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
-    return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
+    return jax.random.key_data(x) if is_key(x) else strongly_typed(x)
 
 
 def _labelled_as(a: PyTree, out: PyTree) -> PyTree:

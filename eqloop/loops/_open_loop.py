@@ -13,7 +13,6 @@ from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -22,6 +21,7 @@ from .._arrays import (
     as_arrays,
     as_length,
     automatic_sharding,
+    axes_of_keys,
     axes_tree,
     axis_sizes,
     common_length,
@@ -30,6 +30,7 @@ from .._arrays import (
     is_dynamic,
     is_symbolic,
     is_typed,
+    listing,
     partition,
     paths,
     pick,
@@ -547,15 +548,10 @@ def _refuse_iterators(owner: str, xs: PyTree) -> None:
     It is not an array, so each step would be given all of it, and the first one that
     is traced would use it up.
     """
-    named = zip(paths(xs, "xs"), flatten(xs)[0], strict=True)
-    found = [
-        f"  {path}: {leaf!r}" for path, leaf in named if isinstance(leaf, Iterator)
-    ]
-    if found:
-        listing = "\n".join(found)
+    if found := listing(xs, "xs", lambda leaf: isinstance(leaf, Iterator), repr):
         raise TypeError(
             f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
-            f"iterator:\n{listing}\nStack its items first: "
+            f"iterator:\n{found}\nStack its items first: "
             f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
             f"`el.Resumable` with a function that reads them."
         )
@@ -620,16 +616,12 @@ def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
 
 def check_one_key(owner: str, key: Value) -> None:
     """Checks that a `key=` that a user passed is one key."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        ndim = 0
-    elif key.dtype == jnp.uint32:
-        ndim = 1
-    else:
+    if (axes := axes_of_keys(key)) is None:
         raise TypeError(
             f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
             f"{describe(key)}."
         )
-    if key.ndim != ndim:
+    if axes:
         raise ValueError(
             f"{owner}: `key` must be one key, which is split for the steps, but it is "
             f"{describe(key)}. To give each step a key of your own, pass the keys in "

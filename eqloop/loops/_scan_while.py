@@ -92,7 +92,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
     """
 
     f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
-    max_steps: int = eqx.field(static=True, kw_only=True)
+    max_steps: int = setting()
     backward: Backward | None = setting(default=None)
 
     if TYPE_CHECKING:

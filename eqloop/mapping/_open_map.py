@@ -13,6 +13,7 @@ from .._arrays import (
     Axis,
     Rest,
     as_arrays,
+    axes_of_keys,
     axes_tree,
     axis_sizes,
     broadcast_prefix,
@@ -293,11 +294,7 @@ def _is_split(
     """Whether an argument is one key, which is split to give each row its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
         return False
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        is_one = value.ndim == 0
-    else:
-        is_one = value.dtype == jnp.uint32 and value.ndim == 1
-    return is_one and specs["key"][0] is not None
+    return axes_of_keys(value) == 0 and specs["key"][0] is not None
 
 
 def _split(name: str, key: jax.Array, size: int) -> jax.Array:

@@ -104,14 +104,9 @@ class ShardMap(AbstractSameCall[..., R]):
 
     f: Callable[..., R]
     mesh: SomeMesh | None = setting(default=None)
-    in_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
-    out_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
-    axis_names: frozenset[Any] | None = eqx.field(
-        default=None,
-        converter=_as_axis_names,
-        static=True,
-        kw_only=True,
-    )
+    in_specs: PyTree = setting(converter=hashable_axes)
+    out_specs: PyTree = setting(converter=hashable_axes)
+    axis_names: frozenset[Any] | None = setting(default=None, converter=_as_axis_names)
     check_vma: bool = setting(default=True)
 
     if TYPE_CHECKING:

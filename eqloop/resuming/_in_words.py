@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._arrays import describe, flatten, is_dynamic, paths, raw_bytes, unmarked
+from .._arrays import describe, flatten, is_dynamic, is_key, paths, raw_bytes, unmarked
 from .._types import PyTree, Value
 from ._code_digest import (
     callable_name,
@@ -22,7 +22,6 @@ from ._code_digest import (
 )
 from ._processes import digest_of_all
 from ._sources import forget_pages, is_mapped
-from ._tree_form import is_key
 
 # Arrays are read in blocks of so many bytes. Of those that are larger than so much in
 # all only evenly spaced blocks are, unless they are in memory: they may be files that

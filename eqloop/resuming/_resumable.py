@@ -70,11 +70,7 @@ class Resumable(AbstractTransform):
 
     f: AbstractScan[Any, Any]  # pyright: ignore[reportIncompatibleMethodOverride]
     directory: str = eqx.field(static=True, converter=_path)
-    every: int = eqx.field(
-        static=True,
-        kw_only=True,
-        converter=_counted_by("every", "the steps of a segment"),
-    )
+    every: int = setting(converter=_counted_by("every", "the steps of a segment"))
     keep: int = setting(
         default=2, converter=_counted_by("keep", "the carries that are kept")
     )

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from .._arrays import is_key
 from .._types import Index, PRNGKey, PyTree
-from ._tree_form import is_key
 
 # `jax.random.fold_in` takes 32 bits.
 _MOST = 2**32

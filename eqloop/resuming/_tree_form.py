@@ -16,6 +16,7 @@ from .._arrays import (
     Rest,
     as_array,
     is_inexact,
+    is_key,
     is_weak,
     partition,
     paths,
@@ -24,11 +25,6 @@ from .._arrays import (
     with_weak_types,
 )
 from .._types import PyTree, Value
-
-
-def is_key(leaf: Value) -> bool:
-    """Whether an array is one of PRNG keys."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +70,8 @@ class TreeForm:
     def join(self, arrays: Sequence[Value]) -> PyTree:
         """The tree with these arrays, which are plain ones."""
         pairs = zip(self.keys, arrays, strict=True)
-        typed = [x if kind is None else _as_keys(x, kind) for kind, x in pairs]
+        as_keys = lambda x, kind: jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
+        typed = [x if kind is None else as_keys(x, kind) for kind, x in pairs]
         return self.rest.join(with_weak_types(typed, self.weak))
 
     def take(self, tree: PyTree) -> list[Value]:
@@ -92,10 +89,6 @@ def plain(leaf: object) -> jax.Array:
     """An array as one that can be in a file."""
     leaf = as_array(leaf)
     return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
-
-
-def _as_keys(array: Value, kind: PyTree) -> Value:
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
 
 
 def _type_of(array: Value) -> jax.ShapeDtypeStruct:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._compat import form_params
-from .._atoms import dtype_of, is_extended
+from .._atoms import dtype_of, is_extended, shape_of
 from .._primitives import BINARY, UNARY
 from ._lines import Text, call, list_of, tuple_of
 from ._scope import Scope
@@ -238,13 +238,31 @@ def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("lax.convert_element_type", scope.argument(eqn.invars[0]), dtype)
 
 
-def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    return call("jnp.copy", scope.argument(eqn.invars[0]))
+def _of_array(function: str) -> Expression:
+    return lambda scope, eqn: call(function, scope.argument(eqn.invars[0]))
 
 
 def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     name = parameter(form_params(eqn)["name"])
     return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
+
+
+def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    (seeds,), (keys,) = scope.arguments(eqn.invars), eqn.outvars
+    impl, depth = _impl(eqn), len(shape_of(keys))
+    if depth == 0:
+        return call("jax.random.key", seeds, impl=impl)
+    one = f"lambda seed: jax.random.key(seed, impl={impl})"
+    return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", seeds)
+
+
+def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    data = scope.argument(eqn.invars[0])
+    return call("jax.random.wrap_key_data", data, impl=_impl(eqn))
+
+
+def _impl(eqn: jex.JaxprEqn) -> Text:
+    return parameter(eqn.params["impl"].name)
 
 
 OPERATIONS: dict[str, Expression] = {
@@ -256,8 +274,7 @@ OPERATIONS: dict[str, Expression] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _of_list("lax.concatenate", "dimension"),
     "constant": _array_constant,
-    "copy": _copy,
-    "copy_p": _copy,
+    **dict.fromkeys(("copy", "copy_p"), _of_array("jnp.copy")),
     "dynamic_slice": _at_starts(1),
     "dynamic_update_slice": _at_starts(2),
     "empty": _empty,
@@ -268,6 +285,9 @@ OPERATIONS: dict[str, Expression] = {
     "name": _checkpoint_name,
     "neg": _negation("-"),
     "not": _negation("~"),
+    "random_seed": _seed,
+    "random_unwrap": _of_array("jax.random.key_data"),
+    "random_wrap": _wrap,
     "select_n": _where,
     "stack": _of_list("jnp.stack", "axis"),
     "tile": _tile,
