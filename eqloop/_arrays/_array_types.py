@@ -41,10 +41,8 @@ def is_type(leaf: object) -> bool:
 
 
 def has_dtype(x: Any) -> bool:
-    """Whether something is an array or the type of one, or of a reference to one.
-
-    Numbers of Python, tokens and the types of `hijax` have no dtype.
-    """
+    """Whether something is an array or the type of one, or of a reference to one."""
+    # Numbers of Python, tokens and the types of `hijax` have no dtype.
     return hasattr(x, "dtype")
 
 
@@ -105,15 +103,9 @@ def where_leading(mask: Value, x: Value, other: Value) -> Value:
 
 
 def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
-    """An array whose axes are some of those of another one, repeated along the rest.
-
-    It is split over devices as the other is: JAX does not select by a mask that is not.
-
-    Args:
-        entries: The array, each axis of which is as long as that of the other, or 1.
-        axes: Which axes of the other these are.
-        like: The other.
-    """
+    """An array whose axes are some of those of another one, repeated along the rest."""
+    # It is split over devices as the other is: JAX does not select by a mask that is
+    # not.
     if (sharding := explicit_sharding(like)) is not None:
         pairs = zip(entries.shape, axes, strict=True)
         spec = [None if size == 1 else sharding.spec[axis] for size, axis in pairs]
@@ -142,11 +134,9 @@ def varying_type(aval: Aval, axes: frozenset[str]) -> Aval:
 
 
 def explicit_sharding(x: Value) -> NamedSharding | None:
-    """How an array, or one of this type, is split over explicit axes of a mesh.
-
-    `None` if it is not: an operation that is told of no sharding is the same program
-    with a mesh as without one.
-    """
+    """How an array, or one of this type, is split over explicit axes of a mesh."""
+    # `None` if it is not: an operation that is told of no sharding is the same program
+    # with a mesh as without one.
     sharding = type_of(x).sharding
     return sharding if any(sharding.spec) else None
 
@@ -161,11 +151,9 @@ def automatic_sharding(x: Value) -> NamedSharding | None:
 
 
 def on_mesh(aval: Aval) -> Aval:
-    """The type of what is on the explicit mesh that is set, if there is one.
-
-    A number that is made from nothing has no mesh in its type, and JAX refuses to batch
-    what starts from one.
-    """
+    """The type of what is on the explicit mesh that is set, if there is one."""
+    # A number that is made from nothing has no mesh in its type, and JAX refuses to
+    # batch what starts from one.
     mesh = jax.sharding.get_abstract_mesh()
     if AxisType.Explicit not in mesh.axis_types or not aval.sharding.mesh.empty:
         return aval
@@ -174,12 +162,10 @@ def on_mesh(aval: Aval) -> Aval:
 
 
 def on_mesh_of(values: Iterable[Value]) -> AbstractContextManager[object]:
-    """A context in which the explicit mesh of some arrays, or types, is set if none is.
-
-    JAX does not ask its users to set the mesh that their arrays are on. Rules for
-    derivatives and batches need it: what they make from nothing, such as a buffer, is
-    put on the mesh that is set.
-    """
+    """A context in which the explicit mesh of some arrays is set, if none is."""
+    # JAX does not ask its users to set the mesh that their arrays are on. Rules for
+    # derivatives and batches need it: what they make from nothing, such as a buffer, is
+    # put on the mesh that is set.
     if jax.sharding.get_abstract_mesh().empty:
         for value in filter(is_type, map(type_of, values)):
             mesh = value.sharding.mesh
@@ -204,11 +190,9 @@ def placed_as(x: Value, like: Value) -> Value:
 
 
 def on_mesh_that_is_set(x: Value, like: Value) -> Value:
-    """A cotangent on the explicit mesh that is set, as another array is split.
-
-    What a function under `jax.sharding.auto_axes` closes over has a cotangent with the
-    automatic mesh in its type. JAX adds it to no other.
-    """
+    """A cotangent on the explicit mesh that is set, as another array is split."""
+    # What a function under `jax.sharding.auto_axes` closes over has a cotangent with
+    # the automatic mesh in its type. JAX adds it to no other.
     mesh, here = jax.sharding.get_abstract_mesh(), type_of(x)
     is_foreign = is_type(here) and not here.sharding.mesh.empty
     if not is_foreign or AxisType.Explicit not in mesh.axis_types:
@@ -231,14 +215,7 @@ def mesh_axis_of(x: Value, axis: int) -> Hashable:
 def stack_type(
     aval: Aval, size: int, axis: int = 0, mesh_axis: Hashable = None
 ) -> Aval:
-    """The type of `size` values of one type along a new axis.
-
-    Args:
-        aval: The type of each.
-        size: How many.
-        axis: Where the new axis is.
-        mesh_axis: The explicit axes of the mesh that the new axis is split over.
-    """
+    """The type of `size` values of one type along a new axis."""
     return jex.unmapped_aval(size, axis, aval, mesh_axis)
 
 

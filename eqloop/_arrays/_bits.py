@@ -32,11 +32,10 @@ _known: dict[int, tuple[weakref.ref[jax.Array], bytes]] = {}
 def bits(x: Value) -> Hashable:
     """What tells a value from all others: a number, an array, or what consists of them.
 
-    Whatever else there is, a function say, is told by `==`, and a tracer by identity.
-
     >>> bits(1.0) == bits(1), bits(0.0) == bits(-0.0), bits((2, "a")) == bits((2, "a"))
     (False, False, True)
     """
+    # Whatever else there is, a function say, is told by `==`, and a tracer by identity.
     kind = type(x)
     if kind is str or x is None:
         return x
@@ -121,10 +120,8 @@ def _forget(key: int, _: object) -> None:
 
 
 def _parts(x: jax.Array) -> Iterator[bytes | memoryview]:
-    """What this process has of an array, each part once.
-
-    Part by part, as JAX would keep a copy of the whole on the host.
-    """
+    """What this process has of an array, each part once."""
+    # Part by part, as JAX would keep a copy of the whole on the host.
     if x.is_fully_addressable and len(x.sharding.device_set) == 1:
         yield raw_bytes(np.asarray(x.addressable_data(0)))
         return

@@ -64,12 +64,7 @@ def unmarked(leaf: Value) -> Value:
 
 
 def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
-    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
-
-    Args:
-        tree: Any PyTree.
-        scalars: Whether Python numbers become (weakly typed) arrays as well.
-    """
+    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be."""
 
     def convert(leaf: PyTree) -> PyTree:
         becomes_array = is_dynamic(leaf) or (scalars and is_scalar(leaf))
@@ -79,11 +74,9 @@ def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
 
 
 def as_array(leaf: Value) -> jax.Array:
-    """A leaf as a JAX array; the very same object if it is one.
-
-    `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
-    copy alive.
-    """
+    """A leaf as a JAX array; the very same object if it is one."""
+    # `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep
+    # the copy alive.
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
@@ -134,15 +127,6 @@ def partition(
     tree: PyTree, take: Callable[[PyTree], bool] | Sequence[bool] = is_dynamic
 ) -> tuple[list[Value], Rest]:
     """Takes leaves out of a tree: its arrays, if nothing else is said.
-
-    Args:
-        tree: Any PyTree.
-        take: Which leaves are taken: a mark for each, `None` included, or a function
-            from a leaf to that.
-
-    Returns:
-        The leaves that were taken, and the rest, whose `join` puts leaves in their
-        places.
 
     >>> taken, rest = partition({"a": jnp.zeros(()), "b": "static"})
     >>> taken, rest.join([2])
@@ -207,12 +191,7 @@ def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
 def closed_under(
     flags: Sequence[bool], more: Callable[[list[bool]], Sequence[bool]]
 ) -> list[bool]:
-    """Some marks, and those that follow from them, until no mark is added.
-
-    Args:
-        flags: The marks to begin with.
-        more: From marks to such as follow from them.
-    """
+    """Some marks, and those that follow from them, until no mark is added."""
     found = list(flags)
     while (grown := union(found, more(found))) != found:
         found = grown

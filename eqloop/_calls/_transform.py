@@ -301,15 +301,7 @@ def check_least(owner: str, setting: str, value: int, least: int) -> None:
 
 
 def as_count(owner: str, setting: str, what: str, value: object, least: int = 1) -> int:
-    """Makes an `int` of a setting that is a number of something.
-
-    Args:
-        owner: The name of the transform.
-        setting: The name of the setting.
-        what: What it is the number of.
-        value: What was given.
-        least: The least that will do.
-    """
+    """Makes an `int` of a setting that is a number of something."""
     if (number := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{setting}` must be an int, {what}, but it is "
@@ -320,17 +312,7 @@ def as_count(owner: str, setting: str, what: str, value: object, least: int = 1)
 
 
 def parse_bytes(owner: str, setting: str, value: object) -> int:
-    """The number of bytes that an int or a string such as `"512MiB"` stands for.
-
-    Args:
-        owner: The name of the transform.
-        setting: The name of the setting.
-        value: What was given.
-
-    Raises:
-        TypeError: If it is neither.
-        ValueError: If the string cannot be read, or the number is not positive.
-    """
+    """The number of bytes that an int or a string such as `"512MiB"` stands for."""
     count = _count_of(owner, setting, value)
     if count < 1:
         raise ValueError(
@@ -375,11 +357,10 @@ _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:^ {8}.*\n)*", re.MULTILINE)
 
 
 def document_settings(cls: type) -> None:
-    """Completes the `Args:` of a class by those of the classes it is derived from.
-
-    So a setting that several classes have is documented once, where it is declared; a
-    class for which it means something else says so in its own docstring, which counts.
-    """
+    """Completes the `Args:` of a class by those of the classes it is derived from."""
+    # So a setting that several classes have is documented once, where it is declared; a
+    # class for which it means something else says so in its own docstring, which
+    # counts.
     own = _documented(cls)
     entries: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -38,9 +38,6 @@ class Call:
 
     Attributes:
         owner: The name of the transform, for error messages.
-        f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         places: Where those arguments are that are differentiated.
         several: Whether the results are to be tuples, with an entry for each of them.
         has_aux: Whether `f` returns a pair of its value and of anything else.
@@ -148,12 +145,7 @@ def open_derivative(
     has_aux: bool,
     check: Callable[[Call, PyTree], None],
 ) -> Call:
-    """Opens the call `f(*args, **kwargs)`.
-
-    Raises:
-        TypeError: If there is nothing to differentiate in an argument.
-        ValueError: If there is no such argument.
-    """
+    """Opens the call `f(*args, **kwargs)`."""
     found = find_arguments(owner, f, args, kwargs, argnums)
     arguments = [
         _as_argument(owner, name, args[at] if isinstance(at, int) else kwargs[at])

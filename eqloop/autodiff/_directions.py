@@ -18,10 +18,8 @@ from ._grad import check_scalar
 
 
 def normal_directions(key: jax.Array, arrays: Arrays, count: int) -> list[jax.Array]:
-    """Independent standard normal numbers for each array, along a new leading axis.
-
-    The real and the imaginary part of complex numbers are independent as well.
-    """
+    """Independent standard normal numbers for each array, along a new leading axis."""
+    # The real and the imaginary part of complex numbers are independent as well.
     keys = jax.random.split(key, (len(arrays), 2))
     return [
         _normal(key, (count, *array.shape), array)

@@ -33,23 +33,8 @@ def run_one(
     args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
 ) -> PyTree:
-    """Calls one of several branches.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        branches: The branches, each with the name by which the user knows it.
-        index: Which of them to run: a scalar integer. One that is out of range is
-            clamped.
-        args: What the branch is called with.
-        kwargs: The same by keyword.
-
-    Returns:
-        What that branch returns.
-
-    Raises:
-        TypeError: If the branches do not return the same types.
-        ValueError: If they return leaves that are not arrays, and these differ.
-    """
+    """Calls one of several branches."""
+    # An index that is out of range is clamped.
     args, kwargs = as_arrays((args, kwargs))
     operands, rest = partition((args, kwargs))
     traced = [_trace(owner, name, f, operands, rest) for name, f in branches]

@@ -51,10 +51,9 @@ from ._sites import Argument, Site
 
 
 class Watch:
-    """A program to run, with all places where it may fail.
+    """A program to run, with all places where it may fail."""
 
-    The places are found while the program is traced, before it can fail.
-    """
+    # The places are found while the program is traced, before it can fail.
 
     def __init__(self, program: Program):
         self.program = program
@@ -75,10 +74,8 @@ class Watch:
         return NonFiniteError(self._sites[int(site) - 1].describe(ranges, iterations))
 
     def _given(self, body: Body, args: Arrays, outs: Arrays) -> Finding:
-        """The argument that has a NaN, if a result has one.
-
-        A NaN that reaches no result is meant to be there, as for missing data.
-        """
+        """The argument that has a NaN, if a result has one."""
+        # A NaN that reaches no result is meant to be there, as for missing data.
         is_new = lambda out: all(out is not arg for arg in args)
         results = [out for out in outs if is_inexact(out) and is_new(out)]
         named = [
@@ -214,10 +211,8 @@ def _compiled(program: Program) -> tuple[Watch, Value]:
 
 
 def _raising(watch: Watch, finding: Finding, outs: list[Value]) -> list[Value]:
-    """The outputs of a program, which fails if there is a finding.
-
-    Each of them depends on the callback, so that it is called if one is used.
-    """
+    """The outputs of a program, which fails if there is a finding."""
+    # Each of them depends on the callback, so that it is called if one is used.
 
     def fail(*finding: PyTree) -> Value:
         raise_inside(watch.error(finding))

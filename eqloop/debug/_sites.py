@@ -27,8 +27,6 @@ class Frame:
 
     Attributes:
         name: The transform, or the function of JAX, that the loop is one of.
-        place: Where it is called.
-        unit: What its steps are called.
         count: How many of them are done at once.
     """
 
@@ -53,9 +51,6 @@ class Site:
     """An operation that is checked, or an argument.
 
     Attributes:
-        operation: Its name.
-        place: Where it is called.
-        operands: The types of its operands.
         frames: The loops around it, the outermost first.
         is_backward: Whether it is part of a backward sweep.
         is_tangent: Whether it is of a program that is being differentiated.
@@ -76,12 +71,7 @@ class Site:
         return "forward, as it is differentiated" if self.is_tangent else "forward"
 
     def describe(self, ranges: Any, iterations: Any) -> str:
-        """The text of an error.
-
-        Args:
-            ranges: The least and the greatest number of the result, and of operands.
-            iterations: How far the loops around are.
-        """
+        """The text of an error."""
         result, *operands = [(float(low), float(high)) for low, high in ranges]
         lines = [f"`{self.operation}` gave {_kind(*result)}.", ""]
         if self.place is not None:

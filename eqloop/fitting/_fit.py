@@ -200,9 +200,7 @@ class _OpenFit:
     """A call of a function.
 
     Attributes:
-        call: The call.
         program: Its program, from what the function closes over and its arrays.
-        inputs: These.
         types: Their types, with all that is known of how they are split over devices.
         weak: Which of the outputs are weakly typed.
     """

@@ -53,7 +53,6 @@ class Way:
         schedule: The schedule of a loop; `None` for other parts.
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
-        policy: What is kept then.
     """
 
     stores: str
@@ -62,13 +61,7 @@ class Way:
     policy: Callable[..., bool] | None = None
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
-        """Runs a part.
-
-        Args:
-            part: The part.
-            inputs: What it reads.
-            roles: What that is.
-        """
+        """Runs a part."""
         program = part.program
         if self.schedule is not None:
             (eqn,) = part.eqns
@@ -92,12 +85,7 @@ _STRAIGHT = (
 def options_of_parts(
     parts: Sequence[Part], roles: Sequence[Roles]
 ) -> list[list[tuple[Way, Option]]]:
-    """The ways to run each part, the fastest first, and what each of them takes.
-
-    Args:
-        parts: The parts.
-        roles: For each part, what the variables are that it reads.
-    """
+    """The ways to run each part, the fastest first, and what each of them takes."""
     pairs = list(zip(parts, roles, strict=True))
     loops = {
         id(part): options

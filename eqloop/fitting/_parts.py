@@ -34,7 +34,6 @@ class Part:
     """Consecutive equations of a program.
 
     Attributes:
-        eqns: The equations.
         reads: The variables that they read, and others define.
         gives: The variables that they define, and others read.
         is_loop: Whether it is a single loop that is left open.
@@ -73,12 +72,7 @@ def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def parts_of(program: jex.ClosedJaxpr, is_open: Sequence[bool]) -> list[Part]:
-    """The parts of a program, in their order.
-
-    Args:
-        program: The program, in which nothing is called.
-        is_open: For each equation, whether it is a loop that is left open.
-    """
+    """The parts of a program, in their order."""
     eqns = program.jaxpr.eqns
     bounds = list(_bounds(program, is_open))
     last = _last_uses(program)
@@ -151,10 +145,8 @@ def _bytes_alive(program: jex.ClosedJaxpr) -> list[int]:
 def _cut(
     eqns: Sequence[jex.JaxprEqn], alive: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Cuts straight code so that it takes the least memory to run it part by part.
-
-    That is what is alive at the cuts, and what the largest part computes.
-    """
+    """Cuts straight code so that it takes the least memory to run it part by part."""
+    # That is what is alive at the cuts, and what the largest part computes.
     if stop <= start:
         return
     made = [nbytes(list(map(aval_of, eqn.outvars))) for eqn in eqns[start:stop]]

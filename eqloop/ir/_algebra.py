@@ -200,10 +200,8 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
 
 
 def _holds_all_of(wide: Any, narrow: Any) -> bool:
-    """Whether one dtype has every value of another of its kind.
-
-    It is read off their limits: under strict promotion there is no order among them.
-    """
+    """Whether one dtype has every value of another of its kind."""
+    # It is read off their limits: under strict promotion there is no order among them.
     for kind in (jnp.signedinteger, jnp.unsignedinteger):
         if jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind):
             return jnp.iinfo(wide).bits >= jnp.iinfo(narrow).bits

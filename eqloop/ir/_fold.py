@@ -122,10 +122,8 @@ def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:
 
 
 def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-    """An equation whose jaxprs have the operands that are constants written in.
-
-    The operands stay, unused, for the elimination of dead code to remove.
-    """
+    """An equation whose jaxprs have the operands that are constants written in."""
+    # The operands stay, unused, for the elimination of dead code to remove.
     if eqn.effects:
         return eqn  # some XLAs crash where callbacks in two calls share a constant
     operands = iter(_operands_of_jaxprs(eqn))
@@ -133,10 +131,8 @@ def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
 
 def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
-    """For each jaxpr in the order of the parameters, its first operands.
-
-    Those alone that are the same each time the jaxpr is run.
-    """
+    """For each jaxpr in the order of the parameters, its first operands."""
+    # Those alone that are the same each time the jaxpr is run.
     name, params, invars = form_of(eqn), eqn.params, eqn.invars
     if name in CALLS:
         return [invars]

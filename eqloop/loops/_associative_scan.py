@@ -162,11 +162,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
 
     def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Value]]:
-        """Traces a scan of as many elements as the last of the sizes says.
-
-        If there is another size, then the `x` of the step begin with the prefix before
-        these elements.
-        """
+        """Traces a scan of as many elements as the last of the sizes says."""
+        # If there is another size, then the `x` of the step begin with the prefix
+        # before these elements.
         combine = _Combine(self.f, elements)
         types = [t for size in sizes for t in elements.types(size)]
 
@@ -222,10 +220,8 @@ class _Elements:
         return [stack_type(aval, size, axis) for axis, aval in pairs]
 
     def varying_as(self, types: Sequence[Aval]) -> "_Elements":
-        """These elements; in `jax.shard_map`, varying over all axes that prefixes do.
-
-        They need not by themselves, if `f` has parameters that do.
-        """
+        """These elements; in `jax.shard_map`, varying over all axes of the prefixes."""
+        # They need not by themselves, if `f` has parameters that do.
         before = self.xs.arrays
         arrays = [vary(x, axes_of(t)) for x, t in zip(before, types, strict=True)]
         if all(x is old for x, old in zip(arrays, before, strict=True)):
@@ -295,10 +291,9 @@ def _without_key_type(x: jax.Array) -> jax.Array:
 
 
 def _labelled_as(a: PyTree, out: PyTree) -> PyTree:
-    """What `f` returned, as a tree like `a` if it has as many leaves.
-
-    As `jax.lax.associative_scan` has it: a function of named tuples may return tuples.
-    """
+    """What `f` returned, as a tree like `a` if it has as many leaves."""
+    # As `jax.lax.associative_scan` has it: a function of named tuples may return
+    # tuples.
     leaves, treedef = jax.tree.leaves(out), jax.tree.structure(a)
     is_alike = flatten(out)[1] == flatten(a)[1]
     return (

@@ -144,11 +144,9 @@ class OpenedLoop:
         return self.close(carry, ys)
 
     def at_reversal(self, meter: Meter = NO_BARS) -> "OpenedLoop":
-        """Runs the steps of the `head`. Returns the rest of the loop.
-
-        With `Truncate`, nothing before the last cut that matters has a derivative. So
-        these steps are a loop of their own, whose carries no gradient stores.
-        """
+        """Runs the steps of the `head`. Returns the rest of the loop."""
+        # With `Truncate`, nothing before the last cut that matters has a derivative. So
+        # these steps are a loop of their own, whose carries no gradient stores.
         if not self.head:
             return self
         loop, rest = self.loop.cut_at(self.head)
@@ -174,16 +172,11 @@ class OpenedLoop:
 def open_abstractly(
     open_call: Callable[..., OpenedLoop], *args: PyTree
 ) -> tuple[OpenedLoop, Placements]:
-    """Opens a call when only the types of the arrays are known.
-
-    An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on the
-    side. Its arrays are tracers that are good for nothing but their types.
-
-    Returns:
-        The call, and how its consts, its carry and its `xs` are split over automatic
-        axes, if any of the arguments is. Of what is computed from these it is not
-        known.
-    """
+    """Opens a call when only the types of the arrays are known."""
+    # An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on
+    # the side. Its arrays are tracers that are good for nothing but their types.
+    # Returned are the call, and how its consts, its carry and its `xs` are split over
+    # automatic axes. Of what is computed from these it is not known.
     opened: list[OpenedLoop] = []
     found: list[tuple[NamedSharding | None, ...]] = []
     types, rest = partition(args, is_typed)
@@ -376,10 +369,8 @@ class LoopOpener:
         key: PRNGKey | None,
         log: PyTree,
     ) -> AlongAxes:
-        """Divides all that differs from step to step into arrays and all else.
-
-        It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
-        """
+        """Divides all that differs from step to step into arrays and all else."""
+        # It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -417,11 +408,9 @@ class LoopOpener:
         return AlongAxes.of((f, xs, key, cuts, log), axes, length)
 
     def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
-        """How many steps come before the last cut that precedes all derivatives.
-
-        Outputs are differentiated back to the cut before their step, and so is the
-        final carry.
-        """
+        """How many steps come before the last cut that precedes all derivatives."""
+        # Outputs are differentiated back to the cut before their step, and so is the
+        # final carry.
         is_known = not is_symbolic(loop.length) and loop.length > 0
         if not (isinstance(self.backward, Truncate) and is_known):
             return 0
@@ -485,18 +474,7 @@ def undoing_call(
     given: Sequence[PyTree],
     keywords: dict[str, PyTree],
 ) -> PyTree:
-    """Calls a function that a user has given to undo steps.
-
-    Args:
-        name: Which of the arguments of `Reversible` it is.
-        f: The function.
-        names: The names of what it is given, for error messages.
-        given: The arguments.
-        keywords: The keyword arguments.
-
-    Raises:
-        TypeError: If it does not take these.
-    """
+    """Calls a function that a user has given to undo steps."""
     why = "With" if "saved" in names else "Without"
     why = f"{why} a `save`, it is" if name == "inverse" else "It is"
     check_takes(_UNDONE, name, f, names, keywords=list(keywords), why=why)
@@ -524,13 +502,6 @@ def _saved(tree: PyTree) -> tuple[list[Value], Outputs]:
 def kept_indices(length: int, kept: slice | None) -> range | None:
     """The indices that a slice keeps, in a loop of so many steps.
 
-    Args:
-        length: The number of steps.
-        kept: Any slice, or `None`.
-
-    Returns:
-        The indices, or `None` if they are all in their order.
-
     >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(-2, 99))
     (range(0, 10, 4), range(8, 10))
     >>> kept_indices(10, slice(-99, 99)) is None
@@ -543,11 +514,9 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
 
 
 def _refuse_iterators(owner: str, xs: PyTree) -> None:
-    """Checks that no leaf of `xs` is a generator or another iterator.
-
-    It is not an array, so each step would be given all of it, and the first one that
-    is traced would use it up.
-    """
+    """Checks that no leaf of `xs` is a generator or another iterator."""
+    # It is not an array, so each step would be given all of it, and the first one that
+    # is traced would use it up.
     if found := listing(xs, "xs", lambda leaf: isinstance(leaf, Iterator), repr):
         raise TypeError(
             f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
@@ -564,18 +533,7 @@ def check_wants_key(
     keywords: PyTree,
     word: str = "f",
 ) -> None:
-    """Checks that a step is given a key if it wants one, and only then.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        f: What is called for a step.
-        args: What it is given by position.
-        keywords: What it is given by keyword.
-        word: What it is called.
-
-    Raises:
-        TypeError: If it is not.
-    """
+    """Checks that a step is given a key if it wants one, and only then."""
     parameters = parameters_of(f)
     if "key" in keywords:
         kinds = [p.kind for p in parameters.values()]

@@ -9,11 +9,7 @@ from ._scan import AbstractScan, Stepping
 
 
 def as_index(owner: str, name: str, value: object) -> int | None:
-    """One of the three numbers of a slice.
-
-    Raises:
-        TypeError: If it is neither an int nor `None`.
-    """
+    """One of the three numbers of a slice."""
     if value is None:
         return None
     if (index := int_of(value)) is None:

@@ -316,15 +316,7 @@ def open_while(
     *,
     is_bounded: bool,
 ) -> OpenedWhile:
-    """Opens a call.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        cond: From the carry to whether there is another step.
-        body: From the carry to the next one.
-        init: The initial carry.
-        is_bounded: Whether the loop stops even if `cond` always holds.
-    """
+    """Opens a call."""
     refuse_refs(owner, init, _WORDS.path)
     settled = trace_stable(
         lambda carry, _: _explained(owner, "body", body, carry),
@@ -381,7 +373,6 @@ class Condition:
 
     Attributes:
         step: It as a step that has no carry: its `x` is that of the loop.
-        consts: What it closes over.
     """
 
     step: Step

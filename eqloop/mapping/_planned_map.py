@@ -64,19 +64,7 @@ def planned_map(
     planner: ChunkPlanner,
     policy: Saveable,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Maps a function over rows, chunk by chunk.
-
-    Args:
-        f: The function.
-        consts: The arrays that are the same for every row.
-        xs: The arrays that have rows.
-        planner: How the rows are cut.
-        policy: Which values of all rows are stored for the backward pass, as for
-            `jax.checkpoint`; `None` for nothing but the inputs.
-
-    Returns:
-        The sums over all rows, and the `ys` of all rows.
-    """
+    """Maps a function over rows, chunk by chunk."""
     inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
     policy = None if policy == policies.save_nothing else policy
     formula = PlannedMap(f, planner, policy, jax.tree.map(jax.typeof, inputs))
@@ -87,8 +75,6 @@ class PlannedMap(Formula):
     """`(consts, xs) -> (sums, ys)`, by a loop over chunks.
 
     Attributes:
-        f: The function.
-        planner: How the rows are cut.
         policy: Which values of all rows to store for the backward pass; `None` for
             nothing but the inputs.
     """

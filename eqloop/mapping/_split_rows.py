@@ -43,12 +43,7 @@ class SplitRows:
     """A call of `ParallelMap`.
 
     Attributes:
-        f: The function.
-        arguments: Its arguments.
-        in_axes: Their axes.
-        out_axes: The axes of its results.
         chunk_size: How many rows a device maps at once.
-        mesh: The devices.
         axis: The axis of the mesh that the rows are split over.
     """
 
@@ -124,11 +119,9 @@ class SplitRows:
     def _on_device(
         self, rest: Rest
     ) -> OpenedCall[tuple[Arrays, Arrays], tuple[Outputs, bool]]:
-        """The call for the rows of one device, as a function of arrays.
-
-        It keeps the results without their arrays, and whether rows that are copies of
-        each other may share a cotangent.
-        """
+        """The call for the rows of one device, as a function of arrays."""
+        # It keeps the results without their arrays, and whether rows that are copies of
+        # each other may share a cotangent.
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., PyTree], AlongAxes]:
             f, arguments = _join_whole(self.arguments, rest, whole)
@@ -239,11 +232,6 @@ def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
 
 def without_padding(y: jax.Array, count: int, *, shared: bool = True) -> jax.Array:
     """The array without its last `count` rows, which are copies of the one before.
-
-    Args:
-        y: The array.
-        count: How many copies there are.
-        shared: Whether each copy gets a share of the cotangent.
 
     >>> y = jnp.array([1.0, 2.0, 2.0])
     >>> jax.vjp(lambda y: without_padding(y, 1), y)[1](jnp.ones(2))[0].tolist()

@@ -60,7 +60,6 @@ class Note:
     """What has become of a loop.
 
     Attributes:
-        loop: The loop.
         why: Why it is left to JAX; empty if it is not.
         has_bar: Whether it has a progress bar all the same.
         is_back: Whether it is the way back of a gradient that the function takes.
@@ -216,13 +215,11 @@ class Rewriting:
     def _best_inside(
         self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
     ) -> tuple[OpenScan, list[Note]]:
-        """A scan that is taken, and what becomes of the loops in it.
-
-        They are run by the same schedule, if that saves half of the memory that the
-        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
-        left to JAX: what they store is there for one step of the scan at a time, and is
-        computed again with it.
-        """
+        """A scan that is taken, and what becomes of the loops in it."""
+        # They are run by the same schedule, if that saves half of the memory that the
+        # scan takes, as it is estimated; a budget is shared with them. Otherwise they
+        # are left to JAX: what they store is there for one step of the scan at a time,
+        # and is computed again with it.
         program = eqn.params["jaxpr"]
         budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
         has_budget = is_budget(budget)
@@ -391,13 +388,7 @@ _RESIDUALS = 0.5
 def bytes_stored(
     eqn: jex.JaxprEqn, schedule: AbstractSchedule, inner: AbstractSchedule
 ) -> float:
-    """The bytes that a gradient of a scan stores at once, about.
-
-    Args:
-        eqn: A `scan`.
-        schedule: How it is run.
-        inner: How those in its step are run.
-    """
+    """The bytes that a gradient of a scan stores at once, about."""
     _, carry, _ = split(eqn.invars, *scan_counts(eqn.params))
     slots, block = usually_stored(schedule, eqn.params["length"])
     step = _residuals(eqn.params["jaxpr"], inner)

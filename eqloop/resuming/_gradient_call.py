@@ -40,9 +40,7 @@ class Loss:
     """A function `(carry, ys) -> value`, of which the arrays are known.
 
     Attributes:
-        f: The function.
         has_aux: Whether it returns a pair of the value and anything else.
-        carry: The form of the carry.
         ys: That of the `ys`.
     """
 
@@ -54,17 +52,8 @@ class Loss:
     def differentiate(
         self, carry: Sequence[Value], ys: Callable[[int], PyTree]
     ) -> tuple[PyTree, list[Value], list[Value]]:
-        """Calls the function and differentiates it.
-
-        Args:
-            carry: The arrays of the carry.
-            ys: Gives an array of the `ys` by its number. Those that the function does
-                not use are not asked for.
-
-        Returns:
-            What the function returned; and for each inexact array of the carry, and of
-            the `ys`, its cotangent, or `None` for one that is not used.
-        """
+        """Calls the function and differentiates it."""
+        # Those of the `ys` that the function does not use are not asked for.
         kept: list[Value] = []
 
         def call(
@@ -156,7 +145,6 @@ class GradientCall:
     """The gradient of a run whose loop has come to its end.
 
     Attributes:
-        run: The run.
         wrt: By what it is differentiated: one of `"f"`, `"init"`, `"xs"`, or several.
     """
 
@@ -176,12 +164,7 @@ class GradientCall:
         return out, (ct_carry, ct_ys)
 
     def take(self, cotangents: PyTree) -> tuple[list[Value], list[Value]]:
-        """The cotangents of the inexact arrays of the carry and the `ys`.
-
-        Raises:
-            TypeError: If one is not of the type of its array.
-            ValueError: If they are other trees than what the loop returned.
-        """
+        """The cotangents of the inexact arrays of the carry and the `ys`."""
         if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
             raise ValueError(
                 f"Resumable: `pull` takes a pair `(ct_carry, ct_ys)`, not "
@@ -221,11 +204,7 @@ class GradientCall:
         return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
 
     def _begin(self, sweep: ReverseSweep) -> None:
-        """Makes the folder of this gradient, or sees that it is the one of it.
-
-        Raises:
-            ValueError: If it is that of another gradient.
-        """
+        """Makes the folder of this gradient, or sees that it is the one of it."""
         folder = self.run.directory / GRADIENT
         path = folder / "gradient.json"
         content = self._in_words(sweep)

@@ -47,7 +47,6 @@ class OpenedRun:
     """A call, all of whose arguments are known to be right.
 
     Attributes:
-        forward: The loop.
         record: What it is called with, in words.
         init: The carry that the user gave.
     """
@@ -63,12 +62,7 @@ class OpenedRun:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Has the directory for this run alone.
-
-        Raises:
-            ValueError: If it is one of another run.
-            RuntimeError: If another run is in it.
-        """
+        """Has the directory for this run alone."""
         RunRecord.read(self.directory)  # before anything is made in somebody else's
         if not is_leader():
             self._begin()
@@ -80,11 +74,7 @@ class OpenedRun:
             yield
 
     def _begin(self) -> None:
-        """Makes the directory one of this run, if it is empty.
-
-        Raises:
-            ValueError: If it is one of another run.
-        """
+        """Makes the directory one of this run, if it is empty."""
         found = RunRecord.read(self.directory)
         if found is not None:
             found.check(self.record, self.directory)
@@ -144,18 +134,7 @@ def open_run(
     directory: Path,
     settings: Mapping[str, Any],
 ) -> OpenedRun:
-    """Opens a call.
-
-    Args:
-        scan: The scan, without a bar.
-        init: The first carry.
-        xs: What is scanned, or a function that makes it.
-        length: The number of steps, if it was given.
-        key: The key, if one was given.
-        every: How many steps a segment has.
-        directory: Where everything is stored.
-        settings: Settings of the run that must stay what they are.
-    """
+    """Opens a call."""
     refuse_refs(_NAME, (init, xs), "(init, xs)")
     if key is not None:
         check_one_key(_NAME, key)
@@ -196,15 +175,7 @@ def _opened_xs(
     length: int | None,
     every: int,
 ) -> tuple[Segments, AbstractSource]:
-    """The segments, and where they have their `xs` from.
-
-    Args:
-        scan: The scan.
-        xs: What is scanned, or a function that makes it.
-        sizes: How long what is scanned of `f` is, by paths.
-        length: The number of steps, if it was given.
-        every: How many steps a segment has.
-    """
+    """The segments, and where they have their `xs` from."""
     if callable(xs):
         steps = common_length(_NAME, sizes, length)
         segments = Segments(steps, every, scan.reverse)

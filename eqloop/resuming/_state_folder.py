@@ -40,9 +40,7 @@ class StateFolder:
     """Where the states of one sweep are.
 
     Attributes:
-        path: The folder.
         names: The path of each array in the tree that it is from.
-        types: Its type.
         shardings: Over which devices it is spread; `None` if it is on one.
     """
 
@@ -85,11 +83,7 @@ class StateFolder:
         wait_for_all(f"{place} was finished")
 
     def read(self, steps: int) -> list[Value]:
-        """Reads a state.
-
-        Raises:
-            ValueError: If a file of it is damaged.
-        """
+        """Reads a state."""
         place = self._place(steps)
         described = read_json(place / _STATE).get("arrays", [])
         if len(described) != len(self.names):

@@ -32,9 +32,6 @@ class TreeForm:
     """What there is to a tree besides its arrays.
 
     Attributes:
-        rest: The tree without them.
-        names: The path of each.
-        types: Their types as plain arrays.
         weak: Which of them are weakly typed.
         keys: For those that are PRNG keys, of which kind.
     """
@@ -47,12 +44,7 @@ class TreeForm:
 
     @classmethod
     def of(cls, tree: PyTree, name: str) -> Self:
-        """The form of a tree, which may be that of tracers.
-
-        Args:
-            tree: The tree.
-            name: What it is called where paths of its leaves start.
-        """
+        """The form of a tree, which may be that of tracers."""
         arrays, rest = partition(tree)
         return cls(
             rest,

@@ -123,11 +123,9 @@ class Jit(AbstractSameCall[P, R]):
 
 @functools.cache
 def _program(name: str, donate: Donate) -> Any:
-    """The jitted function of all `Jit`s of that name.
-
-    That the function to be called is an argument spares it being taken apart when it is
-    wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
-    """
+    """The jitted function of all `Jit`s of that name."""
+    # That the function to be called is an argument spares it being taken apart when it
+    # is wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
 
     def call(first: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> PyTree:
         f, args, kwargs = rest

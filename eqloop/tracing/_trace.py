@@ -139,7 +139,6 @@ class _Static:
     """The leaves of a call that are not arrays.
 
     Attributes:
-        rest: The leaves, and the structure.
         identity: What tells them from others, also from equal ones: 1 is not 1.0.
     """
 
@@ -157,10 +156,7 @@ class RememberedCall:
     """A call `f(*args, **kwargs)` whose trace is cached.
 
     Attributes:
-        f: The function.
-        arrays: The arrays.
         names: What each of them is called.
-        static: The other leaves.
     """
 
     f: Callable[..., PyTree]

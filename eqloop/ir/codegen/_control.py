@@ -80,17 +80,10 @@ def _write_while(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 
 def _for_all_examples(cond: Closed, body: Closed, count: int) -> tuple[Closed, Closed]:
-    """Condition and body of a loop that `vmap` has given a condition for each example.
-
-    JAX makes one of them only when it compiles: the loop goes on as long as some
-    example does, and changes none that has ended.
-
-    Args:
-        cond: The condition, an array of booleans.
-        body: The body.
-        count: How many constants the condition has: those of the new body begin with
-            these.
-    """
+    """Condition and body of a loop, to which `vmap` has given one for each example."""
+    # JAX makes one of them only when it compiles: the loop goes on as long as some
+    # example does, and changes none that has ended.
+    # The consts of the new body begin with those of the condition.
     goes_on, step = (functools.partial(run, each) for each in (cond, body))
     carry = len(body.out_avals)
 
@@ -170,12 +163,10 @@ def _policy_name(policy: Any) -> str | None:
 
 
 def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
-    """What a primitive that says so itself expands to, and a name for it.
-
-    This library's are such, and are written without progress bars, and under
-    `DebugNonFinite` without its checks: a module that runs on its own has nobody to
-    tell.
-    """
+    """What a primitive that says so itself expands to, and a name for it."""
+    # This library's are such, and are written without progress bars, and under
+    # `DebugNonFinite` without its checks: a module that runs on its own has nobody to
+    # tell.
     formula: Any = eqn.params["_prim"]
     if isinstance(formula, Formula):
         formula = formula.with_bars(Again(backward=True))

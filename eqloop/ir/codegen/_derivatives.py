@@ -228,10 +228,8 @@ _of_others = _custom("jvp", _write_jvp, expansion)
 
 
 def _write_formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """A primitive that says itself what it expands to, and what its derivatives are.
-
-    Those of this library's are the derivatives of what they expand to.
-    """
+    """A primitive that says itself what it expands to, and what its derivatives are."""
+    # Those of this library's are the derivatives of what they expand to.
     name = type(eqn.params["_prim"]).__name__
     if isinstance(eqn.params["_prim"], Formula):
         function = scope.module.function(*expansion(eqn))

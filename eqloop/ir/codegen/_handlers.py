@@ -58,11 +58,7 @@ def register_handler(
 
 
 def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """Writes an equation into a function.
-
-    Raises:
-        ValueError: It is not known how.
-    """
+    """Writes an equation into a function."""
     name = form_of(eqn)
     try:
         if name in _STATEMENTS and name not in _registered:
