@@ -7,7 +7,6 @@ their `bits` are compared.
 """
 
 import dataclasses
-import functools
 import hashlib
 import struct
 import weakref
@@ -109,14 +108,10 @@ def _content(x: Value) -> bytes:
             return _content(jax.random.key_data(x))
         if x.nbytes <= _LARGE:
             return _told(*_parts(x))
-        if id(x) not in _known:
-            forget = functools.partial(_forget, id(x))
-            _known[id(x)] = weakref.ref(x, forget), _told(*_parts(x))
-        return _known[id(x)][1]
-
-
-def _forget(key: int, _: object) -> None:
-    _known.pop(key, None)
+        if (key := id(x)) not in _known:
+            forget = lambda _: _known.pop(key, None)
+            _known[key] = weakref.ref(x, forget), _told(*_parts(x))
+        return _known[key][1]
 
 
 def _parts(x: jax.Array) -> Iterator[bytes | memoryview]:

@@ -68,7 +68,8 @@ def prefix_difference(
         return None
     children, others = _children(prefix), _children(tree)
     if type(prefix) is not type(tree):
-        return f"{path} is a {kind(prefix)}, where {other_path} is {_a(tree)}"
+        there = kind(tree) if _is_leaf(tree) else f"a {kind(tree)}"
+        return f"{path} is a {kind(prefix)}, where {other_path} is {there}"
     for key in children | others:
         if key not in others:
             return f"{path} has {key}, and {other_path} has not"
@@ -80,10 +81,6 @@ def prefix_difference(
     if _shallow(prefix) != _shallow(tree):
         return f"{path} and {other_path} are each a {kind(tree)}, but differ in it"
     return None
-
-
-def _a(node: object) -> str:
-    return kind(node) if _is_leaf(node) else f"a {kind(node)}"
 
 
 def kind(node: object) -> str:

@@ -106,8 +106,9 @@ def _pull(
         )
     for name, leaf, ct in zip(paths(types, "value"), leaves, given, strict=True):
         if not _is_cotangent_of(leaf, ct):
+            what = "not differentiated" if leaf is None else describe(leaf)
             raise TypeError(
-                f"Vjp: the cotangent of {name}, which is {_kind(leaf)}, cannot be "
+                f"Vjp: the cotangent of {name}, which is {what}, cannot be "
                 f"{describe(ct)}. A cotangent has the shape and dtype of its value, or "
                 f"is None if that is no array of floating-point or complex numbers."
             )
@@ -198,10 +199,6 @@ def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
     # A Python number takes the dtype that is asked for.
     fits = not is_dynamic(ct) or ct.dtype == leaf.dtype
     return fits and jnp.shape(ct) == leaf.shape
-
-
-def _kind(leaf: ShapeDtypeStruct | None) -> str:
-    return "not differentiated" if leaf is None else describe(leaf)
 
 
 def _fits(leaf: Value, tangent: Value) -> bool:

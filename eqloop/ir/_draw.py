@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +140,29 @@ def tree(jaxpr: Closed, name: str) -> str:
 
 
 def _equations(jaxpr: Closed) -> Iterator[str]:
-    for i, eqn in enumerate(jaxpr.eqns):
-        is_last = i == len(jaxpr.eqns) - 1
-        ins, outs = ([atom.aval for atom in v] for v in (eqn.invars, eqn.outvars))
-        yield f"{'└' if is_last else '├'}── {title(eqn)}: {_types(ins, outs)}"
-        margin = "    " if is_last else "│   "
-        yield from (f"{margin}{line}" for line in _lines_inside(eqn))
+    of = lambda atoms: [atom.aval for atom in atoms]
+    heads = (f"{title(e)}: {_types(of(e.invars), of(e.outvars))}" for e in jaxpr.eqns)
+    return _branches(zip(heads, map(_lines_inside, jaxpr.eqns), strict=True))
 
 
 def _lines_inside(eqn: jex.JaxprEqn) -> Iterator[str]:
     found = parts(eqn)
     if len(found) == 1:
-        yield from _equations(found[0].jaxpr)
-        return
-    for part in found:
-        is_last = part is found[-1]
-        types = _types(part.jaxpr.in_avals, part.jaxpr.out_avals)
-        yield f"{'└' if is_last else '├'}── {part.label}: {types}"
+        return _equations(found[0].jaxpr)
+    types = lambda jaxpr: _types(jaxpr.in_avals, jaxpr.out_avals)
+    heads = (f"{part.label}: {types(part.jaxpr)}" for part in found)
+    inside = (_equations(part.jaxpr) for part in found)
+    return _branches(zip(heads, inside, strict=True))
+
+
+def _branches(entries: Iterable[tuple[str, Iterator[str]]]) -> Iterator[str]:
+    """Lines, each with those that are under it."""
+    entries = list(entries)
+    for i, (head, inside) in enumerate(entries):
+        is_last = i == len(entries) - 1
+        yield f"{'└' if is_last else '├'}── {head}"
         margin = "    " if is_last else "│   "
-        yield from (f"{margin}{line}" for line in _equations(part.jaxpr))
+        yield from (f"{margin}{line}" for line in inside)
 
 
 def _types(ins: Any, outs: Any) -> str:

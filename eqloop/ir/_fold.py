@@ -82,7 +82,8 @@ def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
         return []
     if not all(map(_is_small, [*eqn.invars, *eqn.outvars])):
         return []
-    operands = [_value(atom, known) for atom in eqn.invars]
+    is_literal = lambda atom: isinstance(atom, jex.Literal)
+    operands = [x.val if is_literal(x) else known.get(x) for x in eqn.invars]
     if any(operand is None for operand in operands):
         return []
     results = _computed(eqn, operands)
@@ -104,10 +105,6 @@ def _computed(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         except Exception:
             return []
     return list(out) if eqn.primitive.multiple_results else [out]
-
-
-def _value(atom: Any, known: dict[jex.Var, Any]) -> Any:
-    return atom.val if isinstance(atom, jex.Literal) else known.get(atom)
 
 
 def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:

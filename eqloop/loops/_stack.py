@@ -121,7 +121,8 @@ def check_alike(
             f"{owner}: layers must have the same structure, and arrays of the same "
             f"shapes and dtypes, but these do not:\n{listing}{instead}"
         )
-    if lines := [*_leaf_lines(first, other, *names, _statics_differ)]:
+    differ = lambda one, two: not (is_dynamic(one) or same_static(one, two))
+    if lines := [*_leaf_lines(first, other, *names, differ)]:
         listing = "\n".join(lines)
         raise ValueError(
             f"{owner}: layers may differ only in the values of their arrays, but these "
@@ -160,10 +161,6 @@ def _types_differ(one: Value, other: Value) -> bool:
     if not (is_dynamic(one) and is_dynamic(other)):
         return is_dynamic(one) or is_dynamic(other)
     return one.shape != other.shape or one.dtype != other.dtype
-
-
-def _statics_differ(one: object, other: object) -> bool:
-    return not is_dynamic(one) and not same_static(one, other)
 
 
 # The state of layers.

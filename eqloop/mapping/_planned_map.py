@@ -41,7 +41,7 @@ from .._programs import (
     recall,
     refuse_callbacks,
 )
-from .._types import BatchAxis, PyTree, Value
+from .._types import BatchAxis, PyTree
 from ..checkpointing import Saveable, policies
 from ..progress import BarChange, tied
 from ._chunk_function import (
@@ -156,7 +156,8 @@ class PlannedMap(Formula):
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
         f = pulled_function(self.f, marks, wanted)
-        inputs = tuple(map(_with, inputs, cts, wanted))
+        with_cts = lambda xs, cts, flags: [*xs, *instantiated(pick(cts, flags))]
+        inputs = tuple(map(with_cts, inputs, cts, wanted))
         in_avals = jax.tree.map(jax.typeof, inputs)
         out = PlannedMap(f, self.planner, None, in_avals)(*inputs)
         return tuple(map(put, zeros, marks, out))
@@ -193,13 +194,6 @@ class PlannedMap(Formula):
 
 
 # Pairs of lists: consts and xs, or sums and ys.
-
-
-def _with(
-    values: Sequence[Value], more: Sequence[Value], flags: Sequence[bool]
-) -> list:
-    """Values, followed by the marked ones among some more."""
-    return [*values, *instantiated(pick(more, flags))]
 
 
 def _flags(groups: PyTree) -> MarkPair:

@@ -237,10 +237,11 @@ class Resumable(AbstractTransform):
         return self.f.progress if self.progress is None else self.progress
 
     def __check_init__(self) -> None:
-        if not isinstance(self.f, Scan | CheckpointedScan):
+        if not isinstance(f := self.f, Scan | CheckpointedScan):
+            what = type(f).__name__ if isinstance(f, AbstractTransform) else repr(f)
             raise TypeError(
                 f"Resumable: the first argument must be an `el.Scan` or an "
-                f"`el.CheckpointedScan`, not {_what(self.f)}. A loop without a carry "
+                f"`el.CheckpointedScan`, not {what}. A loop without a carry "
                 f"is a scan whose carry is None; slices of `ys` are taken afterwards."
             )
         if not isinstance(self.directory, str) or not self.directory:
@@ -252,10 +253,6 @@ class Resumable(AbstractTransform):
                 f'Resumable: `ys` must be "memory" or "directory", not {self.ys!r}.'
             )
         check_progress("Resumable", self.progress)
-
-
-def _what(f: PyTree) -> str:
-    return type(f).__name__ if isinstance(f, AbstractTransform) else repr(f)
 
 
 def _refuse_traced(tree: PyTree) -> None:

@@ -49,7 +49,7 @@ class TreeForm:
         return cls(
             rest,
             tuple(pick(paths(tree, name), rest.taken)),
-            tuple(_type_of(plain(x)) for x in arrays),
+            tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(plain, arrays)),
             tuple(is_weak(as_array(x)) for x in arrays),
             tuple(jax.random.key_impl(x) if is_key(x) else None for x in arrays),
         )
@@ -81,7 +81,3 @@ def plain(leaf: object) -> jax.Array:
     """An array as one that can be in a file."""
     leaf = as_array(leaf)
     return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
-
-
-def _type_of(array: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)

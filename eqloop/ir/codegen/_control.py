@@ -150,16 +150,12 @@ def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
     if not params["prevent_cse"]:
         settings["prevent_cse"] = "False"
     policy = params["policy"]
-    if policy is not None and (name := _policy_name(policy)):
-        settings["policy"] = f"jax.checkpoint_policies.{name}"
-    # A policy without a name trades memory for time, and changes no number.
+    for name, known in vars(jax.checkpoint_policies).items():
+        # A policy without a name trades memory for time, and changes no number.
+        if policy is not None and policy is known:
+            settings.setdefault("policy", f"jax.checkpoint_policies.{name}")
     remat = one_line(call("jax.checkpoint", function, **settings))
     scope.assign(eqn.outvars, call(remat, *scope.arguments(eqn.invars)))
-
-
-def _policy_name(policy: Any) -> str | None:
-    known = vars(jax.checkpoint_policies)
-    return next((name for name, value in known.items() if value is policy), None)
 
 
 def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
@@ -248,13 +244,10 @@ def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
         parameter(statics[i]) if i in statics else next(operands) for i in range(total)
     ]
     args, kwargs = params["in_tree"].unflatten(flat)
-    text = params["fmt"] if params["has_placeholders"] else _escaped(params["fmt"])
+    escaped = lambda text: text.replace("{", "{{").replace("}", "}}")
+    text = params["fmt"] if params["has_placeholders"] else escaped(params["fmt"])
     settings = dict(kwargs, ordered="True") if params["ordered"] else kwargs
     scope.statement(call("jax.debug.print", parameter(text), *args, **settings))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def returned(outputs: Sequence[str]) -> Text:
