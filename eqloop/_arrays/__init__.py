@@ -30,6 +30,7 @@ from ._array_types import (
     on_mesh_that_is_set,
     own_shape,
     placed_as,
+    plain,
     put_on_mesh,
     stack_of,
     stack_type,

@@ -32,7 +32,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._types import Aval, BatchAxis, PyTree, Value
-from ._partition import is_dynamic
+from ._partition import as_array, is_dynamic, is_key
 
 
 def is_type(leaf: object) -> bool:
@@ -72,6 +72,12 @@ def strongly_typed(leaf: Value) -> Value:
     if not is_weak(leaf):
         return leaf
     return lax.convert_element_type(leaf, jax.typeof(leaf).dtype)
+
+
+def plain(leaf: object) -> jax.Array:
+    """An array without a weak type; of PRNG keys, their data."""
+    leaf = as_array(leaf)
+    return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
 
 
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:

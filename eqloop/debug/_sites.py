@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from .._programs import JAX_FILES, OUR_FILES, Place, frames_of, traced_function
-from .._types import AnyJaxpr, Aval
+from .._types import AnyJaxpr
 
 
 def is_ours(source_info: Any) -> bool:
@@ -109,9 +109,3 @@ def _kind(low: float, high: float) -> str:
         return "NaN"
     infinite = [str(x) for x in (low, high) if abs(x) == float("inf")]
     return " and ".join(dict.fromkeys(infinite))
-
-
-def type_text(aval: Aval) -> str:
-    """A type for an error message."""
-    shape = ",".join(map(str, aval.shape))
-    return f"{aval.dtype}[{shape}]"

@@ -20,6 +20,7 @@ from .._arrays import (
     flatten,
     is_key,
     paths,
+    plain,
     refuse_symbolic,
     resolve_axes,
     split,
@@ -209,9 +210,7 @@ class _Elements:
             )
         along = AlongAxes.of(xs, axes, length)
         impls = [jax.random.key_impl(x) if is_key(x) else None for x in along.arrays]
-        raw = dataclasses.replace(
-            along, arrays=list(map(_without_key_type, along.arrays))
-        )
+        raw = dataclasses.replace(along, arrays=list(map(plain, along.arrays)))
         return cls(raw, tuple(impls))
 
     def types(self, size: int) -> list[Aval]:
@@ -252,7 +251,7 @@ class _Combine:
             out = as_arrays(_labelled_as(a, enforce_annotations(self.f)(a, b)))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
-        return [_without_key_type(jnp.asarray(x)) for x, is_taken in taken if is_taken]
+        return [plain(x) for x, is_taken in taken if is_taken]
 
     def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
         """Elements, the first of which is combined with the prefix before it."""
@@ -283,11 +282,6 @@ def _moved(
     """Arrays with their axes moved, to the front if nothing else is said."""
     to = [0] * len(axes) if to is None else to
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
-
-
-def _without_key_type(x: jax.Array) -> jax.Array:
-    """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
-    return jax.random.key_data(x) if is_key(x) else strongly_typed(x)
 
 
 def _labelled_as(a: PyTree, out: PyTree) -> PyTree:

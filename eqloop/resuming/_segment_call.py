@@ -19,6 +19,7 @@ from .._arrays import (
     is_dynamic,
     is_weak,
     pick,
+    plain,
     put,
     split,
 )
@@ -30,7 +31,7 @@ from ..loops import AbstractScan, cut_before, refuse_cuts
 from ._segments import Segments
 from ._sources import AbstractSource, resized
 from ._state_folder import sharding_of
-from ._tree_form import TreeForm, plain
+from ._tree_form import TreeForm
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import Axis, axis_sizes, describe, flatten, resolve_axes
+from .._arrays import Axis, axis_sizes, describe, flatten, plain, resolve_axes
 from .._types import Aval, Index, PyTree, Value
-from ._tree_form import TreeForm, plain
+from ._tree_form import TreeForm
 
 
 class AbstractSource(abc.ABC):

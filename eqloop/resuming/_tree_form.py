@@ -21,7 +21,7 @@ from .._arrays import (
     partition,
     paths,
     pick,
-    strongly_typed,
+    plain,
     with_weak_types,
 )
 from .._types import PyTree, Value
@@ -75,9 +75,3 @@ class TreeForm:
         blank = (None,) * len(self.rest.leaves)
         rest = dataclasses.replace(self.rest, leaves=blank)
         return rest.join(with_weak_types(leaves, self.weak))
-
-
-def plain(leaf: object) -> jax.Array:
-    """An array as one that can be in a file."""
-    leaf = as_array(leaf)
-    return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
