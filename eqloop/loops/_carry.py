@@ -245,12 +245,18 @@ def trace_stable(
     known_as: Callable[[PyTree], KnownAs],
 ) -> Settled[_Extra]:
     """Traces a step with a carry whose types it does not change."""
+
     # `take` goes from what `call` returns to the new carry, the arrays of `y`, and
     # anything else to keep.
+    def take_arrays(out: PyTree) -> PyTree:
+        new_carry, y, kept = take(out)
+        return (carry.take(new_carry), y), (types_of(new_carry), kept)
+
+    join = lambda arrays, x: (carry.join(arrays), x)
     # This ends: each new try makes a number an array, promotes a leaf, or has it vary
     # along more axes, and none of these is ever undone.
     while True:
-        body = _open_body(call, take, carry, known_as(carry.tree))
+        body = OpenedCall(join, call, take_arrays, known_as(carry.tree))
         carry_types = [jax.typeof(x) for x in carry.arrays]
         try:
             step, consts = trace_step(body.on_arrays, carry_types, x_types)
@@ -266,20 +272,6 @@ def trace_stable(
         if settled is carry:
             return Settled(step, consts, carry, new_carry, kept)
         carry = settled
-
-
-def _open_body(
-    call: Callable[..., PyTree],
-    take: Callable[[PyTree], PyTree],
-    carry: Carry,
-    known_as: KnownAs,
-) -> OpenedCall[Any, Any]:
-    def take_arrays(out: PyTree) -> PyTree:
-        new_carry, y, kept = take(out)
-        return (carry.take(new_carry), y), (types_of(new_carry), kept)
-
-    join = lambda arrays, x: (carry.join(arrays), x)
-    return OpenedCall(join, call, take_arrays, known_as)
 
 
 def _promote(before: PyTree, after: PyTree) -> PyTree:

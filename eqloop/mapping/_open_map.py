@@ -28,6 +28,7 @@ from .._arrays import (
     refuse_foreign_arrays,
     refuse_symbolic,
     resolve_axes,
+    strongly_typed,
 )
 from .._calls import (
     KnownAs,
@@ -48,6 +49,7 @@ from ..checkpointing import (
     Viewing,
     hoist,
     is_budget,
+    policies,
     refuse_second_place,
     trace_step,
 )
@@ -55,7 +57,7 @@ from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import Reduction, Vectorised, finish
 from ._chunk_loop import AtMost, ChunkPlanner
 from ._fitting import Within
-from ._planned_map import planned_map
+from ._planned_map import PlannedMap
 
 _DEFAULT_AXES = eqx.if_array(0)
 VARYING = (
@@ -133,9 +135,10 @@ class OpenedMap:
                     chunked, meter=meter, changes=(Guarded(),)
                 )
             with loop_scope(self.name):
-                sums, ys = planned_map(
-                    chunked, consts, xs, planner=planner, policy=policy
-                )
+                inputs = [list(map(strongly_typed, group)) for group in (consts, xs)]
+                policy = None if policy == policies.save_nothing else policy
+                types = tuple(list(map(jax.typeof, group)) for group in inputs)
+                sums, ys = PlannedMap(chunked, planner, policy, types).apply(*inputs)
         sums, ys = iter(sums), iter(ys)
         return [
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)

@@ -31,7 +31,6 @@ from .._arrays import (
     nonzero,
     pick,
     put,
-    strongly_typed,
     with_tangent_types,
 )
 from .._programs import (
@@ -42,7 +41,7 @@ from .._programs import (
     refuse_callbacks,
 )
 from .._types import BatchAxis, PyTree
-from ..checkpointing import Saveable, policies
+from ..checkpointing import Saveable
 from ..progress import BarChange, tied
 from ._chunk_function import (
     ChunkFunction,
@@ -54,21 +53,6 @@ from ._chunk_function import (
     settled_function,
 )
 from ._chunk_loop import ChunkPlanner, run_stored
-
-
-def planned_map(
-    f: ChunkFunction,
-    consts: Arrays,
-    xs: Arrays,
-    *,
-    planner: ChunkPlanner,
-    policy: Saveable,
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Maps a function over rows, chunk by chunk."""
-    inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
-    policy = None if policy == policies.save_nothing else policy
-    formula = PlannedMap(f, planner, policy, jax.tree.map(jax.typeof, inputs))
-    return formula.apply(*inputs)
 
 
 class PlannedMap(Formula):

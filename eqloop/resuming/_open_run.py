@@ -30,7 +30,6 @@ from ._run_record import RunRecord
 from ._segment_call import SegmentCall
 from ._segments import Segments
 from ._sources import (
-    AbstractSource,
     CalledSource,
     StoredSource,
     scanned_axes,
@@ -141,7 +140,15 @@ def open_run(
     scan, init = as_arrays(scan), as_arrays(init)
     f_axes = resolve_axes(_NAME, scan.f, scan.f_axes, tree_name="f", spec_name="f_axes")
     sizes = axis_sizes(scan.f, "f", f_axes)
-    segments, x_source = _opened_xs(scan, xs, sizes, as_length(_NAME, length), every)
+    axes = None if callable(xs) else scanned_axes(xs, scan.in_axes)
+    if axes is not None:
+        sizes |= axis_sizes(stand_ins(xs), "xs", axes)
+    length = common_length(_NAME, sizes, as_length(_NAME, length))
+    segments = Segments(length, every, scan.reverse)
+    if axes is None:
+        x_source = CalledSource(xs, segments.bounds(0), scan.in_axes)
+    else:
+        x_source = StoredSource(xs, "xs", axes)
     leaves, _ = flatten(scan)
     others = [None] * (len(leaves) - len(f_axes))
     inputs = SegmentInputs(
@@ -166,24 +173,6 @@ def open_run(
         ys=_described(call),
     )
     return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)
-
-
-def _opened_xs(
-    scan: AbstractScan[Any, Any],
-    xs: PyTree,
-    sizes: Mapping[str, int],
-    length: int | None,
-    every: int,
-) -> tuple[Segments, AbstractSource]:
-    """The segments, and where they have their `xs` from."""
-    if callable(xs):
-        steps = common_length(_NAME, sizes, length)
-        segments = Segments(steps, every, scan.reverse)
-        return segments, CalledSource(xs, segments.bounds(0), scan.in_axes)
-    axes = scanned_axes(xs, scan.in_axes)
-    sizes = {**sizes, **axis_sizes(stand_ins(xs), "xs", axes)}
-    segments = Segments(common_length(_NAME, sizes, length), every, scan.reverse)
-    return segments, StoredSource(xs, "xs", axes)
 
 
 def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
