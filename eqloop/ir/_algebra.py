@@ -59,6 +59,7 @@ def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> print(ir.simplify_algebra(jaxpr))
         { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b 0.0:f32[] in (c,) }
     """
+    ...
 
 
 # What is known of operands.

@@ -64,8 +64,9 @@ def jaxpr_pass(level: Level) -> Callable[[_Function], _Function]:
     """A pass with the name and the words of a function, which rewrites every level."""
 
     def decorate(words: _Function) -> _Function:
-        run = functools.partial(rewrite_everywhere, level)
-        return of_closed(functools.wraps(words)(lambda jaxpr: run(jaxpr)))
+        run = lambda jaxpr: rewrite_everywhere(level, jaxpr)
+        named: Any = functools.wraps(words)(run)
+        return of_closed(named)
 
     return decorate
 

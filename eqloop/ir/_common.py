@@ -49,6 +49,7 @@ def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.eliminate_common_subexpressions(jaxpr)
         { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = mul b b in (c,) }
     """
+    ...
 
 
 def _first_like(eqn: jex.JaxprEqn, first: dict[Hashable, jex.JaxprEqn]) -> jex.JaxprEqn:

@@ -68,6 +68,7 @@ def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.propagate_copies(jaxpr)
         { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
     """
+    ...
 
 
 def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:

@@ -50,6 +50,7 @@ def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.eliminate_dead_code(jax.make_jaxpr(f)(1.0))
         { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
     """
+    ...
 
 
 def _live(jaxpr: Closed) -> Closed:

@@ -61,6 +61,7 @@ def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.constant_fold(jax.make_jaxpr(f)(jnp.ones(3)))
         { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
     """
+    ...
 
 
 def _known_constants(jaxpr: Closed) -> Iterator[tuple[jex.Var, Any]]:
@@ -82,8 +83,7 @@ def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
         return []
     if not all(map(_is_small, [*eqn.invars, *eqn.outvars])):
         return []
-    is_literal = lambda atom: isinstance(atom, jex.Literal)
-    operands = [x.val if is_literal(x) else known.get(x) for x in eqn.invars]
+    operands = [_value(atom, known) for atom in eqn.invars]
     if any(operand is None for operand in operands):
         return []
     results = _computed(eqn, operands)
@@ -105,6 +105,10 @@ def _computed(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         except Exception:
             return []
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _value(atom: Any, known: dict[jex.Var, Any]) -> Any:
+    return atom.val if isinstance(atom, jex.Literal) else known.get(atom)
 
 
 def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:

@@ -323,29 +323,36 @@ class ChunkPlanner(Protocol):
     @property
     def takes_any_length(self) -> bool:
         """Whether the number of rows need not be known."""
+        ...
 
     def in_exact_chunks(self) -> "ChunkPlanner":
         """The same with each row in one chunk only."""
         # A row in two chunks has half of its cotangent in each. A custom backward rule
         # that is not linear in the cotangent would not add up. And if a row can see its
         # chunk, it has another value in each.
+        ...
 
     def has_same_chunks(self, length: int) -> bool:
         """Whether each row is in one chunk, and the same for all derivatives."""
+        ...
 
     def is_whole(self, length: int) -> bool:
         """Whether so many rows are certainly mapped at once."""
+        ...
 
     def probe(self, length: int) -> tuple[int, bool]:
         """The `probe` of a `ChunkFunction`."""
+        ...
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         """How to run a map."""
+        ...
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
         """The same for a gradient of the marked inputs, under a policy."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

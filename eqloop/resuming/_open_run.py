@@ -125,13 +125,13 @@ class OpenedRun:
 
 def open_run(
     scan: AbstractScan[Any, Any],
+    every: int,
+    directory: Path,
+    settings: Mapping[str, Any],
     init: PyTree,
     xs: PyTree,
     length: SupportsIndex | None,
     key: PRNGKey | None,
-    every: int,
-    directory: Path,
-    settings: Mapping[str, Any],
 ) -> OpenedRun:
     """Opens a call."""
     refuse_refs(_NAME, (init, xs), "(init, xs)")

@@ -226,7 +226,7 @@ class Resumable(AbstractTransform):
         _refuse_traced((self, call))
         scan = dataclasses.replace(self.f, progress=None)
         settings = {"every": self.every, "ys": self.ys}
-        return open_run(scan, *call, self.every, Path(self.directory), settings)
+        return open_run(scan, self.every, Path(self.directory), settings, *call)
 
     def _forward(self, run: OpenedRun, keep: int | None) -> tuple[PyTree, PyTree]:
         in_memory = self.ys == "memory"
