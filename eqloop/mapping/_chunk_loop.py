@@ -9,7 +9,7 @@ for all rows, it does (`run_stored`).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -317,44 +317,6 @@ def _slice(start: int, stop: int, x: jax.Array, axis: int) -> jax.Array:
 # How large chunks are: what a map asks of its `chunk_size`.
 
 
-class ChunkPlanner(Protocol):
-    """What a map asks of its `chunk_size`."""
-
-    @property
-    def takes_any_length(self) -> bool:
-        """Whether the number of rows need not be known."""
-        ...
-
-    def in_exact_chunks(self) -> "ChunkPlanner":
-        """The same with each row in one chunk only."""
-        # A row in two chunks has half of its cotangent in each. A custom backward rule
-        # that is not linear in the cotangent would not add up. And if a row can see its
-        # chunk, it has another value in each.
-        ...
-
-    def has_same_chunks(self, length: int) -> bool:
-        """Whether each row is in one chunk, and the same for all derivatives."""
-        ...
-
-    def is_whole(self, length: int) -> bool:
-        """Whether so many rows are certainly mapped at once."""
-        ...
-
-    def probe(self, length: int) -> tuple[int, bool]:
-        """The `probe` of a `ChunkFunction`."""
-        ...
-
-    def loop(self, f: ChunkFunction) -> ChunkLoop:
-        """How to run a map."""
-        ...
-
-    def loop_storing(
-        self, f: ChunkFunction, policy: Saveable, marks: MarkPair
-    ) -> ChunkLoop:
-        """The same for a gradient of the marked inputs, under a policy."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class AtMost:
     """At most so many rows at once."""
@@ -365,26 +327,36 @@ class AtMost:
 
     @property
     def takes_any_length(self) -> bool:
+        """Whether the number of rows need not be known."""
         return self.size == 1  # a row at a time is the same however many there are
 
     def in_exact_chunks(self) -> "AtMost":
+        """The same with each row in one chunk only."""
+        # A row in two chunks has half of its cotangent in each. A custom backward rule
+        # that is not linear in the cotangent would not add up. And if a row can see its
+        # chunk, it has another value in each.
         return dataclasses.replace(self, exact=True)
 
     def has_same_chunks(self, length: int) -> bool:
+        """Whether each row is in one chunk, and the same for all derivatives."""
         return equal_chunks(length, self.size, exact=self.exact).overlap == 0
 
     def is_whole(self, length: int) -> bool:
+        """Whether so many rows are certainly mapped at once."""
         return not is_symbolic(length) and length <= self.size
 
     def probe(self, length: int) -> tuple[int, bool]:
+        """The `probe` of a `ChunkFunction`."""
         chunks = equal_chunks(length, self.size, exact=self.exact)
         return chunks.size, chunks.overlap > 0
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
+        """How to run a map."""
         chunks = equal_chunks(f.length, self.size, exact=self.exact)
         return ChunkLoop(f, chunks, self.unroll)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
+        """The same for a gradient of the marked inputs, under a policy."""
         return self.loop(f)

@@ -7,7 +7,7 @@ Programs of a few sizes are compiled, and never run. Which sizes is decided by
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -163,6 +163,10 @@ class Within:
     def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
         return AtMost(size, self.exact).loop(f)
+
+
+# What a map asks of its `chunk_size`: the methods that both of these have.
+ChunkPlanner: TypeAlias = AtMost | Within
 
 
 def _refuse_symbolic(f: ChunkFunction) -> None:

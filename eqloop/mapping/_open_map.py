@@ -55,8 +55,8 @@ from ..checkpointing import (
 )
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import Reduction, Vectorised, finish
-from ._chunk_loop import AtMost, ChunkPlanner
-from ._fitting import Within
+from ._chunk_loop import AtMost
+from ._fitting import ChunkPlanner, Within
 from ._planned_map import PlannedMap
 
 _DEFAULT_AXES = eqx.if_array(0)

@@ -52,7 +52,8 @@ from ._chunk_function import (
     pushed_function,
     settled_function,
 )
-from ._chunk_loop import ChunkPlanner, run_stored
+from ._chunk_loop import run_stored
+from ._fitting import ChunkPlanner
 
 
 class PlannedMap(Formula):

@@ -30,7 +30,7 @@ from .._calls import OpenedCall, Outputs
 from .._programs import axes_named, has_backward_rules, run, sees_batch, shared
 from .._types import PyTree, Value
 from ..checkpointing import Budget
-from ._chunk_loop import ChunkPlanner
+from ._fitting import ChunkPlanner
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, planner_for, trace_call
 from ._vmap import Vmap
