@@ -36,11 +36,7 @@ def typed(*, instead: str) -> Callable[[_Function], _Function]: ...
 def typed(fn: Any = None, /, *, instead: str = "") -> Any:
     """Checks the arguments of a public call: their number, and their types."""
     if fn is None:
-        return lambda fn: _typed(fn, instead)
-    return _typed(fn, instead)
-
-
-def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
+        return functools.partial(typed, instead=instead)
     signature = inspect.signature(fn)
 
     @functools.cache
