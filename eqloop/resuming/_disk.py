@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -38,12 +38,6 @@ def explaining_errors(doing: str, path: Path) -> Iterator[None]:
             f"was finished before is on disk and was not changed. Once this is fixed, "
             f"call it again with the same arguments, and it continues from there.",
         ) from error
-
-
-def refuse_damaged(path: Path, how: str, instead: str = "") -> NoReturn:
-    """Raises for a file that is not what was written."""
-    instead = instead or "Restore it, or remove the directory to start anew."
-    raise ValueError(f"Resumable: {path} is damaged: {how}. {instead}")
 
 
 def make_folder(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import raw_bytes
-from ._disk import ASIDE, explaining_errors, npy_header, refuse_damaged, write_bytes
+from ._disk import ASIDE, explaining_errors, npy_header, write_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,10 @@ class RowFile:
             with open(self.path, "rb") as file:
                 begins = file.read(len(self._header))
         if size != self._size or begins != self._header:
-            refuse_damaged(
-                self.path,
-                f"it should have {self._size} bytes and the header of a {self.dtype} "
-                f"array of shape {self.shape}, but it has {size} bytes",
+            raise ValueError(
+                f"Resumable: {self.path} is damaged: it should have {self._size} bytes "
+                f"and the header of a {self.dtype} array of shape {self.shape}, but it "
+                f"has {size} bytes. Restore it, or remove the directory to start anew."
             )
 
     @contextlib.contextmanager

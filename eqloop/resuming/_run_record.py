@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from .._compat import jax_version
 from .._version import __version__
-from ._disk import ASIDE, explaining_errors, refuse_damaged, write_json
+from ._disk import ASIDE, explaining_errors, write_json
 from ._in_words import python_version
 from ._lock import LOCK
 
@@ -60,7 +60,10 @@ class RunRecord:
             )
         names = [field.name for field in dataclasses.fields(cls)]
         if missing := [name for name in names if name not in content]:
-            refuse_damaged(path, f"it has no {', '.join(missing)}")
+            raise ValueError(
+                f"Resumable: {path} is damaged: it has no {', '.join(missing)}. "
+                f"Restore it, or remove the directory to start anew."
+            )
         # Another Python compiles the same code to something else.
         if content["written_by"]["python"] != python_version():
             content["code"] = None
@@ -109,7 +112,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        refuse_damaged(path, "it is not a JSON object")
+        raise ValueError(
+            f"Resumable: {path} is damaged: it is not a JSON object. Restore it, or "
+            f"remove the directory to start anew."
+        )
     return content
 
 

@@ -23,7 +23,6 @@ from ._disk import (
     explaining_errors,
     finish_folder,
     npy_header,
-    refuse_damaged,
     remove_folder,
     write_bytes,
     write_json,
@@ -184,8 +183,8 @@ def _read_piece(place: Path, described: dict[str, Any]) -> np.ndarray:
 
 
 def _damaged(path: Path, how: str) -> NoReturn:
-    instead = (
-        f"Nothing was changed. Restore it, or remove the folder {path.parent}: what "
-        f"was in it is then computed again, from the state before it."
+    raise ValueError(
+        f"Resumable: {path} is damaged: {how}. Nothing was changed. Restore it, or "
+        f"remove the folder {path.parent}: what was in it is then computed again, from "
+        f"the state before it."
     )
-    refuse_damaged(path, how, instead)
