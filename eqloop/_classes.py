@@ -82,11 +82,7 @@ def _made(
 
 
 def hash_of(module: object, of_leaves: Callable[[], int]) -> int:
-    """The hash of a module, whose leaves have to be hashable.
-
-    Raises:
-        TypeError: If they are not, as if the module is given to `jax.jit`.
-    """
+    """The hash of a module, whose leaves have to be hashable."""
     try:
         return of_leaves()
     except TypeError:

@@ -37,11 +37,7 @@ _REFUSED: dict[tuple[int, ...], str] = {
 
 
 def refuse_broken_version(version: tuple[int, ...] = _JAXLIB) -> None:
-    """Refuses a jaxlib that is known to be broken: that of JAX 0.11.1.
-
-    Raises:
-        ImportError: If it is one.
-    """
+    """Refuses a jaxlib that is known to be broken: that of JAX 0.11.1."""
     if (why := _REFUSED.get(version)) is not None:
         number = ".".join(map(str, version))
         raise ImportError(
@@ -59,10 +55,9 @@ def jax_version() -> str:
 
 
 def _without_literals(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Stages what is a literal: JAX 0.10 cannot lower it as the output of a primitive.
-
-    An example is the cotangent 1.0 that a loop hands through from its end to its start.
-    """
+    """Stages a literal: JAX 0.10 cannot lower it as the output of a primitive."""
+    # An example is the cotangent 1.0 that a loop hands through from its end to its
+    # start.
 
     def stage(x: Value) -> Value:
         return x if isinstance(x, jax.Array) else lax.optimization_barrier(x)
@@ -81,10 +76,9 @@ _VJPHiPrimitive: Any = object if _HAS_HIPRIM else hijax.VJPHiPrimitive
 
 
 class _HiPrimitive(_VJPHiPrimitive):
-    """As JAX 0.10 calls it, for an `expand` that returns literals as they came.
+    """As JAX 0.10 calls it, for an `expand` that returns literals as they came."""
 
-    And for one that has effects: JAX 0.10 leaves it out where no output is used.
-    """
+    # And for one that has effects: JAX 0.10 leaves it out where no output is used.
 
     def dce(self, used_outs: PyTree) -> tuple[PyTree, PyTree, Any]:
         # A collective alone is dead code.
@@ -103,10 +97,8 @@ HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
 def call_primitive() -> jex.Primitive:
-    """The one primitive that all `hijax` primitives are (JAX 0.10 to 0.12).
-
-    JAX exports it under no name.
-    """
+    """The one primitive that all `hijax` primitives are (JAX 0.10 to 0.12)."""
+    # JAX exports it under no name.
 
     class Same(HiPrimitive):
         def __init__(self) -> None:
@@ -127,33 +119,22 @@ _ALL_MOVE = not _HAS_HIPRIM
 def linearization(
     outputs: PyTree, residuals: PyTree, moves_out: PyTree
 ) -> tuple[PyTree, ...]:
-    """What `lin` and `vjp_fwd` of a `hijax` primitive return.
-
-    JAX 0.12 is told which outputs move, JAX 0.10 takes it that all of them do.
-
-    Args:
-        outputs: The outputs.
-        residuals: What the rule that follows is to get.
-        moves_out: Which of the outputs have a tangent.
-    """
+    """What `lin` and `vjp_fwd` of a `hijax` primitive return."""
+    # JAX 0.12 is told which outputs move, JAX 0.10 takes it that all of them do.
     result = outputs, residuals
     return result if _ALL_MOVE else (*result, moves_out)
 
 
 def is_accumulator(x: object) -> bool:
-    """Whether JAX passes something to add a cotangent to, in place of an input.
-
-    JAX 0.11 exports the class, JAX 0.10 does not.
-    """
+    """Whether JAX passes something to add a cotangent to, in place of an input."""
+    # JAX 0.11 exports the class, JAX 0.10 does not.
     kind = getattr(hijax, "GradAccum", None)
     return hasattr(x, "accum") if kind is None else isinstance(x, kind)
 
 
 def linear_outputs(tangents: PyTree) -> PyTree:
-    """What `linearized` returns, from tangents with symbolic zeros among them.
-
-    JAX 0.10 takes arrays alone.
-    """
+    """What `linearized` returns, from tangents with symbolic zeros among them."""
+    # JAX 0.10 takes arrays alone.
     if not _ALL_MOVE:
         return tangents
     is_zero = lambda x: isinstance(x, hijax.Zero)
@@ -165,16 +146,9 @@ def with_symbolic_zeros(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
 ) -> list[Value]:
-    """The outputs of a primitive, so that those without a tangent are known to be.
-
-    JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
-
-    Args:
-        moved_by: For each output a mark for each input: whether the output has a
-            tangent if the input has one.
-        inputs: The inputs.
-        outputs: The outputs.
-    """
+    """The outputs of a primitive, so that those without a tangent are known to be."""
+    # JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
+    # `moved_by` has, for each output, a mark for each input that moves it.
     if not _ALL_MOVE:
         return list(outputs)
     # Each by itself: where JAX 0.10 leaves out unused outputs of a custom derivative
@@ -202,10 +176,8 @@ def rule_tangent(tangent: Value) -> Value:
 
 
 def is_through(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule.
-
-    JAX 0.10 alone has any.
-    """
+    """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule."""
+    # JAX 0.10 alone has any.
     if eqn.primitive.name != "custom_jvp_call":
         return False
     info = eqn.params["call_jaxpr"].jaxpr.debug_info
@@ -246,16 +218,8 @@ _NAME = "__fun_debug_info__"
 def name_as(
     run: Callable[..., Any], kind: str, f: Callable[..., Any], names: Sequence[str]
 ) -> None:
-    """Has a function that was made here called by the name of another.
-
-    JAX 0.10 to 0.12 names functions in errors.
-
-    Args:
-        run: The function.
-        kind: What it is traced for, in JAX's word.
-        f: The other function.
-        names: What that calls each of the arrays.
-    """
+    """Has a function that was made here called by the name of another."""
+    # JAX 0.10 to 0.12 names functions in errors.
     info = api_util.debug_info(kind, f, (), {})
     setattr(run, _NAME, info._replace(arg_names=tuple(names)))
 
@@ -271,56 +235,41 @@ HAS_LOGS: bool = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
-    """Cotangents, and what backward rules log: a dictionary (JAX 0.12).
-
-    Args:
-        pull: The function that `jax.vjp` returns.
-        cts: The cotangents that it is given.
-    """
+    """Cotangents, and what backward rules log: a dictionary (JAX 0.12)."""
     return pull.with_logs(cts)
 
 
 def batching_rule(eqn: jex.JaxprEqn) -> Any:
-    """The function that a user has given a `custom_vmap` as its rule, if it shows.
-
-    JAX 0.10 to 0.12 wraps it. Where the function has been differentiated, the rule is
-    one of JAX's own, and so it is where JAX made it.
-    """
+    """The function that a user has given a `custom_vmap` as its rule, if it shows."""
+    # JAX 0.10 to 0.12 wraps it. Where the function has been differentiated, the rule is
+    # one of JAX's own, and so it is where JAX made it.
     return getattr(eqn.params["rule"], "__wrapped__", None)
 
 
 def maps_in_sequence(eqn: jex.JaxprEqn) -> bool:
-    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row.
-
-    JAX 0.10 to 0.12 gives it this name.
-    """
+    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row."""
+    # JAX 0.10 to 0.12 gives it this name.
     name = getattr(batching_rule(eqn), "__qualname__", "")
     return name.startswith("sequential_vmap.")
 
 
 def effect_on(effect: Any, renamed: Callable[[Any], Any]) -> Any:
-    """An effect on a reference, where the variable that holds it has another name.
-
-    JAX 0.10 to 0.12 has these effects name it, and exports no classes of them.
-    """
+    """An effect on a reference, where the variable that holds it has another name."""
+    # JAX 0.10 to 0.12 has these effects name it, and exports no classes of them.
     var = getattr(effect, "input", None)
     return effect.replace(input=renamed(var)) if isinstance(var, jex.Var) else effect
 
 
 def called_back(eqn: jex.JaxprEqn) -> Any:
-    """The function that a callback calls, `None` if the equation is no callback.
-
-    JAX 0.10 to 0.12 wraps it.
-    """
+    """The function that a callback calls, `None` if the equation is no callback."""
+    # JAX 0.10 to 0.12 wraps it.
     return getattr(eqn.params.get("callback"), "callback_func", None)
 
 
 def identity(x: object) -> object:
-    """What is the same object for two tracers if they stand for the same value.
-
-    A program that is being lowered makes a new tracer each time it reads a variable
-    (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
-    """
+    """What is the same object for two tracers if they stand for the same value."""
+    # A program that is being lowered makes a new tracer each time it reads a variable
+    # (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
     return getattr(x, "val", x) if isinstance(x, jax.core.Tracer) else x
 
 
@@ -337,13 +286,11 @@ _NEW_FORMS = {
 
 
 def form_of(eqn: jex.JaxprEqn) -> str:
-    """What an equation is, whichever of two forms JAX has given it (JAX 0.12).
-
-    It is the name of its primitive, and for a name, a checkpoint or a function with
-    derivative rules that of the primitive without flags: `name`, `remat2`,
-    `custom_jvp_call` or `custom_vjp_call`. A `hijax` primitive of another kind is a
-    `call_hi_primitive`, as JAX calls it.
-    """
+    """What an equation is, whichever of two forms JAX has given it (JAX 0.12)."""
+    # It is the name of its primitive, and for a name, a checkpoint or a function with
+    # derivative rules that of the primitive without flags: `name`, `remat2`,
+    # `custom_jvp_call` or `custom_vjp_call`. A `hijax` primitive of another kind is a
+    # `call_hi_primitive`, as JAX calls it.
     name = eqn.primitive.name
     if name != "call_hi_primitive":
         return name
@@ -359,13 +306,10 @@ def form_of(eqn: jex.JaxprEqn) -> str:
 
 
 def form_params(eqn: jex.JaxprEqn) -> dict[str, Any]:
-    """The parameters of an equation, by the names that they have in its form.
-
-    JAX 0.12 has two forms, see `form_of`.
-
-    For a name `name`, for a checkpoint `jaxpr`, `policy` and `prevent_cse`, for a
-    function with derivative rules `call_jaxpr`, and others.
-    """
+    """The parameters of an equation, by the names that they have in its form."""
+    # JAX 0.12 has two forms, see `form_of`.
+    # For a name `name`, for a checkpoint `jaxpr`, `policy` and `prevent_cse`, for a
+    # function with derivative rules `call_jaxpr`, and others.
     if form_of(eqn) == eqn.primitive.name:
         return eqn.params
     primitive = eqn.params["_prim"]
@@ -374,10 +318,8 @@ def form_params(eqn: jex.JaxprEqn) -> dict[str, Any]:
 
 
 def with_form_params(eqn: jex.JaxprEqn, params: dict[str, Any]) -> jex.JaxprEqn:
-    """An equation with other parameters, of the names of `form_params` (JAX 0.12).
-
-    Its inputs and outputs keep their types.
-    """
+    """An equation with other parameters, of the names of `form_params` (JAX 0.12)."""
+    # Its inputs and outputs keep their types.
     if form_of(eqn) == eqn.primitive.name:
         return eqn.replace(params=params)
     old, params = eqn.params["_prim"], dict(params)
@@ -391,10 +333,8 @@ def with_form_params(eqn: jex.JaxprEqn, params: dict[str, Any]) -> jex.JaxprEqn:
 
 
 def _with_program(traced: Any, program: jex.ClosedJaxpr) -> Any:
-    """A function that has been traced (`jax.stages.Traced`), with another program.
-
-    It is not traced once more: that would need the axes that it was traced in.
-    """
+    """A function that has been traced (`jax.stages.Traced`), with another program."""
+    # It is not traced once more: that would need the axes that it was traced in.
     if program is traced.jaxpr:
         return traced
     new = copy.copy(traced)
@@ -415,21 +355,17 @@ CALLS: dict[str, str] = {
 
 
 def called_by(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
-    """The program that an equation runs once, from all its operands; see `CALLS`.
-
-    Functions with derivative rules are not among the calls. JAX 0.12 has two forms of
-    them, see `form_of`.
-    """
+    """The program that an equation runs once, from all its operands; see `CALLS`."""
+    # Functions with derivative rules are not among the calls. JAX 0.12 has two forms of
+    # them, see `form_of`.
     name = form_of(eqn)
     return form_params(eqn)[CALLS[name]] if name in CALLS else None
 
 
 def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
-    """The programs in an equation of JAX's, or of another library's.
-
-    A `hijax` primitive may hold them as jaxprs, or as functions that have been traced
-    (JAX 0.12).
-    """
+    """The programs in an equation of JAX's, or of another library's."""
+    # A `hijax` primitive may hold them as jaxprs, or as functions that have been traced
+    # (JAX 0.12).
     programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(form_params(eqn)))
     primitive = eqn.params.get("_prim")
     if programs or primitive is None:
@@ -440,11 +376,9 @@ def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
 
 
 def is_high(eqn: jex.JaxprEqn) -> bool:
-    """Whether JAX must replace a primitive in an equation before it is compiled.
-
-    It does that in a program which says so of itself, as those that it traces do (in
-    JAX 0.10 to 0.12).
-    """
+    """Whether JAX must replace a primitive in an equation before it is compiled."""
+    # It does that in a program which says so of itself, as those that it traces do (in
+    # JAX 0.10 to 0.12).
     return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
 
 
@@ -455,10 +389,8 @@ def is_open(program: AnyJaxpr) -> bool:
 
 
 def close(program: Any) -> jex.ClosedJaxpr:
-    """A program in an equation, which has no constants if it is open (JAX 0.10).
-
-    It is the same object each time, so that what is called twice stays shared.
-    """
+    """A program in an equation, which has no constants if it is open (JAX 0.10)."""
+    # It is the same object each time, so that what is called twice stays shared.
     return _close_open(program) if is_open(program) else program
 
 
@@ -476,11 +408,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def refuse_scan3() -> None:
-    """Checks that JAX is not to run scans in its next form (JAX 0.10 to 0.12).
-
-    Raises:
-        ValueError: If it is.
-    """
+    """Checks that JAX is not to run scans in its next form (JAX 0.10 to 0.12)."""
     if getattr(jax.config, "jax_scan3", False):
         raise ValueError(
             "eqloop cannot run with JAX's flag `jax_scan3`: with it `jax.lax.scan` "
@@ -491,31 +419,25 @@ def refuse_scan3() -> None:
 
 
 def drops_barriers() -> bool:
-    """Whether XLA removes `optimization_barrier` before it decides what is copied.
-
-    On the CPU, JAX 0.10 to 0.11.0 does. What is read before a barrier may then be read
-    behind it, and a buffer that is written there is copied first.
-    """
+    """Whether XLA removes `optimization_barrier` before it decides what is copied."""
+    # On the CPU, JAX 0.10 to 0.11.0 does. What is read before a barrier may then be
+    # read behind it, and a buffer that is written there is copied first.
     return _JAXLIB < (0, 11, 1) and planning_device().platform == "cpu"
 
 
 def misreads_shifted_writes() -> bool:
-    """Whether XLA may read what it has written itself, in a write that moves rows.
-
-    On the CPU, JAX 0.10 to 0.12 does (xla #49176).
-    """
+    """Whether XLA may read what it has written itself, in a write that moves rows."""
+    # On the CPU, JAX 0.10 to 0.12 does (xla #49176).
     return planning_device().platform == "cpu"
 
 
 def is_widened(dtype: np.dtype) -> bool:
-    """Whether XLA computes slices of such arrays in a wider type.
-
-    On the CPU, it converts all of the array for each slice that is read or written: of
-    bfloat16 in JAX 0.10 to 0.11.1, of smaller floats in JAX 0.12 as well. It moves the
-    conversion of what a loop only reads out of the loop, which takes two to four times
-    the memory of the array; what the loop writes to is converted there and back at
-    every step.
-    """
+    """Whether XLA computes slices of such arrays in a wider type."""
+    # On the CPU, it converts all of the array for each slice that is read or written:
+    # of bfloat16 in JAX 0.10 to 0.11.1, of smaller floats in JAX 0.12 as well. It moves
+    # the conversion of what a loop only reads out of the loop, which takes two to four
+    # times the memory of the array; what the loop writes to is converted there and back
+    # at every step.
     if planning_device().platform != "cpu" or not jnp.issubdtype(dtype, jnp.floating):
         return False
     return dtype.itemsize < 2 or (dtype == jnp.bfloat16 and _JAXLIB < (0, 11, 2))

@@ -135,13 +135,8 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
 def planning_for_call(
     device: DeviceLike | None, *args: PyTree
 ) -> contextlib.AbstractContextManager[None]:
-    """`planning_for` a device, or else for that of the arguments of a call.
-
-    Args:
-        device: The device, if one was asked for.
-        args: Arrays, their types, and meshes, among other things. What was put on a
-            device is computed with there.
-    """
+    """`planning_for` a device, or else for that of the arguments of a call."""
+    # What was put on a device is computed with there.
     if device is None and _chosen.value is None:
         found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
         # Which one of several alike makes no difference.

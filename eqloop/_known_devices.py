@@ -110,12 +110,10 @@ class _Gpu:
 
 
 def _have_cuda_registered(package: str) -> None:
-    """Has the plug-in for CUDA known to JAX, also where no GPU could be used.
-
-    JAX starts all plug-ins. Where it may run programs on GPUs, this one fails if
-    libraries are missing that only running takes, such as cuDNN, and then JAX does not
-    know it as a compiler either.
-    """
+    """Has the plug-in for CUDA known to JAX, also where no GPU could be used."""
+    # JAX starts all plug-ins. Where it may run programs on GPUs, this one fails if
+    # libraries are missing that only running takes, such as cuDNN, and then JAX does
+    # not know it as a compiler either.
     jax.devices()  # Backends start here, so that none is looked for later on.
     try:
         topologies.get_topology_desc("", "cuda")
@@ -243,12 +241,7 @@ _RATES_OF_PLATFORM = {
 
 
 def known_name(platform: str, kind: str) -> str | None:
-    """The name of a kind of device, if it has one here.
-
-    Args:
-        platform: As `jax.Device.platform`.
-        kind: As `jax.Device.device_kind`.
-    """
+    """The name of a kind of device, if it has one here."""
     fitting = [
         name
         for name, known in KNOWN.items()
@@ -268,11 +261,7 @@ def rates_of(platform: str, kind: str) -> DeviceRates:
 
 @functools.cache
 def compile_only_device(name: str) -> Device:
-    """A device of a name in `KNOWN` that compiles programs, and cannot run them.
-
-    Raises:
-        ImportError: If its compiler is not installed.
-    """
+    """A device of a name in `KNOWN` that compiles programs, and cannot run them."""
     compiler = KNOWN[name].compiler
     if not _is_installed(compiler.package):
         raise ImportError(

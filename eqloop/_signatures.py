@@ -12,14 +12,7 @@ def check_fits(
     kwargs: Mapping[str, Any],
     instead: str = "",
 ) -> dict[str, Any]:
-    """Checks that a function has parameters for these arguments, and no others.
-
-    Returns:
-        The arguments by the names of the parameters.
-
-    Raises:
-        TypeError: If not: the parameters, and which is missing or too many.
-    """
+    """Checks that a function has parameters for these arguments, and no others."""
     try:
         return inspect.signature(fn).bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -30,14 +23,9 @@ def check_fits(
 
 
 def check_made(cls: type, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Checks that something can be made with these settings.
-
-    What is called afterwards is easily made and called at once, as functions of JAX
-    are.
-
-    Raises:
-        TypeError: If not: how it is made, and called.
-    """
+    """Checks that something can be made with these settings."""
+    # What is called afterwards is easily made and called at once, as functions of JAX
+    # are.
     if inspect.isabstract(cls):
         return
     signature = _of_making(cls)

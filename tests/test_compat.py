@@ -196,7 +196,7 @@ def test_names_in_tables_are_those_of_primitives():
     names: set[str] = set().union(
         *(_can_fail._SAFE, _programs.READS, _programs.WRITES, _kept_names._DOTS),
         *(_primitives.FOLDABLE, _primitives.COMMUTATIVE, _primitives.DISTINCT),
-        *(_handlers._STATEMENTS, _handlers._EXPRESSIONS, _usage._RULES),
+        *(_handlers._STATEMENTS, _handlers.OPERATIONS, _usage._RULES),
     )
     assert names - found <= UNLISTED
 

@@ -35,19 +35,15 @@ def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
 
 
 def reduces_examples(rule: object) -> bool:
-    """Whether a rule for `vmap` is that of a function by `over_examples`.
-
-    Its result is then the same for all examples.
-    """
+    """Whether a rule for `vmap` is that of a function by `over_examples`."""
+    # Its result is then the same for all examples.
     return rule in _REDUCTIONS
 
 
 @jax.custom_batching.custom_vmap
 def where_run(runs: Value, new: list[Value], old: list[Value]) -> list[Value]:
-    """What a step that is run gives, and the old values for examples that have stopped.
-
-    Outside of `vmap` the step is run, or nobody would ask.
-    """
+    """What a step that is run gives, and old values for examples that have stopped."""
+    # Outside of `vmap` the step is run, or nobody would ask.
     return new
 
 

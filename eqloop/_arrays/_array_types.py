@@ -32,7 +32,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._types import Aval, BatchAxis, PyTree, Value
-from ._partition import is_dynamic
+from ._partition import as_array, is_dynamic, is_key
 
 
 def is_type(leaf: object) -> bool:
@@ -41,10 +41,8 @@ def is_type(leaf: object) -> bool:
 
 
 def has_dtype(x: Any) -> bool:
-    """Whether something is an array or the type of one, or of a reference to one.
-
-    Numbers of Python, tokens and the types of `hijax` have no dtype.
-    """
+    """Whether something is an array or the type of one, or of a reference to one."""
+    # Numbers of Python, tokens and the types of `hijax` have no dtype.
     return hasattr(x, "dtype")
 
 
@@ -76,6 +74,12 @@ def strongly_typed(leaf: Value) -> Value:
     return lax.convert_element_type(leaf, jax.typeof(leaf).dtype)
 
 
+def plain(leaf: object) -> jax.Array:
+    """An array without a weak type; of PRNG keys, their data."""
+    leaf = as_array(leaf)
+    return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
+
+
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
     """Leaves, some of them weakly typed and the others not; only arrays change."""
     return [
@@ -105,15 +109,9 @@ def where_leading(mask: Value, x: Value, other: Value) -> Value:
 
 
 def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
-    """An array whose axes are some of those of another one, repeated along the rest.
-
-    It is split over devices as the other is: JAX does not select by a mask that is not.
-
-    Args:
-        entries: The array, each axis of which is as long as that of the other, or 1.
-        axes: Which axes of the other these are.
-        like: The other.
-    """
+    """An array whose axes are some of those of another one, repeated along the rest."""
+    # It is split over devices as the other is: JAX does not select by a mask that is
+    # not.
     if (sharding := explicit_sharding(like)) is not None:
         pairs = zip(entries.shape, axes, strict=True)
         spec = [None if size == 1 else sharding.spec[axis] for size, axis in pairs]
@@ -142,11 +140,9 @@ def varying_type(aval: Aval, axes: frozenset[str]) -> Aval:
 
 
 def explicit_sharding(x: Value) -> NamedSharding | None:
-    """How an array, or one of this type, is split over explicit axes of a mesh.
-
-    `None` if it is not: an operation that is told of no sharding is the same program
-    with a mesh as without one.
-    """
+    """How an array, or one of this type, is split over explicit axes of a mesh."""
+    # `None` if it is not: an operation that is told of no sharding is the same program
+    # with a mesh as without one.
     sharding = type_of(x).sharding
     return sharding if any(sharding.spec) else None
 
@@ -161,11 +157,9 @@ def automatic_sharding(x: Value) -> NamedSharding | None:
 
 
 def on_mesh(aval: Aval) -> Aval:
-    """The type of what is on the explicit mesh that is set, if there is one.
-
-    A number that is made from nothing has no mesh in its type, and JAX refuses to batch
-    what starts from one.
-    """
+    """The type of what is on the explicit mesh that is set, if there is one."""
+    # A number that is made from nothing has no mesh in its type, and JAX refuses to
+    # batch what starts from one.
     mesh = jax.sharding.get_abstract_mesh()
     if AxisType.Explicit not in mesh.axis_types or not aval.sharding.mesh.empty:
         return aval
@@ -174,12 +168,10 @@ def on_mesh(aval: Aval) -> Aval:
 
 
 def on_mesh_of(values: Iterable[Value]) -> AbstractContextManager[object]:
-    """A context in which the explicit mesh of some arrays, or types, is set if none is.
-
-    JAX does not ask its users to set the mesh that their arrays are on. Rules for
-    derivatives and batches need it: what they make from nothing, such as a buffer, is
-    put on the mesh that is set.
-    """
+    """A context in which the explicit mesh of some arrays is set, if none is."""
+    # JAX does not ask its users to set the mesh that their arrays are on. Rules for
+    # derivatives and batches need it: what they make from nothing, such as a buffer, is
+    # put on the mesh that is set.
     if jax.sharding.get_abstract_mesh().empty:
         for value in filter(is_type, map(type_of, values)):
             mesh = value.sharding.mesh
@@ -204,11 +196,9 @@ def placed_as(x: Value, like: Value) -> Value:
 
 
 def on_mesh_that_is_set(x: Value, like: Value) -> Value:
-    """A cotangent on the explicit mesh that is set, as another array is split.
-
-    What a function under `jax.sharding.auto_axes` closes over has a cotangent with the
-    automatic mesh in its type. JAX adds it to no other.
-    """
+    """A cotangent on the explicit mesh that is set, as another array is split."""
+    # What a function under `jax.sharding.auto_axes` closes over has a cotangent with
+    # the automatic mesh in its type. JAX adds it to no other.
     mesh, here = jax.sharding.get_abstract_mesh(), type_of(x)
     is_foreign = is_type(here) and not here.sharding.mesh.empty
     if not is_foreign or AxisType.Explicit not in mesh.axis_types:
@@ -231,14 +221,7 @@ def mesh_axis_of(x: Value, axis: int) -> Hashable:
 def stack_type(
     aval: Aval, size: int, axis: int = 0, mesh_axis: Hashable = None
 ) -> Aval:
-    """The type of `size` values of one type along a new axis.
-
-    Args:
-        aval: The type of each.
-        size: How many.
-        axis: Where the new axis is.
-        mesh_axis: The explicit axes of the mesh that the new axis is split over.
-    """
+    """The type of `size` values of one type along a new axis."""
     return jex.unmapped_aval(size, axis, aval, mesh_axis)
 
 

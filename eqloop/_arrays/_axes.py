@@ -36,7 +36,6 @@ class AlongAxes:
     """Trees, out of which the arrays were taken that a loop or map runs over.
 
     Attributes:
-        arrays: These arrays.
         axes: The axis of each of them.
         rest: All else, which is the same for every step or row.
         length: How many steps or rows there are.
@@ -115,30 +114,13 @@ def resolve_axes(
 ) -> list[Axis]:
     """The axis of every leaf of a tree, counted from the front, or `None`.
 
-    Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        tree: Any PyTree.
-        spec: A prefix tree of `int`, `None` and callables `leaf -> int | None`.
-        tree_name: What the tree is called in error messages (`"xs"`).
-        spec_name: What the prefix tree is called (`"in_axes"`).
-        new: Whether an axis is one that is still to be inserted (as in `out_axes`), so
-            that there is one place more to choose from.
-
-    Returns:
-        A list with an entry for each leaf, in the order of [`flatten`][], for which
-        `None` is a leaf.
-
-    Raises:
-        TypeError: If the prefix tree holds anything else, or a callable returns it.
-        ValueError: If it is no prefix of the tree, or an axis is out of range.
-
     >>> import jax.numpy as jnp
     >>> tree = {"a": jnp.zeros((2, 3)), "b": "static"}
     >>> resolve_axes("Scan", tree, -1, tree_name="xs", spec_name="in_axes")
     [1, None]
     """
+    # Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
+    # A `new` axis is still to be inserted, so there is one place more to choose from.
     leaves, _ = flatten(tree)
     names = paths(tree, tree_name)
     specs = broadcast_prefix(owner, axes_tree(spec), tree, tree_name, spec_name)
@@ -187,15 +169,6 @@ def common_length(
 ) -> int:
     """The length that all the mapped axes have in common.
 
-    Args:
-        name: The name of the transform, for error messages.
-        sizes: The path of every leaf that has a mapped axis, to the size of that axis.
-        length: The length that was asked for, if any.
-        length_name: What that is called.
-
-    Raises:
-        ValueError: If the sizes disagree, or there is nothing to tell the length from.
-
     >>> common_length("Scan", {"xs[0]": 3, "xs[1]": 3})
     3
     """
@@ -235,18 +208,8 @@ def _instead(sizes: Mapping[str, int], length: int | None, length_name: str) -> 
 
 
 def refuse_split(owner: str, tree: PyTree, name: str, axes: Sequence[Axis]) -> None:
-    """Checks that nothing is split over an explicit mesh along the axis of a loop.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        tree: What is looped over.
-        name: What the tree is called.
-        axes: The axis of every leaf.
-
-    Raises:
-        ValueError: If anything is. `jax.lax.scan` refuses it as well: each step would
-            be on another device.
-    """
+    """Checks that nothing is split over an explicit mesh along the axis of a loop."""
+    # `jax.lax.scan` refuses it as well: each step would be on another device.
     leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
     found = [
         f"  {path}: {jax.typeof(leaf).str_short(True)} along axis {axis}"
@@ -289,17 +252,7 @@ def is_symbolic(size: Value) -> bool:
 
 
 def refuse_symbolic(owner: str, size: Value, need: str, instead: str) -> None:
-    """Checks that a size is known.
-
-    Args:
-        owner: The name of what needs to know it, for error messages.
-        size: The size.
-        need: What it is needed for.
-        instead: What to do instead.
-
-    Raises:
-        ValueError: If it is not known.
-    """
+    """Checks that a size is known."""
     if is_symbolic(size):
         raise ValueError(
             f"{owner}: {need} needs a number that is known when tracing, but here it "
@@ -335,11 +288,7 @@ def broadcast_prefix(
     spec_name: str,
     noun: str = "axis",
 ) -> list[tuple[Value, str]]:
-    """For every leaf of a tree, the leaf of the prefix tree above it, and its path.
-
-    Raises:
-        ValueError: If it is no prefix. `noun` is what its leaves are called there.
-    """
+    """For every leaf of a tree, the leaf of the prefix tree above it, and its path."""
     spec_leaves, spec_treedef = flatten(spec)
     try:
         subtrees = spec_treedef.flatten_up_to(tree)

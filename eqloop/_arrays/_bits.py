@@ -7,7 +7,6 @@ their `bits` are compared.
 """
 
 import dataclasses
-import functools
 import hashlib
 import struct
 import weakref
@@ -32,11 +31,10 @@ _known: dict[int, tuple[weakref.ref[jax.Array], bytes]] = {}
 def bits(x: Value) -> Hashable:
     """What tells a value from all others: a number, an array, or what consists of them.
 
-    Whatever else there is, a function say, is told by `==`, and a tracer by identity.
-
     >>> bits(1.0) == bits(1), bits(0.0) == bits(-0.0), bits((2, "a")) == bits((2, "a"))
     (False, False, True)
     """
+    # Whatever else there is, a function say, is told by `==`, and a tracer by identity.
     kind = type(x)
     if kind is str or x is None:
         return x
@@ -110,21 +108,15 @@ def _content(x: Value) -> bytes:
             return _content(jax.random.key_data(x))
         if x.nbytes <= _LARGE:
             return _told(*_parts(x))
-        if id(x) not in _known:
-            forget = functools.partial(_forget, id(x))
-            _known[id(x)] = weakref.ref(x, forget), _told(*_parts(x))
-        return _known[id(x)][1]
-
-
-def _forget(key: int, _: object) -> None:
-    _known.pop(key, None)
+        if (key := id(x)) not in _known:
+            forget = lambda _: _known.pop(key, None)
+            _known[key] = weakref.ref(x, forget), _told(*_parts(x))
+        return _known[key][1]
 
 
 def _parts(x: jax.Array) -> Iterator[bytes | memoryview]:
-    """What this process has of an array, each part once.
-
-    Part by part, as JAX would keep a copy of the whole on the host.
-    """
+    """What this process has of an array, each part once."""
+    # Part by part, as JAX would keep a copy of the whole on the host.
     if x.is_fully_addressable and len(x.sharding.device_set) == 1:
         yield raw_bytes(np.asarray(x.addressable_data(0)))
         return

@@ -45,6 +45,18 @@ def is_inexact_scalar(leaf: object) -> bool:
     return is_scalar(leaf) and isinstance(leaf, float | complex)
 
 
+def is_key(x: Value) -> bool:
+    """Whether an array, or one of this type, is one of PRNG keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def axes_of_keys(x: Value) -> int | None:
+    """How many axes of keys an array has; `None` if it is none of keys, old or new."""
+    if is_key(x):
+        return x.ndim
+    return x.ndim - 1 if x.dtype == jnp.uint32 else None
+
+
 def unmarked(leaf: Value) -> Value:
     """A leaf; as a plain number of Python, if it is one to which JAX added a dtype."""
     kind = MARKED_NUMBERS.get(type(leaf))
@@ -52,12 +64,7 @@ def unmarked(leaf: Value) -> Value:
 
 
 def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
-    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
-
-    Args:
-        tree: Any PyTree.
-        scalars: Whether Python numbers become (weakly typed) arrays as well.
-    """
+    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be."""
 
     def convert(leaf: PyTree) -> PyTree:
         becomes_array = is_dynamic(leaf) or (scalars and is_scalar(leaf))
@@ -67,11 +74,9 @@ def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
 
 
 def as_array(leaf: Value) -> jax.Array:
-    """A leaf as a JAX array; the very same object if it is one.
-
-    `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
-    copy alive.
-    """
+    """A leaf as a JAX array; the very same object if it is one."""
+    # `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep
+    # the copy alive.
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
@@ -123,15 +128,6 @@ def partition(
 ) -> tuple[list[Value], Rest]:
     """Takes leaves out of a tree: its arrays, if nothing else is said.
 
-    Args:
-        tree: Any PyTree.
-        take: Which leaves are taken: a mark for each, `None` included, or a function
-            from a leaf to that.
-
-    Returns:
-        The leaves that were taken, and the rest, whose `join` puts leaves in their
-        places.
-
     >>> taken, rest = partition({"a": jnp.zeros(()), "b": "static"})
     >>> taken, rest.join([2])
     ([Array(0., dtype=float32)], {'a': 2, 'b': 'static'})
@@ -152,6 +148,17 @@ def describe(leaf: Value) -> str:
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     text = repr(unmarked(leaf))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listing(
+    tree: PyTree,
+    name: str,
+    which: Callable[[Value], bool],
+    words: Callable[[Value], str] = describe,
+) -> str:
+    """Some leaves of a tree for an error message, each in a line."""
+    named = zip(paths(tree, name), flatten(tree)[0], strict=True)
+    return "\n".join(f"  {path}: {words(leaf)}" for path, leaf in named if which(leaf))
 
 
 def _is_none(node: object) -> bool:
@@ -184,12 +191,7 @@ def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
 def closed_under(
     flags: Sequence[bool], more: Callable[[list[bool]], Sequence[bool]]
 ) -> list[bool]:
-    """Some marks, and those that follow from them, until no mark is added.
-
-    Args:
-        flags: The marks to begin with.
-        more: From marks to such as follow from them.
-    """
+    """Some marks, and those that follow from them, until no mark is added."""
     found = list(flags)
     while (grown := union(found, more(found))) != found:
         found = grown

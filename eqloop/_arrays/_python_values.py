@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._types import PyTree, Value
-from ._partition import describe, flatten, is_scalar, paths
+from ._partition import describe, is_scalar, listing
 
 _KINDS = (np.number, np.bool)
 
@@ -22,8 +22,6 @@ class _PythonValue(NamedTuple):
     """A value that is no array.
 
     Attributes:
-        words: What it is.
-        instead: What to do instead.
         size: How many items it has, if it has any.
     """
 
@@ -40,20 +38,8 @@ def refuse_python_values(
     length_name: str,
     several: bool = False,
 ) -> None:
-    """Checks that something without an array is not meant as what a loop goes along.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        tree: What is to be scanned, no leaf of which is an array with an axis.
-        name: What it is called.
-        length: The number of steps, if it was given.
-        length_name: What that is called.
-        several: Whether the tree is a tuple of arguments.
-
-    Raises:
-        TypeError: If the length was not given, and there is anything in the tree; or if
-            it was, and something in the tree has as many items.
-    """
+    """Checks that something without an array is not meant as what a loop goes along."""
+    # If the length was given, only what has as many items is meant.
     parts = {f"{name}[{i}]": x for i, x in enumerate(tree)} if several else {name: tree}
     found = {k: v for n, x in parts.items() for k, v in _found(x, n, length_name)}
     if length is not None:
@@ -68,22 +54,12 @@ def refuse_python_values(
 
 
 def refuse_foreign_arrays(owner: str, tree: PyTree, name: str) -> None:
-    """Checks that no array is of text, of dates or of objects.
-
-    Raises:
-        TypeError: If there is one.
-    """
-    leaves = zip(paths(tree, name), flatten(tree)[0], strict=True)
-    found = [
-        f"  {path}: {describe(leaf)}"
-        for path, leaf in leaves
-        if isinstance(leaf, np.ndarray) and not _is_numeric(leaf)
-    ]
-    if found:
-        listing = "\n".join(found)
+    """Checks that no array is of text, of dates or of objects."""
+    is_foreign = lambda x: isinstance(x, np.ndarray) and not _is_numeric(x)
+    if found := listing(tree, name, is_foreign):
         raise TypeError(
             f"{owner}: arrays must hold numbers, but these hold text, dates or other "
-            f"objects of Python:\n{listing}\nMake numbers of them, such as indices "
+            f"objects of Python:\n{found}\nMake numbers of them, such as indices "
             f"into a list (`numpy.unique(x, return_inverse=True)[1]`), or leave them "
             f"out."
         )

@@ -78,10 +78,8 @@ def chosen_sum_type() -> SumType:
 
 
 def as_float_dtype(owner: str, dtype: object, which: str, others: str) -> np.dtype:
-    """A dtype of real floating-point numbers, from what a user gave as `dtype`.
-
-    An error says which dtypes it may be, and what is done with numbers of others.
-    """
+    """A dtype of real floating-point numbers, from what a user gave as `dtype`."""
+    # An error says which dtypes it may be, and what is done with numbers of others.
     given: Any = dtype
     try:
         found = None if given is None else jnp.dtype(given)

@@ -8,7 +8,7 @@ from jax.experimental.hijax import Zero, instantiate_zeros
 
 from .._types import Aval, PyTree, Value
 from ._array_types import axes_of, explicit_sharding, has_dtype, is_type, type_of, vary
-from ._partition import Flags, pick
+from ._partition import Flags, is_key, pick
 from ._sums import SumType, sum_dtype
 
 
@@ -72,7 +72,7 @@ def nonzero(tree: PyTree) -> PyTree:
 
 def zero_array(aval: Aval) -> Value:
     """An array of zeros of a type."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if is_key(aval):
         zeros = jnp.zeros(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
         return vary(zeros, axes_of(aval))
     return instantiate_zeros(Zero(aval))

@@ -19,7 +19,6 @@ class Difference:
     """A place at which two trees are not the same.
 
     Attributes:
-        path: The path of the place.
         one: What the one tree has there, in words; `None` if it has no such place.
         other: What the other has there. Both are the same words where it is the static
             fields of a node that differ: those which do, as far as they are known, are
@@ -36,17 +35,8 @@ def structure_differences(
 ) -> Iterator[Difference]:
     """Where the structures of two trees part, from the top down.
 
-    Args:
-        one: Any PyTree.
-        other: Another.
-        path: What the trees are called.
-
-    Yields:
-        The differences; none, if it is only in their leaves that the trees differ.
-
-    Examples:
-        >>> list(structure_differences({"a": 0}, {"a": [1]}, "tree"))
-        [Difference(path="tree['a']", one='0', other='list of 1')]
+    >>> list(structure_differences({"a": 0}, {"a": [1]}, "tree"))
+    [Difference(path="tree['a']", one='0', other='list of 1')]
     """
     if _is_leaf(one) and _is_leaf(other):
         return
@@ -71,21 +61,15 @@ def prefix_difference(
 ) -> str | None:
     """Where a prefix tree first parts from a tree, in words; `None` if it is one.
 
-    Args:
-        prefix: A tree that may end above the leaves of the other one.
-        tree: Any PyTree.
-        path: What the prefix tree is called.
-        other_path: What the tree is called.
-
-    Examples:
-        >>> prefix_difference({"a": [0, 1]}, {"a": 2.0}, "in_axes", "xs")
-        "in_axes['a'] is a list of 2, where xs['a'] is 2.0"
+    >>> prefix_difference({"a": [0, 1]}, {"a": 2.0}, "in_axes", "xs")
+    "in_axes['a'] is a list of 2, where xs['a'] is 2.0"
     """
     if _is_leaf(prefix):
         return None
     children, others = _children(prefix), _children(tree)
     if type(prefix) is not type(tree):
-        return f"{path} is a {kind(prefix)}, where {other_path} is {_a(tree)}"
+        there = kind(tree) if _is_leaf(tree) else f"a {kind(tree)}"
+        return f"{path} is a {kind(prefix)}, where {other_path} is {there}"
     for key in children | others:
         if key not in others:
             return f"{path} has {key}, and {other_path} has not"
@@ -97,10 +81,6 @@ def prefix_difference(
     if _shallow(prefix) != _shallow(tree):
         return f"{path} and {other_path} are each a {kind(tree)}, but differ in it"
     return None
-
-
-def _a(node: object) -> str:
-    return kind(node) if _is_leaf(node) else f"a {kind(node)}"
 
 
 def kind(node: object) -> str:

@@ -34,21 +34,9 @@ def typed(fn: _Function, /) -> _Function: ...
 @typing.overload
 def typed(*, instead: str) -> Callable[[_Function], _Function]: ...
 def typed(fn: Any = None, /, *, instead: str = "") -> Any:
-    """Checks the arguments of a public call: their number, and their types.
-
-    Args:
-        fn: The function.
-        instead: What to do instead, if there are too many.
-
-    Raises:
-        TypeError: If they do not fit.
-    """
+    """Checks the arguments of a public call: their number, and their types."""
     if fn is None:
-        return lambda fn: _typed(fn, instead)
-    return _typed(fn, instead)
-
-
-def _typed(fn: Callable[..., Any], instead: str) -> Callable[..., Any]:
+        return functools.partial(typed, instead=instead)
     signature = inspect.signature(fn)
 
     @functools.cache
@@ -82,19 +70,7 @@ def check_takes(
     keywords: Sequence[str] = (),
     why: str = "It is",
 ) -> None:
-    """Checks that a function of a user takes what it will be called with.
-
-    Args:
-        owner: The name of the transform.
-        name: Which of its settings the function is.
-        f: The function.
-        given: What it is given by position, in words.
-        keywords: What it is given by name.
-        why: How the sentence begins that says so.
-
-    Raises:
-        TypeError: If it does not take these.
-    """
+    """Checks that a function of a user takes what it will be called with."""
     try:
         inspect.signature(f).bind(*given, **dict.fromkeys(keywords))
     except TypeError as error:
@@ -125,7 +101,6 @@ class Kind(NamedTuple):
     """Some of the values that an argument can be.
 
     Attributes:
-        words: What they are.
         has: Whether a value is one of them.
     """
 

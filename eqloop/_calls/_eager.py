@@ -60,13 +60,9 @@ def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall
 def compiled_once(
     call: Any = None, /, *, when: Callable[..., bool] | None = None
 ) -> PyTree:
-    """Has calls outside of `jit` traced and compiled once for all.
-
-    Args:
-        call: The method of a transform, or a function whose first argument is the name
-            of one.
-        when: From the arguments to whether this call may be compiled as a whole.
-    """
+    """Has calls outside of `jit` traced and compiled once for all."""
+    # It is a method of a transform, or a function whose first argument is the name of
+    # one.
     if call is None:
         return lambda call: compiled_once(call, when=when)
 
@@ -98,15 +94,7 @@ def _applies() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """A call, with its arrays apart.
-
-    Attributes:
-        call: What is called.
-        name: What its program is called.
-        arrays: The arrays among its arguments.
-        rest: All else.
-        key: What it is remembered by.
-    """
+    """A call, with its arrays apart."""
 
     call: Callable[..., PyTree]
     name: str
@@ -146,13 +134,11 @@ class OfOneCallError(TypeError):
 def identity_of(leaf: object) -> object:
     """The identity of a static leaf. It does not keep a function alive.
 
-    Raises:
-        TypeError: If the leaf is not hashable, or cannot be referred to weakly; or if
-            it is a reference.
-
     >>> identity_of(1) == identity_of(1.0), identity_of(len) == identity_of(len)
     (False, True)
     """
+    # It raises if the leaf is not hashable, or cannot be referred to weakly, or is a
+    # reference.
     if isinstance(leaf, types.MethodType):
         return types.MethodType, identity_of(leaf.__self__), identity_of(leaf.__func__)
     if is_ref(leaf):
@@ -183,12 +169,12 @@ def weakly(leaf: Value) -> Callable[[], Any]:
 
 
 class Captures:
-    """What functions read besides their arguments, at some time.
+    """What functions read besides their arguments, at some time."""
 
-    It is what they close over and the globals that they name, their defaults, and what
-    an object that is called has for attributes; and the same of functions of the same
-    module that are found on the way. What is inside of these things is not looked at.
-    """
+    # It is what they close over and the globals that they name, their defaults, and
+    # what an object that is called has for attributes; and the same of functions of the
+    # same module that are found on the way. What is inside of these things is not
+    # looked at.
 
     def __init__(self, functions: Iterable[Value]) -> None:
         self.objects = list(_all_read(functions))
@@ -299,12 +285,9 @@ class _Program:
         return self._captures.is_as(captures)
 
     def __call__(self, opened: _Opened) -> PyTree:
-        """What a call returns, with arrays of whatever types.
-
-        Raises:
-            _NotClosedError: If the function closes over tracers or references, which
-                are others in the next call, or cannot be traced.
-        """
+        """What a call returns, with arrays of whatever types."""
+        # It raises if the function closes over what is another in the next call, or
+        # cannot be traced.
         __tracebackhide__ = True
         if not self._is_closed:
             raise _NotClosedError
@@ -347,7 +330,6 @@ class _Result:
     """What a call returns besides the arrays that it computes.
 
     Attributes:
-        rest: What is left without arrays.
         given: For each array, its place among the arguments if it is one of them.
     """
 
@@ -379,10 +361,8 @@ def _of_arrays(opened: _Opened) -> Callable[..., PyTree]:
 
 
 def _runnable(jaxpr: jex.ClosedJaxpr, name: str) -> Callable[..., PyTree]:
-    """A traced call, to be called with its constants and its arrays.
-
-    What a jitted function closes over is written into its program, however large.
-    """
+    """A traced call, to be called with its constants and its arrays."""
+    # What a jitted function closes over is written into its program, however large.
 
     def run(consts: list[Value], arrays: list[Value]) -> list[Value]:
         return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *arrays)

@@ -25,7 +25,6 @@ class KnownAs:
 
     Attributes:
         kind: What it is traced for, in JAX's word: `"scan"`, say.
-        f: The user's function.
         names: What it calls each of the arrays.
     """
 

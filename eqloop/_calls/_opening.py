@@ -62,7 +62,6 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         known_as: What JAX is to call it in its errors.
         has_kept: Whether `kept` is there: once JAX has traced `on_arrays`, so that
             `call.kept.join(run(arrays))` reads it too early.
-        kept: What it returned besides arrays.
     """
 
     has_returned: bool = False
@@ -76,14 +75,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         take: Callable[[PyTree], tuple[_Arrays, _Kept]],
         known_as: KnownAs | None = None,
     ) -> None:
-        """Puts the three steps together.
-
-        Args:
-            join: Turns lists of arrays into the arguments of `f`; often a `Rest.join`.
-            f: The function.
-            take: Splits what `f` returns into arrays, and what is to be kept.
-            known_as: What JAX is to call it in its errors.
-        """
+        """Puts the three steps together."""
         self._join = join
         self._f = f
         self._take = take
@@ -112,22 +104,12 @@ def open_call(
 ) -> tuple[OpenedCall[list[jax.Array], Rest], list[jax.Array]]:
     """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
 
-    Args:
-        f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        static: The positions of arguments that are passed as they are, arrays and all.
-        kind: What it is traced for, in the word of JAX's errors.
-
-    Returns:
-        The call, which keeps the result without its arrays; and the arrays of `f` and
-        of the arguments.
-
     >>> f = lambda x, name: {name: x + 1}
     >>> call, arrays = open_call(f, (jnp.zeros(()), "y"), {})
     >>> call.on_arrays(arrays), call.kept.join(["its place"])
     ([Array(1., dtype=float32)], {'y': 'its place'})
     """
+    # Arguments at the `static` positions are passed as they are, arrays and all.
     dynamic = [None if i in static else arg for i, arg in enumerate(args)]
     arrays, rest = partition(as_arrays((f, dynamic, kwargs)))
 
@@ -145,21 +127,14 @@ def open_call(
 def open_gradient(*parts: PyTree) -> tuple[list[Value], Rest]:
     """Takes apart the arguments of a call whose gradient is planned.
 
-    Numbers of Python stay what they are, as in the call. If nothing else can be
-    differentiated, they are taken for arrays, as `jax.grad` takes them.
-
-    Args:
-        parts: The arguments, in which types can stand for arrays, and the function.
-
-    Returns:
-        The arrays and types, and the rest.
-
     >>> taken, rest = open_gradient(jnp.zeros(2), 0.5)
     >>> taken, rest.join(["its place"])
     ([Array([0., 0.], dtype=float32)], ('its place', 0.5))
     >>> open_gradient("name", 0.5)[0]
     [Array(0.5, dtype=float32, weak_type=True)]
     """
+    # Numbers of Python stay what they are, as in the call. If nothing else can be
+    # differentiated, they are taken for arrays, as `jax.grad` takes them.
     taken, rest = partition(parts, is_typed)
     if any(map(is_inexact, taken)):
         return taken, rest
@@ -176,7 +151,6 @@ class Outputs:
             is the same each time and not stacked.
         weak: Which of the arrays are weakly typed.
         names: The path of each of them.
-        rest: All else.
     """
 
     axes: tuple[Axis, ...]
@@ -194,18 +168,7 @@ class Outputs:
         name: str,
         scalars: bool = False,
     ) -> tuple[list[Value], Self]:
-        """The arrays of a tree, and what else there is to it.
-
-        Args:
-            owner: The name of the transform, for error messages.
-            tree: What a function returned.
-            out_axes: A prefix tree of axes for it.
-            name: What it is called in error messages.
-            scalars: Whether Python numbers are to be arrays.
-
-        Raises:
-            TypeError: If a leaf is a traced value that is no array.
-        """
+        """The arrays of a tree, and what else there is to it."""
         _check_arrays(owner, tree, name)
         tree = as_arrays(tree, scalars=scalars)
         axes = resolve_axes(
@@ -226,16 +189,7 @@ class Outputs:
         return tuple(axis for axis in self.axes if axis is not None)
 
     def check_same(self, owner: str, varying: Sequence[bool], why: str) -> None:
-        """Checks that what has no axis really is the same each time.
-
-        Args:
-            owner: The name of the transform, for error messages.
-            varying: Which of the arrays are not.
-            why: The reason, as an error message goes on from "gives None for".
-
-        Raises:
-            ValueError: If it is not.
-        """
+        """Checks that what has no axis really is the same each time."""
         wrong = [
             f"  {name}"
             for name, same, varies in zip(self.names, self.same, varying, strict=True)
@@ -342,14 +296,6 @@ def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls `f` and enforces its jaxtyping annotations.
 
-    In one call the names of axes bind across arguments and results. Annotations that
-    hold no jaxtyping type are not enforced: a `float` in a signature often is an array
-    by the time that it is traced. Those that cannot be resolved are not either.
-
-    Args:
-        f: A function, a bound method, a partial of these (of `functools` or Equinox),
-            or an object whose class defines `__call__`.
-
     >>> import jax.numpy as jnp
     >>> from jaxtyping import Array, Float
     >>> def double(x: Float[Array, "n"]) -> Float[Array, "n"]:
@@ -358,6 +304,9 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
     Traceback (most recent call last):
     jaxtyping.TypeCheckError: Type-check error whilst checking the return value ...
     """
+    # In one call the names of axes bind across arguments and results. Annotations that
+    # hold no jaxtyping type are not enforced: a `float` in a signature often is an
+    # array by the time that it is traced. Those that cannot be resolved are not either.
     if isinstance(f, types.FunctionType):
         return _enforced(f)
     if isinstance(f, functools.partial | eqx.Partial):
@@ -377,12 +326,7 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def explained(owner: str, what: str) -> Iterator[None]:
-    """Adds to the errors of a user's code that it was being traced.
-
-    Args:
-        owner: The name of the transform that traces it.
-        what: What is traced, with its arguments.
-    """
+    """Adds to the errors of a user's code that it was being traced."""
     note = f"This was raised while {owner} traced {what}"
     try:
         yield
@@ -433,10 +377,8 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
 
 
 def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Checks the jaxtyping annotations of a function, from its first call on.
-
-    Importing beartype takes longer than importing all of this library.
-    """
+    """Checks the jaxtyping annotations of a function, from its first call on."""
+    # Importing beartype takes longer than importing all of this library.
 
     @functools.cache
     def checked() -> Callable[..., Any]:

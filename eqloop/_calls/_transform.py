@@ -67,17 +67,9 @@ _Transform = TypeVar("_Transform")
 _TransformOut = TypeVar("_TransformOut", covariant=True)
 
 
-def setting(
-    *,
-    default: Any,
-    converter: Callable[[Any], Any] | None = None,
-    static: bool = True,
-    kw_only: bool = True,
-) -> Any:
+def setting(*, static: bool = True, kw_only: bool = True, **others: Any) -> Any:
     """A field that is given by keyword, and static unless something else is said."""
-    return eqx.field(
-        default=default, converter=converter, static=static, kw_only=kw_only
-    )
+    return eqx.field(static=static, kw_only=kw_only, **others)
 
 
 # For type checkers. A class that is generic in its function declares in `_of`, which
@@ -247,6 +239,20 @@ def is_abstract(transform: type) -> bool:
     return transform.__name__.startswith("Abstract")
 
 
+class AbstractSameCall(AbstractTransform[Callable[P, R]], Generic[P, R]):
+    """A transform that is called as its function is, and so has its signature.
+
+    Final classes declare `f` anew: pyright takes the type of a method that is decorated
+    with a transform from what the class itself declares.
+    """
+
+    f: Callable[P, R]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+
 def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(cls)}
     for name in settings.keys() - known:
@@ -295,15 +301,7 @@ def check_least(owner: str, setting: str, value: int, least: int) -> None:
 
 
 def as_count(owner: str, setting: str, what: str, value: object, least: int = 1) -> int:
-    """Makes an `int` of a setting that is a number of something.
-
-    Args:
-        owner: The name of the transform.
-        setting: The name of the setting.
-        what: What it is the number of.
-        value: What was given.
-        least: The least that will do.
-    """
+    """Makes an `int` of a setting that is a number of something."""
     if (number := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{setting}` must be an int, {what}, but it is "
@@ -314,17 +312,7 @@ def as_count(owner: str, setting: str, what: str, value: object, least: int = 1)
 
 
 def parse_bytes(owner: str, setting: str, value: object) -> int:
-    """The number of bytes that an int or a string such as `"512MiB"` stands for.
-
-    Args:
-        owner: The name of the transform.
-        setting: The name of the setting.
-        value: What was given.
-
-    Raises:
-        TypeError: If it is neither.
-        ValueError: If the string cannot be read, or the number is not positive.
-    """
+    """The number of bytes that an int or a string such as `"512MiB"` stands for."""
     count = _count_of(owner, setting, value)
     if count < 1:
         raise ValueError(
@@ -369,11 +357,10 @@ _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:^ {8}.*\n)*", re.MULTILINE)
 
 
 def document_settings(cls: type) -> None:
-    """Completes the `Args:` of a class by those of the classes it is derived from.
-
-    So a setting that several classes have is documented once, where it is declared; a
-    class for which it means something else says so in its own docstring, which counts.
-    """
+    """Completes the `Args:` of a class by those of the classes it is derived from."""
+    # So a setting that several classes have is documented once, where it is declared; a
+    # class for which it means something else says so in its own docstring, which
+    # counts.
     own = _documented(cls)
     entries: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -47,10 +47,8 @@ def find_arguments(
     kwargs: dict[str, Any],
     argnums: Argnum | tuple[Argnum, ...],
 ) -> dict[str, Argnum]:
-    """The arguments that `argnums` mean, in their order: by name, where each was given.
-
-    That is a position in `args`, or a key of `kwargs`.
-    """
+    """The arguments that `argnums` mean, in order: by name, where each was given."""
+    # That is a position in `args`, or a key of `kwargs`.
     names = argument_names(f, args)
     found: dict[str, Argnum] = {}
     for argnum in argnums if isinstance(argnums, tuple) else (argnums,):

@@ -23,17 +23,9 @@ Run = Callable[[Arrays], Any]
 def by_rows(
     run: Run, arrays: Arrays, chunk_size: int | Budget | None
 ) -> tuple[Blocks, PyTree, PyTree]:
-    """Reverse mode: pulls back one direction for each number of the outputs.
-
-    Args:
-        run: `arrays -> (outputs, others)`, where the others are not differentiated.
-        arrays: What to differentiate with respect to.
-        chunk_size: How many directions are pulled back at once; `None` for all.
-
-    Returns:
-        For each output a block for each input, of the shape of the one followed by that
-        of the other; and what `run` returns.
-    """
+    """Reverse mode: pulls back one direction for each number of the outputs."""
+    # `run` returns outputs, and others that are not differentiated. A block has the
+    # shape of the output, followed by that of the input.
     outs, pull, others = jax.vjp(run, arrays, has_aux=True)
     row = lambda index: pull(_direction(outs, index))[0]
     indices = jnp.arange(num_entries(outs))
@@ -54,18 +46,9 @@ def by_columns(
     chunk_size: int | Budget | None,
     evaluate: Run | None = None,
 ) -> tuple[Blocks, PyTree, PyTree]:
-    """Forward mode: pushes one direction for each number of the inputs.
-
-    Args:
-        run: As above.
-        arrays: What to differentiate with respect to.
-        chunk_size: How many directions are pushed at once; `None` for all.
-        evaluate: What returns as `run` does, for less, if not all of it is of interest.
-            In chunks it is called, as the outputs of none of them are those of all.
-
-    Returns:
-        The blocks, and what `run` returns.
-    """
+    """Forward mode: pushes one direction for each number of the inputs."""
+    # `evaluate` returns as `run` does, for less, if not all of it is of interest. In
+    # chunks it is called, as the outputs of none of them are those of all.
 
     def push(index: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
         direction = _direction(arrays, index)

@@ -38,9 +38,6 @@ class Call:
 
     Attributes:
         owner: The name of the transform, for error messages.
-        f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         places: Where those arguments are that are differentiated.
         several: Whether the results are to be tuples, with an entry for each of them.
         has_aux: Whether `f` returns a pair of its value and of anything else.
@@ -71,6 +68,10 @@ class Call:
     def run(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """The inexact arrays of the value of `f`, and the other arrays it returns."""
         return self.opened.on_arrays(arrays)
+
+    def push(self, direction: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+        """What `run` returns, with the tangents of the value in between."""
+        return jax.jvp(self.run, (self.arrays,), (direction,), has_aux=True)
 
     def gradient(self, leaves: Arrays) -> PyTree:
         """A tree as that of the differentiated arguments, with these for the arrays."""
@@ -140,17 +141,11 @@ def open_derivative(
     f: Callable[..., PyTree],
     args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
-    *,
     argnums: PyTree,
     has_aux: bool,
     check: Callable[[Call, PyTree], None],
 ) -> Call:
-    """Opens the call `f(*args, **kwargs)`.
-
-    Raises:
-        TypeError: If there is nothing to differentiate in an argument.
-        ValueError: If there is no such argument.
-    """
+    """Opens the call `f(*args, **kwargs)`."""
     found = find_arguments(owner, f, args, kwargs, argnums)
     arguments = [
         _as_argument(owner, name, args[at] if isinstance(at, int) else kwargs[at])

@@ -1,18 +1,19 @@
 """What all derivatives of a function share: their settings, and their results."""
 
 import abc
-import inspect
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any
 
 from .._arrays import Arrays
-from .._calls import AbstractTransform, P, check_bool, compiled_once, setting
+from .._calls import AbstractSameCall, P, check_bool, compiled_once, setting
 from .._types import PyTree
+from ..checkpointing import Budget
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
+from ._counts import as_int, check_chunk_size
 
 
-class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
+class AbstractDerivative(AbstractSameCall[P, PyTree]):
     """A function whose call gives a derivative of `f` at the arguments.
 
     It differentiates with respect to the floating-point and complex arrays of the
@@ -44,24 +45,13 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     has_aux: bool = setting(default=False)
     return_value: bool = setting(default=False)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
-
     @abc.abstractmethod
     def _check(self, call: Call, value: object) -> None:
         """Raises if this is no value that can be differentiated so."""
 
     def _open(self, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> Call:
-        return open_derivative(
-            type(self).__name__,
-            self.f,
-            args,
-            kwargs,
-            argnums=self.argnums,
-            has_aux=self.has_aux,
-            check=self._check,
-        )
+        how = self.argnums, self.has_aux, self._check
+        return open_derivative(type(self).__name__, self.f, args, kwargs, *how)
 
     def _results(
         self, call: Call, derivative: PyTree, outs: Arrays, others: Arrays
@@ -112,3 +102,19 @@ class AbstractExactDerivative(AbstractDerivative[P]):
     @abc.abstractmethod
     def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         """The derivative, and what `Call.run` returns."""
+
+
+class AbstractBlocks(AbstractExactDerivative[P]):
+    """All derivatives of each output by each input, so many at once."""
+
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
+    holomorphic: bool = setting(default=False)
+
+    @property
+    def _runs_a_loop(self) -> bool:
+        return self.chunk_size is not None
+
+    def __check_init__(self) -> None:
+        owner = type(self).__name__
+        check_chunk_size(owner, self.chunk_size)
+        check_bool(owner, "holomorphic", self.holomorphic)

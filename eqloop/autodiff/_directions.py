@@ -1,21 +1,25 @@
 """Random directions in which to differentiate."""
 
 import inspect
-from collections.abc import Callable
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._arrays import Arrays, describe, is_complex, is_dynamic
+from .._arrays import Arrays, axes_of_keys, describe, is_complex, is_dynamic
 from .._calls import parameters_of
 from .._types import PyTree, Value
+from ._call import Call
+from ._complex import check_reverse
+from ._counts import check_count
+from ._derivative import AbstractDerivative
+from ._grad import check_scalar
 
 
 def normal_directions(key: jax.Array, arrays: Arrays, count: int) -> list[jax.Array]:
-    """Independent standard normal numbers for each array, along a new leading axis.
-
-    The real and the imaginary part of complex numbers are independent as well.
-    """
+    """Independent standard normal numbers for each array, along a new leading axis."""
+    # The real and the imaginary part of complex numbers are independent as well.
     keys = jax.random.split(key, (len(arrays), 2))
     return [
         _normal(key, (count, *array.shape), array)
@@ -33,19 +37,38 @@ def _normal(keys: jax.Array, shape: tuple[int, ...], array: jax.Array) -> jax.Ar
 
 def check_key(owner: str, key: Value) -> None:
     """Raises unless this is one PRNG key."""
-    is_typed = is_dynamic(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    is_legacy = is_dynamic(key) and key.dtype == jnp.uint32
-    if not ((is_typed and key.ndim == 0) or (is_legacy and key.ndim == 1)):
+    if not is_dynamic(key) or axes_of_keys(key) != 0:
         raise TypeError(
             f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
             f"{describe(key)}."
         )
 
 
-def with_key(f: Callable[..., PyTree]) -> inspect.Signature:
-    """The signature of `f`, with the key of the directions."""
-    parameters = [p for p in parameters_of(f).values() if p.name != "key"]
-    key = inspect.Parameter("key", inspect.Parameter.KEYWORD_ONLY)
-    last = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    at = len(parameters) - bool(last)
-    return inspect.Signature([*parameters[:at], key, *parameters[at:]])
+class AbstractEstimate(AbstractDerivative[...]):
+    """A derivative from those in random directions, by a key that its call is given."""
+
+    tangents: eqx.AbstractVar[int]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        parameters = [p for p in parameters_of(self.f).values() if p.name != "key"]
+        key = inspect.Parameter("key", inspect.Parameter.KEYWORD_ONLY)
+        last = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+        at = len(parameters) - bool(last)
+        return inspect.Signature([*parameters[:at], key, *parameters[at:]])
+
+    def _directions(
+        self, key: Value, args: tuple[PyTree, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, list[jax.Array]]:
+        """Opens a call, and makes the directions for it."""
+        check_key(type(self).__name__, key)
+        call = self._open(args, kwargs)
+        return call, normal_directions(key, call.arrays, self.tangents)
+
+    def _check(self, call: Call, value: object) -> None:
+        check_scalar(call, value)
+        check_reverse(call, value, holomorphic=False)
+
+    def __check_init__(self) -> None:
+        what = "how many directions to differentiate in"
+        check_count(type(self).__name__, "tangents", what, self.tangents)

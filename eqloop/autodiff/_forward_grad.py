@@ -1,6 +1,5 @@
 """`ForwardGrad`: the gradient, estimated without a backward pass."""
 
-import inspect
 from typing import final
 
 import jax
@@ -10,15 +9,13 @@ from .._arrays import Arrays
 from .._calls import setting
 from .._types import PyTree
 from ._call import Call
-from ._complex import check_reverse, common_dtype
-from ._counts import as_int, check_count
-from ._derivative import AbstractDerivative
-from ._directions import check_key, normal_directions, with_key
-from ._grad import check_scalar
+from ._complex import common_dtype
+from ._counts import as_int
+from ._directions import AbstractEstimate
 
 
 @final
-class ForwardGrad(AbstractDerivative[...]):
+class ForwardGrad(AbstractEstimate):
     r"""An estimate of the gradient from derivatives in random directions.
 
     It is the mean of $(\nabla f \cdot v)\, v$ over directions $v$ of independent
@@ -56,10 +53,6 @@ class ForwardGrad(AbstractDerivative[...]):
 
     tangents: int = setting(default=1, converter=as_int)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return with_key(self.f)
-
     def __call__(self, *args: PyTree, key: PyTree, **kwargs: PyTree) -> PyTree:
         """Estimates the gradient of `f(*args, **kwargs)`.
 
@@ -76,25 +69,13 @@ class ForwardGrad(AbstractDerivative[...]):
                 if `f` does not return a real scalar.
             ValueError: If `argnums` names an argument that is not passed.
         """
-        check_key("ForwardGrad", key)
-        call = self._open(args, kwargs)
-        directions = normal_directions(key, call.arrays, self.tangents)
+        call, directions = self._directions(key, args, kwargs)
         return self._results(call, *_estimate(call, directions))
-
-    def _check(self, call: Call, value: object) -> None:
-        check_scalar(call, value)
-        check_reverse(call, value, holomorphic=False)
-
-    def __check_init__(self) -> None:
-        what = "how many directions to differentiate in"
-        check_count("ForwardGrad", "tangents", what, self.tangents)
 
 
 def _estimate(call: Call, directions: Arrays) -> tuple[PyTree, Arrays, Arrays]:
-    def push(direction: Arrays) -> tuple[PyTree, PyTree, PyTree]:
-        return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
-
-    outs, (slopes,), others = jax.vmap(push, out_axes=(None, 0, None))(directions)
+    push = jax.vmap(call.push, out_axes=(None, 0, None))
+    outs, (slopes,), others = push(directions)
 
     # JAX defines the gradient of a complex array so that the real part of its product
     # with a direction is the derivative.

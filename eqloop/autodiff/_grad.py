@@ -26,8 +26,25 @@ def check_scalar(call: Call, value: Value) -> None:
         )
 
 
+class AbstractGradient(AbstractExactDerivative[P]):
+    """The gradient of the sum of what a function returns."""
+
+    holomorphic: bool = setting(default=False)
+
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
+        outs, pull, others = jax.vjp(call.run, call.arrays, has_aux=True)
+        (cts,) = pull(list(map(jnp.ones_like, outs)))
+        return call.gradient(cts), outs, others
+
+    def _check(self, call: Call, value: object) -> None:
+        check_reverse(call, value, holomorphic=self.holomorphic)
+
+    def __check_init__(self) -> None:
+        check_bool(type(self).__name__, "holomorphic", self.holomorphic)
+
+
 @final
-class Grad(AbstractExactDerivative[P]):
+class Grad(AbstractGradient[P]):
     """The gradient of a function whose value is a scalar, like `jax.grad`.
 
     Args:
@@ -72,26 +89,19 @@ class Grad(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, PyTree]
-    holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "Grad[NewP]": ...
 
-    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
-        return _pull_ones(call)
-
     def _check(self, call: Call, value: object) -> None:
         check_scalar(call, value)
-        check_reverse(call, value, holomorphic=self.holomorphic)
-
-    def __check_init__(self) -> None:
-        check_bool("Grad", "holomorphic", self.holomorphic)
+        super()._check(call, value)
 
 
 @final
-class VectorGrad(AbstractExactDerivative[P]):
+class VectorGrad(AbstractGradient[P]):
     """The gradient of the sum of all outputs of a function.
 
     For an elementwise function, where each number of the value depends on only one
@@ -117,25 +127,12 @@ class VectorGrad(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, PyTree]
-    holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "VectorGrad[NewP]": ...
 
-    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
-        return _pull_ones(call)
-
     def _check(self, call: Call, value: object) -> None:
         check_some_value(call, value)
-        check_reverse(call, value, holomorphic=self.holomorphic)
-
-    def __check_init__(self) -> None:
-        check_bool("VectorGrad", "holomorphic", self.holomorphic)
-
-
-def _pull_ones(call: Call) -> tuple[PyTree, Arrays, Arrays]:
-    outs, pull, others = jax.vjp(call.run, call.arrays, has_aux=True)
-    (cts,) = pull(list(map(jnp.ones_like, outs)))
-    return call.gradient(cts), outs, others
+        super()._check(call, value)

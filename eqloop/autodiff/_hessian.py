@@ -5,18 +5,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from .._arrays import Arrays
-from .._calls import NewP, P, check_bool, setting
+from .._calls import NewP, P
 from .._types import PyTree
-from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
-from ._counts import as_int, check_chunk_size
-from ._derivative import AbstractExactDerivative
+from ._derivative import AbstractBlocks
 
 
 @final
-class Hessian(AbstractExactDerivative[P]):
+class Hessian(AbstractBlocks[P]):
     """The second derivatives of a function, like `jax.hessian`.
 
     Args:
@@ -53,17 +51,11 @@ class Hessian(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, PyTree]
-    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
-    holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "Hessian[NewP]": ...
-
-    @property
-    def _runs_a_loop(self) -> bool:
-        return self.chunk_size is not None
 
     def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         def first(arrays: Arrays) -> tuple[Arrays, PyTree]:
@@ -85,7 +77,3 @@ class Hessian(AbstractExactDerivative[P]):
         check_some_value(call, value)
         check_reverse(call, value, holomorphic=self.holomorphic)
         check_forward(call, value, holomorphic=self.holomorphic)
-
-    def __check_init__(self) -> None:
-        check_chunk_size("Hessian", self.chunk_size)
-        check_bool("Hessian", "holomorphic", self.holomorphic)

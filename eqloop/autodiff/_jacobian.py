@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, final
 import jax
 
 from .._arrays import Arrays, is_complex
-from .._calls import NewP, P, check_bool, setting
+from .._calls import NewP, P
 from .._types import PyTree
-from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
-from ._counts import as_int, check_chunk_size
-from ._derivative import AbstractExactDerivative
+from ._derivative import AbstractBlocks
 
 
-class AbstractJacobian(AbstractExactDerivative[P]):
+class AbstractJacobian(AbstractBlocks[P]):
     """The derivatives of all outputs of `f` with respect to all its inputs.
 
     A final class says in which mode.
@@ -31,16 +29,9 @@ class AbstractJacobian(AbstractExactDerivative[P]):
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
 
-    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
-    holomorphic: bool = setting(default=False)
-
     @abc.abstractmethod
     def _is_forward(self, call: Call) -> bool:
         """Whether to take the derivative in forward mode."""
-
-    @property
-    def _runs_a_loop(self) -> bool:
-        return self.chunk_size is not None
 
     def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         check, blocks_of = check_reverse, by_rows
@@ -52,11 +43,6 @@ class AbstractJacobian(AbstractExactDerivative[P]):
 
     def _check(self, call: Call, value: object) -> None:
         check_some_value(call, value)
-
-    def __check_init__(self) -> None:
-        owner = type(self).__name__
-        check_chunk_size(owner, self.chunk_size)
-        check_bool(owner, "holomorphic", self.holomorphic)
 
 
 @final

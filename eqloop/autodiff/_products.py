@@ -1,7 +1,6 @@
 """`Vjp` and `Jvp`: products with the Jacobian, which is never formed."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
@@ -18,6 +17,7 @@ from .._arrays import (
     structure_differences,
 )
 from .._calls import (
+    AbstractSameCall,
     AbstractTransform,
     NewP,
     NewR,
@@ -34,7 +34,7 @@ from ._call import is_differentiable
 
 
 @final
-class Vjp(AbstractTransform, Generic[P]):
+class Vjp(AbstractSameCall[P, PyTree]):
     """A function's value, and its pullback, like `equinox.filter_vjp`.
 
     Args:
@@ -67,10 +67,6 @@ class Vjp(AbstractTransform, Generic[P]):
 
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "Vjp[NewP]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Runs `f(*args, **kwargs)`, and keeps what `pull` needs.
@@ -110,8 +106,9 @@ def _pull(
         )
     for name, leaf, ct in zip(paths(types, "value"), leaves, given, strict=True):
         if not _is_cotangent_of(leaf, ct):
+            what = "not differentiated" if leaf is None else describe(leaf)
             raise TypeError(
-                f"Vjp: the cotangent of {name}, which is {_kind(leaf)}, cannot be "
+                f"Vjp: the cotangent of {name}, which is {what}, cannot be "
                 f"{describe(ct)}. A cotangent has the shape and dtype of its value, or "
                 f"is None if that is no array of floating-point or complex numbers."
             )
@@ -202,10 +199,6 @@ def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
     # A Python number takes the dtype that is asked for.
     fits = not is_dynamic(ct) or ct.dtype == leaf.dtype
     return fits and jnp.shape(ct) == leaf.shape
-
-
-def _kind(leaf: ShapeDtypeStruct | None) -> str:
-    return "not differentiated" if leaf is None else describe(leaf)
 
 
 def _fits(leaf: Value, tangent: Value) -> bool:

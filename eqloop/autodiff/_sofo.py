@@ -1,6 +1,5 @@
 """`SofoGrad`: second-order steps, in forward mode."""
 
-import inspect
 from typing import Any, final
 
 import equinox as eqx
@@ -11,16 +10,14 @@ from .._arrays import Arrays, describe
 from .._calls import setting
 from .._types import PyTree
 from ._call import Call
-from ._complex import check_forward, check_reverse, common_dtype
-from ._counts import as_int, check_count
-from ._derivative import AbstractDerivative
-from ._directions import check_key, normal_directions, with_key
-from ._grad import check_scalar
+from ._complex import check_forward, common_dtype
+from ._counts import as_int
+from ._directions import AbstractEstimate
 from ._sofo_loss import new_axes
 
 
 @final
-class SofoGrad(AbstractDerivative[...]):
+class SofoGrad(AbstractEstimate):
     r"""The direction of a Gauss-Newton step within a random subspace.
 
     Second-order forward-mode optimisation (SOFO): `tangents` random directions, the
@@ -92,10 +89,6 @@ class SofoGrad(AbstractDerivative[...]):
     tangents: int = setting(default=32, converter=as_int)
     damping: Any = setting(default=1e-3, static=False)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return with_key(self.f)
-
     def __call__(self, *args: PyTree, key: PyTree, **kwargs: PyTree) -> PyTree:
         """The direction at `f(*args, **kwargs)`.
 
@@ -113,22 +106,18 @@ class SofoGrad(AbstractDerivative[...]):
             ValueError: If `argnums` names an argument that is not passed, or if `f`
                 calls no `SofoLoss`.
         """
-        check_key("SofoGrad", key)
-        call = self._open(args, kwargs)
-        directions = _normalised(normal_directions(key, call.arrays, self.tangents))
+        call, directions = self._directions(key, args, kwargs)
+        directions = _normalised(directions)
         slopes, curvature, outs, others = _push(call, directions, self.tangents)
         weights = _solve(curvature, slopes, self.damping)
         step = [jnp.tensordot(weights.astype(v.dtype), v, axes=1) for v in directions]
         return self._results(call, call.gradient(step), outs, others)
 
     def _check(self, call: Call, value: object) -> None:
-        check_scalar(call, value)
-        check_reverse(call, value, holomorphic=False)
+        super()._check(call, value)
         check_forward(call, value, holomorphic=False)
 
     def __check_init__(self) -> None:
-        what = "how many directions to differentiate in"
-        check_count("SofoGrad", "tangents", what, self.tangents)
         damping = self.damping
         if isinstance(damping, bool) or not eqx.is_array_like(damping):
             raise TypeError(
@@ -163,13 +152,9 @@ def _push(
     call: Call, directions: Arrays, count: int
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """The derivatives of the loss, its matrix, and what `call.run` returns."""
-
-    def push(direction: Arrays) -> tuple[PyTree, PyTree, PyTree]:
-        return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
-
     with new_axes(count) as axes:
         columns = lambda v: jax.vmap(
-            lambda: push(v), axis_name=axes.columns, axis_size=count + 2
+            lambda: call.push(v), axis_name=axes.columns, axis_size=count + 2
         )()
         rows = jax.vmap(columns, out_axes=(None, 0, None), axis_name=axes.rows)
         outs, (table,), others = rows(directions)

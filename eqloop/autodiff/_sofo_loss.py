@@ -141,15 +141,13 @@ def _as_scalar(value: Value) -> jax.Array:
 class Axes:
     """The names of the two axes, and the number of rows.
 
-    The names are new for each call of a `SofoGrad`. So a function that JAX has traced
-    in one call of it, or outside, is traced again in another.
-
     Attributes:
-        rows: The axis of the directions.
         columns: That of the meanings of a tangent.
-        count: How many directions there are.
         has_losses: Whether a `SofoLoss` has been called.
     """
+
+    # The names are new for each call of a `SofoGrad`. So a function that JAX has traced
+    # in one call of it, or outside, is traced again in another.
 
     rows: str
     columns: str

@@ -43,7 +43,6 @@ class Outcome:
     """The result of one branch.
 
     Attributes:
-        branch: What the branch is called.
         tree: What it returned, its arrays reduced to their types.
     """
 
@@ -56,9 +55,7 @@ class Agreement:
     """The common type of what all branches return.
 
     Attributes:
-        types: The types of its arrays.
         varies: Which of the leaves that are arrays or numbers are arrays.
-        rest: The leaves that are none.
     """
 
     types: list["_Type"]
@@ -66,11 +63,7 @@ class Agreement:
     rest: Rest
 
     def conform(self, arrays: Sequence[Value]) -> list[jax.Array]:
-        """The arrays that a branch returned, with the common types.
-
-        Args:
-            arrays: Its arrays, and its numbers as arrays, as `arrays_of` has them.
-        """
+        """The arrays that a branch returned, with the common types."""
         arrays = pick(arrays, self.varies)
         return [t.convert(x) for t, x in zip(self.types, arrays, strict=True)]
 
@@ -82,16 +75,7 @@ def arrays_of(out: PyTree) -> list[jax.Array]:
 
 
 def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
-    """What the branches return, if they agree.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        outcomes: What each of them returned; there is at least one.
-
-    Raises:
-        TypeError: If they differ in structure, in a shape or in a dtype.
-        ValueError: If they differ in a leaf that is not an array.
-    """
+    """What the branches return, if they agree."""
     if lines := _structures_by_branch(outcomes):
         raise TypeError(_disagreement(owner, "the same structure", lines))
     leaves = [flatten(outcome.tree)[0] for outcome in outcomes]
@@ -207,7 +191,8 @@ def _common_dtype(leaves: Sequence[Value]) -> Any:
     """The common dtype of arrays and numbers, if the weakly typed ones can have it."""
     firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
-    if not gives or any(map(_is_extended, firm)):  # such as keys: JAX promotes none
+    is_extended = lambda dtype: jnp.issubdtype(dtype, jax.dtypes.extended)
+    if not gives or any(map(is_extended, firm)):  # such as keys: JAX promotes none
         return None if gives or len(firm) > 1 else firm.pop()
     try:
         common = jnp.result_type(*firm, *gives)
@@ -236,7 +221,3 @@ def _can_vary(leaf: Value) -> bool:
 def _is_firm(leaf: Value) -> bool:
     """Whether a leaf is an array whose dtype is not weak."""
     return is_type(leaf) and not leaf.weak_type
-
-
-def _is_extended(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.extended)

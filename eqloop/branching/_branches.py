@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
 from .._arrays import Rest, as_arrays, describe, flatten, partition, types_of
@@ -32,23 +33,8 @@ def run_one(
     args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
 ) -> PyTree:
-    """Calls one of several branches.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        branches: The branches, each with the name by which the user knows it.
-        index: Which of them to run: a scalar integer. One that is out of range is
-            clamped.
-        args: What the branch is called with.
-        kwargs: The same by keyword.
-
-    Returns:
-        What that branch returns.
-
-    Raises:
-        TypeError: If the branches do not return the same types.
-        ValueError: If they return leaves that are not arrays, and these differ.
-    """
+    """Calls one of several branches."""
+    # An index that is out of range is clamped.
     args, kwargs = as_arrays((args, kwargs))
     operands, rest = partition((args, kwargs))
     traced = [_trace(owner, name, f, operands, rest) for name, f in branches]
@@ -59,6 +45,15 @@ def run_one(
 
     out = lax.switch(index, [conforming(jaxpr) for jaxpr, _ in traced])
     return agreed.rest.join(out)
+
+
+def scalar_of(value: Value) -> jax.Array | None:
+    """A value as a scalar array; `None` if it is none."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):  # no array at all
+        return None
+    return None if array.shape else array
 
 
 def check_branch(owner: str, name: str, branch: object) -> None:

@@ -10,7 +10,7 @@ from .._arrays import describe
 from .._calls import R
 from .._classes import AbstractBordered
 from .._types import PyTree, Value
-from ._branches import check_branch, run_one
+from ._branches import check_branch, run_one, scalar_of
 
 
 @final
@@ -78,22 +78,17 @@ class Cond(AbstractBordered, Generic[R]):
 
 def _as_boolean(pred: Value) -> Value:
     """Whether a number is not zero; anything else as it is."""
-    try:
-        array = jnp.asarray(pred)
-    except (TypeError, ValueError):
+    if (array := scalar_of(pred)) is None:
         return pred
     kinds = jnp.integer, jnp.floating
     is_real = any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
-    return array != 0 if is_real and not array.shape else pred
+    return array != 0 if is_real else pred
 
 
 def as_condition(owner: str, name: str, condition: object) -> jax.Array:
     """Checks that a condition is a scalar boolean."""
-    try:
-        array = jnp.asarray(condition)
-    except (TypeError, ValueError):  # no array at all
-        array = None
-    if array is None or array.shape or array.dtype != bool:
+    array = scalar_of(condition)
+    if array is None or array.dtype != bool:
         raise TypeError(
             f"{owner}: `{name}` must be a scalar boolean, but it is "
             f"{describe(condition)}. Compare it (`x > 0`), reduce it (`jnp.any`), or "

@@ -10,7 +10,7 @@ from .._arrays import describe
 from .._calls import R
 from .._classes import AbstractBordered
 from .._types import PyTree, Value
-from ._branches import Branches, check_branch, run_one
+from ._branches import Branches, check_branch, run_one, scalar_of
 
 
 @final
@@ -87,11 +87,8 @@ def named(branches: Sequence[Callable[..., PyTree]]) -> Branches:
 
 
 def _as_index(index: Value) -> jax.Array:
-    try:
-        array = jnp.asarray(index)
-    except (TypeError, ValueError):  # no array at all
-        array = None
-    if array is None or array.shape or not jnp.issubdtype(array.dtype, jnp.integer):
+    array = scalar_of(index)
+    if array is None or not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
             f"Switch: `index` must be a scalar integer, but it is {describe(index)}. "
             f"To choose by a boolean, use `el.Cond`."

@@ -14,14 +14,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from .._arrays import Arrays, has_dtype
+from .._arrays import Arrays, describe, has_dtype
 from .._compat import form_of
 from .._programs import constant, position_p
 from .._types import AnyJaxpr, Index, Value
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
 from ._context import Context
 from ._finding import OPERANDS, Finding, chosen, extent, nothing
-from ._sites import Argument, Site, type_text
+from ._sites import Argument, Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Body:
         return outs
 
     def _site(self, eqn: jex.JaxprEqn, context: Context) -> Site:
-        types = [type_text(x.aval) for x in eqn.invars if holds_numbers(x.aval)]
+        types = [describe(x.aval) for x in eqn.invars if holds_numbers(x.aval)]
         return Site(
             eqn.primitive.name,
             context.place_of(eqn),

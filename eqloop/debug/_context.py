@@ -14,7 +14,6 @@ class Context:
     """The surroundings of an equation.
 
     Attributes:
-        frames: The loops, the outermost first.
         has_position: Whether the innermost of them is one of this library, that says
             which step it is at.
         is_backward: Whether it is part of a backward sweep.

@@ -1,8 +1,7 @@
 """`DebugNonFinite`: where the first NaN, or infinity, comes from."""
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Any, final
 
 import equinox as eqx
 import jax
@@ -10,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import describe, is_dynamic, partition, paths, pick, strongly_typed
-from .._calls import AbstractTransform, NewP, NewR, P, R
+from .._calls import AbstractSameCall, NewP, NewR, P, R
 from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program
 
 
 @final
-class DebugNonFinite(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class DebugNonFinite(AbstractSameCall[P, R]):
     """Runs a function, and raises an error at its first NaN or infinity.
 
     The error names the operation, its line in your code, its operands, the iteration of
@@ -67,10 +66,6 @@ class DebugNonFinite(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "DebugNonFinite[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`, and checks the result of each of its operations.

@@ -67,10 +67,8 @@ def varying(finding: Finding, arrays: Sequence[Value]) -> Finding:
 
 
 def of_all_devices(finding: Finding) -> Finding:
-    """The finding of the first device that has one, in `shard_map`.
-
-    If only one of them raised, the others would wait for it forever.
-    """
+    """The finding of the first device that has one, in `shard_map`."""
+    # If only one of them raised, the others would wait for it forever.
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
         return finding

@@ -20,8 +20,6 @@ class Program:
     Attributes:
         jaxpr: The program. It closes over no tracers, and no type in it is weak:
             derivatives lose weak types, and a primitive must keep the types it has.
-        names: What its inputs are called.
-        outputs: What its outputs are called.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -74,15 +72,7 @@ def make_program(
     names: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Program:
-    """A program from a jaxpr.
-
-    Args:
-        jaxpr: The jaxpr, whose constants become inputs, before the others.
-        consts: The types of the constants.
-        types: The types of the inputs.
-        names: What both are called.
-        outputs: What the outputs are called.
-    """
+    """A program from a jaxpr."""
 
     def run(*flat: Value) -> list[Value]:
         consts_, inputs = split(flat, len(consts))

@@ -101,10 +101,8 @@ def _watch_while(
 
 
 def _may_go_on(finding: Finding) -> Value:
-    """Whether a loop should go on: with infinities in its carry it might never end.
-
-    Inside `shard_map` it must: other devices may wait for this one.
-    """
+    """Whether a loop should go on: with infinities in its carry it might never end."""
+    # Inside `shard_map` it must: other devices may wait for this one.
     if jax.sharding.get_abstract_mesh().manual_axes:
         return True
     return finding.site == 0
@@ -198,10 +196,8 @@ def _frame(eqn: jex.JaxprEqn, context: Context, name: str) -> Frame | None:
 def _inside_loop(
     body: Body, context: Context, frame: Frame | None, length: int | None
 ) -> tuple[Context, Callable[[Finding, PyTree], Finding]]:
-    """The context in a loop, and what notes with a finding which step it was.
-
-    A loop that the user did not write may run over the steps of one block.
-    """
+    """The context in a loop, and what notes with a finding which step it was."""
+    # A loop that the user did not write may run over the steps of one block.
     depth, start = len(context.frames), body.index
     if frame is not None:
         context = context.inside(frame, has_position=False, is_expanded=False)

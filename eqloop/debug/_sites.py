@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from .._programs import JAX_FILES, OUR_FILES, Place, frames_of, traced_function
-from .._types import AnyJaxpr, Aval
+from .._types import AnyJaxpr
 
 
 def is_ours(source_info: Any) -> bool:
@@ -27,8 +27,6 @@ class Frame:
 
     Attributes:
         name: The transform, or the function of JAX, that the loop is one of.
-        place: Where it is called.
-        unit: What its steps are called.
         count: How many of them are done at once.
     """
 
@@ -53,9 +51,6 @@ class Site:
     """An operation that is checked, or an argument.
 
     Attributes:
-        operation: Its name.
-        place: Where it is called.
-        operands: The types of its operands.
         frames: The loops around it, the outermost first.
         is_backward: Whether it is part of a backward sweep.
         is_tangent: Whether it is of a program that is being differentiated.
@@ -76,12 +71,7 @@ class Site:
         return "forward, as it is differentiated" if self.is_tangent else "forward"
 
     def describe(self, ranges: Any, iterations: Any) -> str:
-        """The text of an error.
-
-        Args:
-            ranges: The least and the greatest number of the result, and of operands.
-            iterations: How far the loops around are.
-        """
+        """The text of an error."""
         result, *operands = [(float(low), float(high)) for low, high in ranges]
         lines = [f"`{self.operation}` gave {_kind(*result)}.", ""]
         if self.place is not None:
@@ -119,9 +109,3 @@ def _kind(low: float, high: float) -> str:
         return "NaN"
     infinite = [str(x) for x in (low, high) if abs(x) == float("inf")]
     return " and ".join(dict.fromkeys(infinite))
-
-
-def type_text(aval: Aval) -> str:
-    """A type for an error message."""
-    shape = ",".join(map(str, aval.shape))
-    return f"{aval.dtype}[{shape}]"

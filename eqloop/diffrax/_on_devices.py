@@ -17,16 +17,8 @@ from ..checkpointing import trace_step
 
 
 def on_each_device(f: Callable[[PyTree], PyTree], args: PyTree) -> PyTree:
-    """Calls a function whose branches and loops may mix what devices share and do not.
-
-    Args:
-        f: The function.
-        args: Its argument, any PyTree.
-
-    Returns:
-        Its result, all of whose arrays differ along the axes that any argument differs
-        along.
-    """
+    """Calls a function whose loops may mix what devices share and do not."""
+    # All arrays of the result differ along the axes that any argument differs along.
     arrays, rest = partition(args)
     axes = frozenset[str]().union(*map(axes_of, arrays))
     if not axes or any(explicit_sharding(x) is not None for x in arrays):

@@ -195,10 +195,9 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
 
 @dataclasses.dataclass(frozen=True)
 class _Undone(AbstractSchedule):
-    """As `Reversible`, with words of its own.
+    """As `Reversible`, with words of its own."""
 
-    The inverse is known to undo a step, so that the first one is not checked.
-    """
+    # The inverse is known to undo a step, so that the first one is not checked.
 
     by: Undo
     checkpoints: int
@@ -244,10 +243,7 @@ class _Undo:
     """The inverse of a step of Diffrax's loop.
 
     Attributes:
-        terms: The terms of the equation.
         args: The arguments of the vector field.
-        solver: The solver.
-        saveat: What is saved.
         constant: What decides on the size of steps if that is constant; else `None`.
         start: The state before the first step.
     """

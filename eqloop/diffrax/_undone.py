@@ -39,20 +39,8 @@ def value_before(
     args: PyTree,
     is_kept: Value,
 ) -> PyTree:
-    """The value from which a step has come.
-
-    Args:
-        solver: The solver.
-        terms: The terms of the equation.
-        t0: The time before the step.
-        t1: The time after it.
-        y1: The value after it.
-        args: The arguments of the vector field.
-        is_kept: Whether there was such a step. If not, the value has not changed.
-
-    Returns:
-        The value; NaN if none is found.
-    """
+    """The value from which a step has come."""
+    # It is NaN if none is found, and unchanged if there was no such step.
     if not jax.tree.leaves(y1):
         return y1
     there = functools.partial(_step, solver, terms, t0, t1, args)

@@ -23,7 +23,6 @@ class Roles:
     """What the inputs of a part are.
 
     Attributes:
-        moving: Which of them are differentiated.
         weights: Which of these are inputs of the whole function. To hide them from XLA
             would be to copy them.
     """
@@ -33,13 +32,7 @@ class Roles:
 
 
 def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Program:
-    """A function that is run again on the way back, but for what the policy keeps.
-
-    Args:
-        f: The function, of arrays.
-        policy: What is kept.
-        roles: What its inputs are.
-    """
+    """A function that is run again on the way back, but for what the policy keeps."""
     run, moving = jax.checkpoint(f, policy=policy), roles.moving
     if not drops_barriers() or not any(moving):
         return run

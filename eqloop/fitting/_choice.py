@@ -67,12 +67,7 @@ class Choice:
         return (0,) * len(self.parts)
 
     def nanoseconds(self, chosen: Chosen, among: Sequence[bool] | None = None) -> float:
-        """How long the function takes, there and back, or some of its parts.
-
-        Args:
-            chosen: The options.
-            among: For each part, whether it counts; by default they all do.
-        """
+        """How long the function takes, there and back, or some of its parts."""
         times = [part[i].nanoseconds for part, i in self._pairs(chosen)]
         return sum(times if among is None else itertools.compress(times, among))
 

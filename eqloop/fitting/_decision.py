@@ -45,7 +45,6 @@ class Limit:
     """What a gradient may take.
 
     Attributes:
-        nbytes: So many bytes.
         is_total: Whether inputs and outputs are among them.
     """
 
@@ -53,13 +52,7 @@ class Limit:
     is_total: bool
 
     def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
-        """What is left besides the inputs and outputs of a gradient.
-
-        Args:
-            types: The types of the inputs of the function.
-            marks: Which of them are differentiated.
-            outs: The types of its outputs.
-        """
+        """What is left besides the inputs and outputs of a gradient."""
         if not self.is_total:
             return self.nbytes
         return self.nbytes - sum(map(nbytes, (types, pick(types, marks), outs)))
@@ -71,7 +64,6 @@ class Cut:
 
     Attributes:
         program: The program, in which nothing is called.
-        parts: Its parts.
     """
 
     program: jex.ClosedJaxpr
@@ -86,13 +78,7 @@ class Cut:
     def run(
         self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
     ) -> list[Value]:
-        """Runs the program, each part in its way.
-
-        Args:
-            ways: The ways.
-            inputs: The inputs of the program.
-            marks: Which of these are differentiated.
-        """
+        """Runs the program, each part in its way."""
         jaxpr = self.program.jaxpr
         known = dict(zip(jaxpr.invars, inputs, strict=True))
         known |= zip(jaxpr.constvars, as_arrays(self.program.consts), strict=True)
@@ -110,11 +96,7 @@ class Cut:
         )
 
     def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
-        """The ways to run each part, the fastest first, and what they take.
-
-        Args:
-            marks: Which of the inputs are differentiated.
-        """
+        """The ways to run each part, the fastest first, and what they take."""
         jaxpr = self.program.jaxpr
         # Inputs are there anyway.
         inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
@@ -146,12 +128,8 @@ class Decision:
     """What was decided for a function.
 
     Attributes:
-        cut: The parts of the function.
-        ways: The way to run each.
         peak_bytes: The bytes that the gradient takes besides inputs and outputs.
         is_compiled: Whether the compiler says so, or it is estimated.
-        chosen: The numbers of the ways.
-        choice: What ways there were.
     """
 
     cut: Cut
@@ -169,17 +147,7 @@ def decided(
     limit: Limit,
     types: tuple[Aval, ...],
 ) -> Decision:
-    """Decides what each part of a function stores.
-
-    Args:
-        program: The function.
-        marks: Which of its inputs are differentiated.
-        limit: What its gradient may take.
-        types: The types of its inputs, with all that is known of how they are split.
-
-    Raises:
-        ValueError: If nothing fits that was tried.
-    """
+    """Decides what each part of a function stores."""
     cut = Cut.of(program)
     ways, choice = cut.choice(marks)
     most = limit.besides(types, marks, program.out_avals)
@@ -257,11 +225,9 @@ class _Whole:
         return Decision(self.cut, ways, estimated, is_known, chosen, self.choice)
 
     def faster_if_leaner(self, best: Decision, most: int) -> Decision:
-        """A decision, or one that takes half the memory where that runs faster.
-
-        Times of straight code are estimated, and what XLA makes of one that stores
-        everything may be far slower than of one that runs much of it again.
-        """
+        """A decision, or one that takes half the memory where that runs faster."""
+        # Times of straight code are estimated, and what XLA makes of one that stores
+        # everything may be far slower than of one that runs much of it again.
         choice, chosen = self.choice, best.chosen
         loops = [part.is_loop for part in self.cut.parts]
         leaner = choice.within(choice.peak(chosen) / 2)

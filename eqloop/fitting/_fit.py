@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import jax
 import jax.core
@@ -21,7 +21,7 @@ from .._arrays import (
     with_weak_types,
 )
 from .._calls import (
-    AbstractTransform,
+    AbstractSameCall,
     NewP,
     NewR,
     OpenedCall,
@@ -46,7 +46,7 @@ from ._options import Way
 
 
 @final
-class Fit(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class Fit(AbstractSameCall[P, R]):
     """Runs a function whose gradient takes no more memory than a budget.
 
     Put it around the function that is differentiated, a loss for example, inside of the
@@ -200,9 +200,7 @@ class _OpenFit:
     """A call of a function.
 
     Attributes:
-        call: The call.
         program: Its program, from what the function closes over and its arrays.
-        inputs: These.
         types: Their types, with all that is known of how they are split over devices.
         weak: Which of the outputs are weakly typed.
     """

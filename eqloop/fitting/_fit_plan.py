@@ -130,12 +130,7 @@ class FitPlan:
 
 
 def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
-    """The plan of a decision.
-
-    Args:
-        decision: What was decided.
-        pinned: The function for which it was, with this decision.
-    """
+    """The plan of a decision."""
     choice, chosen = decision.choice, decision.chosen
     whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
     peaks, stored = choice.peaks(chosen), choice.stored(chosen)

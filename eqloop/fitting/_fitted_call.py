@@ -46,9 +46,7 @@ class FittedCall(Formula):
     """`inputs -> outputs`, both lists of arrays.
 
     Attributes:
-        program: The function.
         types: The types of its inputs, where these say more of how they are split.
-        limit: What its gradient may take.
         device: What it is planned for, if it was told.
         ways: How its parts run, if it was told.
     """

@@ -52,7 +52,6 @@ class Way:
         schedules: The schedules of the loops in it that are left open.
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
-        policy: What is kept then.
     """
 
     stores: str
@@ -61,13 +60,7 @@ class Way:
     policy: Callable[..., bool] | None = None
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
-        """Runs a part.
-
-        Args:
-            part: The part.
-            inputs: What it reads.
-            roles: What that is.
-        """
+        """Runs a part."""
         if self.schedules:
             (eqn,) = part.eqns
             eqns = (with_schedules(eqn, self.schedules),)
@@ -91,12 +84,7 @@ _STRAIGHT = (
 def options_of_parts(
     parts: Sequence[Part], roles: Sequence[Roles]
 ) -> list[list[tuple[Way, Option]]]:
-    """The ways to run each part, the fastest first, and what each of them takes.
-
-    Args:
-        parts: The parts.
-        roles: For each part, what the variables are that it reads.
-    """
+    """The ways to run each part, the fastest first, and what each of them takes."""
     pairs = list(zip(parts, roles, strict=True))
     loops = {
         id(part): options

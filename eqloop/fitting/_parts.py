@@ -43,7 +43,6 @@ class Part:
     """Consecutive equations of a program.
 
     Attributes:
-        eqns: The equations.
         reads: The variables that they read, and others define.
         gives: The variables that they define, and others read.
         loops: The loops that are left open, if it is one or holds some.
@@ -240,10 +239,8 @@ def _bytes_alive(program: jex.ClosedJaxpr) -> list[int]:
 def _cut(
     eqns: Sequence[jex.JaxprEqn], alive: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Cuts straight code so that it takes the least memory to run it part by part.
-
-    That is what is alive at the cuts, and what the largest part computes.
-    """
+    """Cuts straight code so that it takes the least memory to run it part by part."""
+    # That is what is alive at the cuts, and what the largest part computes.
     if stop <= start:
         return
     made = [nbytes(list(map(aval_of, eqn.outvars))) for eqn in eqns[start:stop]]

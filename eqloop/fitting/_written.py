@@ -71,15 +71,10 @@ def written(
     outs: Iterable[Any],
     kept: Iterable[Any],
 ) -> Written:
-    """What is written by a forward pass and by its way back, two flat programs.
-
-    Args:
-        there: The forward pass.
-        back: The way back.
-        residuals: The outputs of the forward pass that are its first inputs.
-        outs: The variables of the forward pass that others read.
-        kept: The outputs of the way back that it hands on in the memory of others.
-    """
+    """What is written by a forward pass and by its way back, two flat programs."""
+    # `residuals` are the outputs of the forward pass that are the first inputs of the
+    # way back, `outs` are read by others, and `kept` is handed on in the memory of
+    # others.
     names = dict(zip(back.invars, residuals, strict=False))
     fusing = _Fusing([*there.eqns, *back.eqns], names, [*outs, *back.outvars])
     last: dict[Any, int] = {}

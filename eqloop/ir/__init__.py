@@ -10,29 +10,22 @@ the other rooms, and none of them uses this one.
   equations, `_parts.py` finds the jaxprs inside an equation, and `_primitives.py` knows
   the properties of JAX's primitives. Jaxprs are rewritten by the room `_programs`.
 - **Pictures**: `_graph.py` makes a graph of a jaxpr, `_dot.py` writes it for Graphviz,
-  `_draw.py` draws it, and `_tree.py` writes it as text.
+  `_draw.py` draws it, and writes jaxprs as trees of text.
 - **Python**: `codegen/` writes jaxprs as modules.
 """
 
-from ._algebra import simplify_algebra as simplify_algebra
-from ._build import eqns_to_closed_jaxpr as eqns_to_closed_jaxpr
-from ._build import eqns_to_jaxpr as eqns_to_jaxpr
-from ._common import eliminate_common_subexpressions as eliminate_common_subexpressions
-from ._copies import propagate_copies as propagate_copies
-from ._dead_code import eliminate_dead_code as eliminate_dead_code
-from ._dot import to_dot as to_dot
-from ._dot import to_pydot as to_pydot
-from ._draw import Drawing as Drawing
-from ._draw import draw as draw
-from ._fold import constant_fold as constant_fold
-from ._inline import inline_jit as inline_jit
-from ._optimize import PASSES as PASSES
-from ._optimize import Report as Report
-from ._optimize import optimize as optimize
-from ._optimized import Optimize as Optimize
-from .codegen._handlers import register_handler as register_handler
-from .codegen._module import jaxpr_to_python as jaxpr_to_python
-from .codegen._module import to_python as to_python
+from ._algebra import simplify_algebra
+from ._build import eqns_to_closed_jaxpr, eqns_to_jaxpr
+from ._common import eliminate_common_subexpressions
+from ._copies import propagate_copies
+from ._dead_code import eliminate_dead_code
+from ._dot import to_dot, to_pydot
+from ._draw import Drawing, draw
+from ._fold import constant_fold
+from ._inline import inline_jit
+from ._optimize import PASSES, Report, optimize
+from ._optimized import Optimize
+from .codegen import jaxpr_to_python, register_handler, to_python
 
 __all__ = [
     "PASSES",

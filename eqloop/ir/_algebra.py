@@ -14,15 +14,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import is_complex
-from .._calls import typed
-from .._programs import Rewrite, Rewriter, literal_value, rewrite_everywhere
-from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array
+from .._programs import Rewriter, literal_value
+from ._atoms import Definitions, by_equation, dtype_of, is_array, jaxpr_pass
 
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
 _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]
 
 
-@typed
+@by_equation
+def _simplify(
+    rewriter: Rewriter, eqn: jex.JaxprEqn, definitions: dict[Any, Any]
+) -> jex.JaxprEqn:
+    rule = _RULES_BY_NAME.get(eqn.primitive.name)
+    if rule is not None and all(map(is_array, [*eqn.invars, *eqn.outvars])):
+        simpler = rule(eqn, definitions)
+        if isinstance(simpler, jex.JaxprEqn):
+            eqn = simpler
+        elif simpler is not None:
+            rewriter.replace(eqn.outvars[0], simpler)
+    definitions.update((var, eqn) for var in eqn.outvars)
+    return eqn
+
+
+@jaxpr_pass(_simplify)
 def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Applies identities such as `x * 1 = x` and `--x = x`.
 
@@ -45,25 +59,7 @@ def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> print(ir.simplify_algebra(jaxpr))
         { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b 0.0:f32[] in (c,) }
     """
-    check_closed(jaxpr, "simplify_algebra")
-    return rewrite_everywhere(_simplify, jaxpr)
-
-
-def _simplify(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    rewriter = Rewriter(jaxpr)
-    definitions: dict[jex.Var, jex.JaxprEqn] = {}
-    for eqn in jaxpr.eqns:
-        eqn = rewriter.enter(eqn, rewrite)
-        rule = _RULES_BY_NAME.get(eqn.primitive.name)
-        if rule is not None and all(map(is_array, [*eqn.invars, *eqn.outvars])):
-            simpler = rule(eqn, definitions)
-            if isinstance(simpler, jex.JaxprEqn):
-                eqn = simpler
-            elif simpler is not None:
-                rewriter.replace(eqn.outvars[0], simpler)
-        definitions.update((var, eqn) for var in eqn.outvars)
-        rewriter.emit(eqn)
-    return rewriter.result()
+    ...
 
 
 # What is known of operands.
@@ -205,10 +201,8 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
 
 
 def _holds_all_of(wide: Any, narrow: Any) -> bool:
-    """Whether one dtype has every value of another of its kind.
-
-    It is read off their limits: under strict promotion there is no order among them.
-    """
+    """Whether one dtype has every value of another of its kind."""
+    # It is read off their limits: under strict promotion there is no order among them.
     for kind in (jnp.signedinteger, jnp.unsignedinteger):
         if jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind):
             return jnp.iinfo(wide).bits >= jnp.iinfo(narrow).bits

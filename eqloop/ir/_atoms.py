@@ -1,7 +1,8 @@
 """What jaxprs consist of: checked, counted, and told apart."""
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.core
@@ -10,10 +11,19 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from .._arrays import has_dtype
+from .._calls import typed
 from .._compat import is_open
-from .._programs import equations, rewritable_programs
+from .._programs import (
+    Rewrite,
+    Rewriter,
+    equations,
+    rewritable_programs,
+    rewrite_everywhere,
+)
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Closed: TypeAlias = jex.ClosedJaxpr
+Level: TypeAlias = Callable[[Closed, Rewrite], Closed]
 # The equations that compute variables.
 Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 
@@ -37,6 +47,42 @@ def check_closed(jaxpr: Any, name: str) -> None:
     raise TypeError(
         f"{name}: expected a ClosedJaxpr, but got a {type(jaxpr).__name__}: {hint}."
     )
+
+
+def of_closed(f: _Function) -> _Function:
+    """A public function whose first argument is a closed jaxpr, which is checked."""
+
+    @functools.wraps(f)
+    def call(jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        check_closed(jaxpr, f.__name__)
+        return f(jaxpr, *args, **kwargs)
+
+    return typed(call)  # pyright: ignore
+
+
+def jaxpr_pass(level: Level) -> Callable[[_Function], _Function]:
+    """A pass with the name and the words of a function, which rewrites every level."""
+
+    def decorate(words: _Function) -> _Function:
+        run = lambda jaxpr: rewrite_everywhere(level, jaxpr)
+        named: Any = functools.wraps(words)(run)
+        return of_closed(named)
+
+    return decorate
+
+
+def by_equation(
+    each: Callable[[Rewriter, jex.JaxprEqn, dict[Any, Any]], jex.JaxprEqn],
+) -> Level:
+    """Rewrites a level; what is noted down at an equation is known at the next ones."""
+
+    def level(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+        rewriter, known = Rewriter(jaxpr), {}
+        for eqn in jaxpr.eqns:
+            rewriter.emit(each(rewriter, rewriter.enter(eqn, rewrite), known))
+        return rewriter.result()
+
+    return level
 
 
 def is_array(atom: Any) -> bool:

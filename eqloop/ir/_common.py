@@ -1,25 +1,31 @@
 """Common subexpressions: what was computed before is not computed again."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import jax.core
 import jax.extend.core as jex
 
 from .._arrays import is_complex
-from .._calls import typed
 from .._compat import form_of
-from .._programs import (
-    Rewrite,
-    Rewriter,
-    equation_bits,
-    literal_bits,
-    rewrite_everywhere,
-)
-from ._atoms import Closed, check_closed, is_array
+from .._programs import Rewriter, equation_bits, literal_bits
+from ._atoms import by_equation, is_array, jaxpr_pass
 from ._primitives import COMMUTATIVE, DISTINCT
 
 
-@typed
+@by_equation
+def _merge(
+    rewriter: Rewriter, eqn: jex.JaxprEqn, first: dict[Any, Any]
+) -> jex.JaxprEqn:
+    same = _first_like(eqn, first)
+    if same is not eqn:
+        for var, earlier in zip(eqn.outvars, same.outvars, strict=True):
+            if not isinstance(var, jex.DropVar):
+                rewriter.replace(var, earlier)
+    return eqn
+
+
+@jaxpr_pass(_merge)
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Keeps one of several equations that compute the same from the same operands.
 
@@ -43,22 +49,7 @@ def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.eliminate_common_subexpressions(jaxpr)
         { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = mul b b in (c,) }
     """
-    check_closed(jaxpr, "eliminate_common_subexpressions")
-    return rewrite_everywhere(_merge, jaxpr)
-
-
-def _merge(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    rewriter = Rewriter(jaxpr)
-    first: dict[Hashable, jex.JaxprEqn] = {}
-    for eqn in jaxpr.eqns:
-        eqn = rewriter.enter(eqn, rewrite)
-        same = _first_like(eqn, first)
-        if same is not eqn:
-            for var, earlier in zip(eqn.outvars, same.outvars, strict=True):
-                if not isinstance(var, jex.DropVar):
-                    rewriter.replace(var, earlier)
-        rewriter.emit(eqn)
-    return rewriter.result()
+    ...
 
 
 def _first_like(eqn: jex.JaxprEqn, first: dict[Hashable, jex.JaxprEqn]) -> jex.JaxprEqn:

@@ -6,10 +6,9 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
-from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
-from ._atoms import Closed, check_closed, is_array
+from .._programs import Rewriter, rewritable_programs
+from ._atoms import Closed, by_equation, is_array, jaxpr_pass
 
 # Operations that give their first operand back if the shape is the same and the
 # parameters say so. (`replace` has compared the types.)
@@ -35,7 +34,17 @@ _IDENTITIES: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-@typed
+@by_equation
+def _propagate(
+    rewriter: Rewriter, eqn: jex.JaxprEqn, _: dict[Any, Any]
+) -> jex.JaxprEqn:
+    for var, atom in _copies(eqn):
+        if is_array(var):
+            rewriter.replace(var, atom)
+    return eqn
+
+
+@jaxpr_pass(_propagate)
 def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Reads through operations and calls that return an operand unchanged.
 
@@ -59,19 +68,7 @@ def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.propagate_copies(jaxpr)
         { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
     """
-    check_closed(jaxpr, "propagate_copies")
-    return rewrite_everywhere(_propagate, jaxpr)
-
-
-def _propagate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    rewriter = Rewriter(jaxpr)
-    for eqn in jaxpr.eqns:
-        eqn = rewriter.enter(eqn, rewrite)
-        for var, atom in _copies(eqn):
-            if is_array(var):
-                rewriter.replace(var, atom)
-        rewriter.emit(eqn)
-    return rewriter.result()
+    ...
 
 
 def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:

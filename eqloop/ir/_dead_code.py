@@ -4,21 +4,27 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import pick, split, union
-from .._calls import typed
 from .._programs import (
     Rewrite,
     inputs_read,
     map_programs,
     rewritable_programs,
-    rewrite_everywhere,
     with_equations,
     with_parts,
     without_dead_code,
 )
-from ._atoms import Closed, check_closed
+from ._atoms import Closed, jaxpr_pass
 
 
-@typed
+def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+    eqns = [map_programs(eqn, rewrite) for eqn in jaxpr.eqns]
+    jaxpr = with_equations(jaxpr, eqns)
+    new = _with_used_constants(_live(jaxpr))
+    # JAX rebuilds all calls. If none became smaller, nothing has been eliminated.
+    return new if _size(new) < _size(jaxpr) else jaxpr
+
+
+@jaxpr_pass(_eliminate)
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes what no output needs.
 
@@ -44,16 +50,7 @@ def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.eliminate_dead_code(jax.make_jaxpr(f)(1.0))
         { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
     """
-    check_closed(jaxpr, "eliminate_dead_code")
-    return rewrite_everywhere(_eliminate, jaxpr)
-
-
-def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    eqns = [map_programs(eqn, rewrite) for eqn in jaxpr.eqns]
-    jaxpr = with_equations(jaxpr, eqns)
-    new = _with_used_constants(_live(jaxpr))
-    # JAX rebuilds all calls. If none became smaller, nothing has been eliminated.
-    return new if _size(new) < _size(jaxpr) else jaxpr
+    ...
 
 
 def _live(jaxpr: Closed) -> Closed:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax.extend.core as jex
 
-from .._calls import typed
-from ._atoms import check_closed
+from ._atoms import of_closed
 from ._graph import Graph, Node, graph
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _STYLES = {
 }
 
 
-@typed
+@of_closed
 def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
     """A jaxpr in the language of Graphviz.
 
@@ -51,11 +50,10 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
           "g_0" -> "g_o0" [label="float32[]"]
         }
     """
-    check_closed(jaxpr, "to_dot")
     return dot_text(graph(jaxpr, name))
 
 
-@typed
+@of_closed
 def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     """A jaxpr as a graph of pydot, which you can change and draw.
 
@@ -76,7 +74,6 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
         >>> ir.to_pydot(jax.make_jaxpr(jnp.sin)(1.0), "sine").get_label()
         '"sine"'
     """
-    check_closed(jaxpr, "to_pydot")
     try:
         import pydot
     except ImportError:

@@ -4,18 +4,20 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 
+from .._arrays import describe
 from .._calls import open_call
 from .._tracebacks import border
+from ._atoms import Closed
 from ._dot import dot_text
 from ._graph import graph
-from ._parts import function_name
-from ._tree import tree
+from ._parts import function_name, parts, title
 
 _PICTURES = (".pdf", ".png", ".svg")
 
@@ -126,3 +128,43 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
         return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
 
     return drawing
+
+
+# The tree, for where nothing can be drawn.
+
+
+def tree(jaxpr: Closed, name: str) -> str:
+    """A jaxpr as a tree: operations with the types of their operands and results."""
+    types = _types(jaxpr.in_avals, jaxpr.out_avals)
+    return "\n".join([f"{name}: {types}", *_equations(jaxpr)])
+
+
+def _equations(jaxpr: Closed) -> Iterator[str]:
+    of = lambda atoms: [atom.aval for atom in atoms]
+    heads = (f"{title(e)}: {_types(of(e.invars), of(e.outvars))}" for e in jaxpr.eqns)
+    return _branches(zip(heads, map(_lines_inside, jaxpr.eqns), strict=True))
+
+
+def _lines_inside(eqn: jex.JaxprEqn) -> Iterator[str]:
+    found = parts(eqn)
+    if len(found) == 1:
+        return _equations(found[0].jaxpr)
+    types = lambda jaxpr: _types(jaxpr.in_avals, jaxpr.out_avals)
+    heads = (f"{part.label}: {types(part.jaxpr)}" for part in found)
+    inside = (_equations(part.jaxpr) for part in found)
+    return _branches(zip(heads, inside, strict=True))
+
+
+def _branches(entries: Iterable[tuple[str, Iterator[str]]]) -> Iterator[str]:
+    """Lines, each with those that are under it."""
+    entries = list(entries)
+    for i, (head, inside) in enumerate(entries):
+        is_last = i == len(entries) - 1
+        yield f"{'└' if is_last else '├'}── {head}"
+        margin = "    " if is_last else "│   "
+        yield from (f"{margin}{line}" for line in inside)
+
+
+def _types(ins: Any, outs: Any) -> str:
+    before, after = (", ".join(map(describe, avals)) or "()" for avals in (ins, outs))
+    return f"{before} -> {after}"

@@ -8,22 +8,9 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._calls import typed
 from .._compat import CALLS, form_of, scan_counts
-from .._programs import (
-    Rewrite,
-    Rewriter,
-    literal_value,
-    map_programs,
-    rewrite_everywhere,
-)
-from ._atoms import (
-    Closed,
-    check_closed,
-    has_known_shape,
-    is_array,
-    shape_of,
-)
+from .._programs import Rewrite, Rewriter, literal_value, map_programs
+from ._atoms import Closed, has_known_shape, is_array, jaxpr_pass, shape_of
 from ._primitives import FOLDABLE, GENERATORS
 
 # The most elements that an operand or a result may have. Beyond it, holding a result in
@@ -31,7 +18,26 @@ from ._primitives import FOLDABLE, GENERATORS
 FOLD_LIMIT = 1024
 
 
-@typed
+def _fold(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+    rewriter = Rewriter(jaxpr)
+    known = dict(_known_constants(jaxpr))
+    for eqn in jaxpr.eqns:
+        eqn = _with_operands_inside(rewriter.enter(eqn))
+        eqn = rewriter.enter(eqn, rewrite)
+        branch = _chosen_branch(eqn)
+        if branch is not None:
+            rewriter.inline(branch, eqn.invars[1:], eqn.outvars)
+            continue
+        for var, value in zip(eqn.outvars, _evaluate(eqn, known), strict=False):
+            if eqn.primitive.name in GENERATORS and value.ndim:
+                known[var] = value
+            else:
+                rewriter.replace(var, jex.Literal(value, var.aval))
+        rewriter.emit(eqn)
+    return rewriter.result()
+
+
+@jaxpr_pass(_fold)
 def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Computes what does not depend on the inputs.
 
@@ -55,27 +61,7 @@ def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         >>> ir.constant_fold(jax.make_jaxpr(f)(jnp.ones(3)))
         { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
     """
-    check_closed(jaxpr, "constant_fold")
-    return rewrite_everywhere(_fold, jaxpr)
-
-
-def _fold(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    rewriter = Rewriter(jaxpr)
-    known = dict(_known_constants(jaxpr))
-    for eqn in jaxpr.eqns:
-        eqn = _with_operands_inside(rewriter.enter(eqn))
-        eqn = rewriter.enter(eqn, rewrite)
-        branch = _chosen_branch(eqn)
-        if branch is not None:
-            rewriter.inline(branch, eqn.invars[1:], eqn.outvars)
-            continue
-        for var, value in zip(eqn.outvars, _evaluate(eqn, known), strict=False):
-            if eqn.primitive.name in GENERATORS and value.ndim:
-                known[var] = value
-            else:
-                rewriter.replace(var, jex.Literal(value, var.aval))
-        rewriter.emit(eqn)
-    return rewriter.result()
+    ...
 
 
 def _known_constants(jaxpr: Closed) -> Iterator[tuple[jex.Var, Any]]:
@@ -137,10 +123,8 @@ def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:
 
 
 def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-    """An equation whose jaxprs have the operands that are constants written in.
-
-    The operands stay, unused, for the elimination of dead code to remove.
-    """
+    """An equation whose jaxprs have the operands that are constants written in."""
+    # The operands stay, unused, for the elimination of dead code to remove.
     if eqn.effects:
         return eqn  # some XLAs crash where callbacks in two calls share a constant
     operands = iter(_operands_of_jaxprs(eqn))
@@ -148,10 +132,8 @@ def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
 
 def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
-    """For each jaxpr in the order of the parameters, its first operands.
-
-    Those alone that are the same each time the jaxpr is run.
-    """
+    """For each jaxpr in the order of the parameters, its first operands."""
+    # Those alone that are the same each time the jaxpr is run.
     name, params, invars = form_of(eqn), eqn.params, eqn.invars
     if name in CALLS:
         return [invars]

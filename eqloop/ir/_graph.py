@@ -16,8 +16,6 @@ class Node:
     """An operation, an input or an output.
 
     Attributes:
-        id: Its name in the graph.
-        label: What it is called.
         kind: `"input"`, `"output"`, `"constant"` or `"operation"`.
     """
 
@@ -40,11 +38,8 @@ class Graph:
     """A jaxpr, or a call, loop or branch within one.
 
     Attributes:
-        id: Its name.
-        label: What it is called.
         nodes: What is in it and in no cluster.
         clusters: The calls, loops and branches in it.
-        edges: What flows between these.
     """
 
     id: str

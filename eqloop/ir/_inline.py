@@ -6,12 +6,11 @@ import jax
 import jax.extend.core as jex
 from jax.experimental.layout import Layout
 
-from .._calls import typed
 from .._programs import inlined
-from ._atoms import check_closed
+from ._atoms import of_closed
 
 
-@typed
+@of_closed
 def inline_jit(
     jaxpr: jex.ClosedJaxpr,
     condition: Callable[[jex.JaxprEqn], bool] = lambda eqn: True,
@@ -39,7 +38,6 @@ def inline_jit(
         >>> ir.inline_jit(jaxpr, lambda eqn: eqn.params["name"] == "sin")
         { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
     """
-    check_closed(jaxpr, "inline_jit")
     if not callable(condition):
         raise TypeError(
             f"inline_jit: `condition` must be a function of an equation, such as "

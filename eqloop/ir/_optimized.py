@@ -1,13 +1,21 @@
 """`Optimize`: a function that runs what the passes have made of it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Any, final
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 
-from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
+from .._calls import (
+    AbstractSameCall,
+    NewP,
+    NewR,
+    P,
+    R,
+    compiled_once,
+    open_call,
+    setting,
+)
 from .._programs import run
 from ._optimize import PASSES, check_passes, optimize
 
@@ -18,7 +26,7 @@ def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
 
 
 @final
-class Optimize(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class Optimize(AbstractSameCall[P, R]):
     """Runs a function after the passes of `eqloop.ir` have rewritten it.
 
     Call it like `f`. `f` is traced with its own arrays and those of its arguments as
@@ -42,8 +50,8 @@ class Optimize(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """
 
     f: Callable[P, R]
-    passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = eqx.field(
-        default=PASSES, converter=_as_passes, kw_only=True, static=True
+    passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = setting(
+        default=PASSES, converter=_as_passes
     )
 
     if TYPE_CHECKING:

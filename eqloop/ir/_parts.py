@@ -17,10 +17,7 @@ class EquationPart:
 
     Attributes:
         label: The part that it plays: `"body"`, `"cond"`, `"branch 0"`.
-        jaxpr: The jaxpr.
         operands: For each of its inputs the operand of the equation that it begins as.
-        inputs: What its inputs are called.
-        outputs: What its outputs are called.
         gives_results: Whether its outputs become those of the equation.
     """
 

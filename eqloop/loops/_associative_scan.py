@@ -18,7 +18,9 @@ from .._arrays import (
     chosen_sum_type,
     describe,
     flatten,
+    is_key,
     paths,
+    plain,
     refuse_symbolic,
     resolve_axes,
     split,
@@ -161,11 +163,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
 
     def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Value]]:
-        """Traces a scan of as many elements as the last of the sizes says.
-
-        If there is another size, then the `x` of the step begin with the prefix before
-        these elements.
-        """
+        """Traces a scan of as many elements as the last of the sizes says."""
+        # If there is another size, then the `x` of the step begin with the prefix
+        # before these elements.
         combine = _Combine(self.f, elements)
         types = [t for size in sizes for t in elements.types(size)]
 
@@ -209,10 +209,8 @@ class _Elements:
                 f"{axis}, but they do not:\n{listing}"
             )
         along = AlongAxes.of(xs, axes, length)
-        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]
-        raw = dataclasses.replace(
-            along, arrays=list(map(_without_key_type, along.arrays))
-        )
+        impls = [jax.random.key_impl(x) if is_key(x) else None for x in along.arrays]
+        raw = dataclasses.replace(along, arrays=list(map(plain, along.arrays)))
         return cls(raw, tuple(impls))
 
     def types(self, size: int) -> list[Aval]:
@@ -221,10 +219,8 @@ class _Elements:
         return [stack_type(aval, size, axis) for axis, aval in pairs]
 
     def varying_as(self, types: Sequence[Aval]) -> "_Elements":
-        """These elements; in `jax.shard_map`, varying over all axes that prefixes do.
-
-        They need not by themselves, if `f` has parameters that do.
-        """
+        """These elements; in `jax.shard_map`, varying over all axes of the prefixes."""
+        # They need not by themselves, if `f` has parameters that do.
         before = self.xs.arrays
         arrays = [vary(x, axes_of(t)) for x, t in zip(before, types, strict=True)]
         if all(x is old for x, old in zip(arrays, before, strict=True)):
@@ -255,7 +251,7 @@ class _Combine:
             out = as_arrays(_labelled_as(a, enforce_annotations(self.f)(a, b)))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
-        return [_without_key_type(jnp.asarray(x)) for x, is_taken in taken if is_taken]
+        return [plain(x) for x, is_taken in taken if is_taken]
 
     def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
         """Elements, the first of which is combined with the prefix before it."""
@@ -288,20 +284,10 @@ def _moved(
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
 
 
-def _is_keys(x: Value) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _without_key_type(x: jax.Array) -> jax.Array:
-    """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
-    return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
-
-
 def _labelled_as(a: PyTree, out: PyTree) -> PyTree:
-    """What `f` returned, as a tree like `a` if it has as many leaves.
-
-    As `jax.lax.associative_scan` has it: a function of named tuples may return tuples.
-    """
+    """What `f` returned, as a tree like `a` if it has as many leaves."""
+    # As `jax.lax.associative_scan` has it: a function of named tuples may return
+    # tuples.
     leaves, treedef = jax.tree.leaves(out), jax.tree.structure(a)
     is_alike = flatten(out)[1] == flatten(a)[1]
     return (

@@ -204,19 +204,11 @@ def cuts_of(
 ) -> Value:
     """Before which steps the carry is cut, in the order of `xs`.
 
-    Args:
-        every: How many steps lie between two cuts.
-        length: The number of steps.
-        start: How many steps of the same loop were run before them.
-        reverse: Whether the last element of `xs` comes first.
-
-    Returns:
-        A mark for each step: a NumPy array if the length is known, which is a constant
-        of the program and takes no memory while that runs.
-
     >>> cuts_of(2, 5).tolist(), cuts_of(2, 3, start=2).tolist()
     ([False, False, True, False, True], [True, False, True])
     """
+    # They are a NumPy array if the length is known: a constant of the program, which
+    # takes no memory while that runs.
     xp = jnp if is_symbolic(length) else np
     steps = start + xp.arange(length)
     cuts = (steps > 0) & (steps % every == 0)
@@ -237,14 +229,7 @@ def cut_before(carry: PyTree, is_cut: PyTree) -> PyTree:
 def passed_back(
     owner: str, carry: PyTree, backward: Callable[[PyTree], PyTree], log: PyTree
 ) -> PyTree:
-    """The carry before a step, whose cotangent a function is applied to.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        carry: The carry.
-        backward: The function.
-        log: What the log of this step is the cotangent of; `None` if it is not wanted.
-    """
+    """The carry before a step, whose cotangent a function is applied to."""
     moving, rest = eqx.partition(carry, _has_cotangent)
     axes = _axes_of_all(moving)
     moving, log = jax.tree.map(lambda x: vary(x, axes), (moving, log))
@@ -321,40 +306,24 @@ def _has_cotangent(leaf: Value) -> bool:
 
 
 def _axes_of_all(moving: PyTree) -> frozenset[str]:
-    """The axes that cotangents vary along.
-
-    In `shard_map`, each device has a cotangent of its own, of all leaves.
-    """
+    """The axes that cotangents vary along."""
+    # In `shard_map`, each device has a cotangent of its own, of all leaves.
     return frozenset[str]().union(*map(axes_of, jax.tree.leaves(moving)))
 
 
 def _applied_to(
     owner: str, backward: Callable[[PyTree], PyTree], cotangent: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """What the function makes of a cotangent, and its log, or `None`.
-
-    The cotangent that it returns has to be like the one that it was given.
-    """
+    """What the function makes of a cotangent, and its log, or `None`."""
+    # The cotangent that it returns has to be like the one that it was given.
     shown = f"`backward(cotangent)` with\n  cotangent = {eqx.tree_pformat(cotangent)}"
     with explained(owner, shown):
         check_takes(owner, "backward", backward, ["cotangent"])
         result, log = backward(cotangent), None
     if _has_log(result, cotangent):
         result, log = result
-    changes = [
-        f"  {d.path}: {d.one} came in, {d.other} came out"
-        for d in structure_differences(cotangent, result, "cotangent")
-    ]
-    if not changes:
-        leaves = flatten(cotangent)[0], flatten(result)[0]
-        changes = [
-            f"  {path}: {describe(one)} came in, {describe(other)} came out"
-            for path, one, other in zip(
-                paths(cotangent, "cotangent"), *leaves, strict=True
-            )
-            if not _same_type(one, other)
-        ]
-    if changes:
+    said = "cotangent", "came in", "came out"
+    if changes := _changes(cotangent, result, *said):
         raise TypeError(
             f"{owner}: `backward` must return a cotangent of the same structure, "
             f"shapes and dtypes as it was given, or a pair of one and a log, but it "
@@ -366,11 +335,9 @@ def _applied_to(
 
 
 def _has_log(result: PyTree, cotangent: PyTree) -> bool:
-    """Whether something that was returned is a pair of a cotangent and a log.
-
-    A carry may itself be a pair. Then what has the structure of its cotangent is one:
-    that is never the structure of a pair whose first part has it, too.
-    """
+    """Whether something that was returned is a pair of a cotangent and a log."""
+    # A carry may itself be a pair. Then what has the structure of its cotangent is one:
+    # that is never the structure of a pair whose first part has it, too.
     if type(result) is not tuple or len(result) != 2:
         return False
     structure = jax.tree.structure(cotangent)
@@ -406,19 +373,8 @@ def _check_log(owner: str, log: PyTree, logged: PyTree) -> None:
     """Checks that a log fits into what was given to take it."""
     if logged is None:
         _refuse_missing(owner)
-    changes = [
-        f"  {d.path}: {d.one} of each step was passed, {d.other} was logged"
-        for d in structure_differences(log, logged, "log")
-    ]
-    if not changes:
-        trees = paths(log, "log"), flatten(log)[0], flatten(logged)[0]
-        changes = [
-            f"  {path}: {describe(one)} of each step was passed, {describe(other)} was "
-            f"logged"
-            for path, one, other in zip(*trees, strict=True)
-            if not _same_type(one, other)
-        ]
-    if changes:
+    said = "log", "of each step was passed", "was logged"
+    if changes := _changes(log, logged, *said):
         raise TypeError(
             f"{owner}: `log` must have a row for each step that is like the log which "
             f"`backward` returns:\n"
@@ -426,6 +382,21 @@ def _check_log(owner: str, log: PyTree, logged: PyTree) -> None:
             + "\n`empty_log` of the loop, called with the same arguments, makes one "
             "that fits."
         )
+
+
+def _changes(
+    before: PyTree, after: PyTree, name: str, came: str, went: str
+) -> list[str]:
+    """Where two trees have other structures, or else other types, a line for each."""
+    line = lambda path, one, other: f"  {path}: {one} {came}, {other} {went}"
+    if found := list(structure_differences(before, after, name)):
+        return [line(d.path, d.one, d.other) for d in found]
+    leaves = flatten(before)[0], flatten(after)[0]
+    return [
+        line(path, describe(one), describe(other))
+        for path, one, other in zip(paths(before, name), *leaves, strict=True)
+        if not _same_type(one, other)
+    ]
 
 
 def _varied_as(tree: PyTree, like: PyTree) -> PyTree:

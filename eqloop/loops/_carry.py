@@ -75,10 +75,8 @@ class Words:
     """The words for the parts of a loop in error messages.
 
     Attributes:
-        carry: The word for the carry.
         path: The beginning of the paths of its leaves.
         f: The word for the function that is called at each step.
-        step: The word for a step.
         call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
             that shows them.
         length: The word for the number of steps, in the user's call.
@@ -107,7 +105,6 @@ class Carry:
     Attributes:
         owner: The name of the transform, for error messages.
         tree: The carry; its arrays are JAX arrays.
-        words: The words for error messages.
     """
 
     owner: str
@@ -140,13 +137,9 @@ class Carry:
         return tuple(pick(names, list(map(is_dynamic, flatten(self.tree)[0]))))
 
     def starts(self, init: PyTree) -> tuple[int | None, ...]:
-        """The Python integers that dynamic leaves were in the user's call.
-
-        Only such numbers are known while tracing. `Loop.starts` says what they are for.
-
-        Args:
-            init: The carry before numbers became arrays.
-        """
+        """The Python integers that dynamic leaves were in the user's call."""
+        # Only such numbers are known while tracing. `Loop.starts` says what they are
+        # for.
         leaves = zip(flatten(init)[0], flatten(self.tree)[0], strict=True)
         return tuple(
             number if type(number := unmarked(before)) is int else None
@@ -159,26 +152,18 @@ class Carry:
         return partition(self.tree)[1].join(arrays)
 
     def final(self, arrays: list[Value], out: PyTree) -> PyTree:
-        """The carry after the last step, with weak types where a step returns them.
-
-        The engine works with strong types (`engine/_normal_form.py`), and hands on the
-        initial carry as it is if there are no steps. The types are those of a step for
-        any length, as `lax.scan` has it.
-
-        Args:
-            arrays: Its dynamic leaves.
-            out: The types of the carry that came out of a step, see `types_of`.
-        """
+        """The carry after the last step, with weak types where a step returns them."""
+        # The engine works with strong types (`engine/_normal_form.py`), and hands on
+        # the initial carry as it is if there are no steps. The types are those of a
+        # step for any length, as `lax.scan` has it.
         pairs = zip(flatten(self.tree)[0], flatten(out)[0], strict=True)
         weak = [is_weak(after) for before, after in pairs if is_dynamic(before)]
         return self.join(with_weak_types(arrays, weak))
 
     def take(self, out: PyTree) -> list[jax.Array]:
-        """The dynamic leaves of the carry that `f` has made of this one.
-
-        Leaves that do not fit are left out. Then the step that is traced is wrong, but
-        it is thrown away: `settle` raises an error, or has it traced again.
-        """
+        """The dynamic leaves of the carry that `f` has made of this one."""
+        # Leaves that do not fit are left out. Then the step that is traced is wrong,
+        # but it is thrown away: `settle` raises an error, or has it traced again.
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
         if treedef != after_treedef:
@@ -191,18 +176,7 @@ class Carry:
         ]
 
     def settle(self, out: PyTree) -> Self:
-        """Compares this carry with the one that `f` made of it.
-
-        Args:
-            out: The types of the carry that came out, see `types_of`.
-
-        Returns:
-            This object, if the two fit; otherwise the carry to try next.
-
-        Raises:
-            TypeError: If shapes, dtypes or structure changed.
-            ValueError: If a static leaf changed.
-        """
+        """Compares this carry with the one that `f` made of it."""
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
         if structure_bits(treedef) != structure_bits(after_treedef):
@@ -246,7 +220,6 @@ class Settled(Generic[_Extra]):
     """A step whose carry keeps its type.
 
     Attributes:
-        step: The step.
         consts: The arrays that it closes over.
         carry: The carry that it was traced with.
         new_carry: The types of the carry that came out.
@@ -271,20 +244,19 @@ def trace_stable(
     x_types: Sequence[Aval],
     known_as: Callable[[PyTree], KnownAs],
 ) -> Settled[_Extra]:
-    """Traces a step with a carry whose types it does not change.
+    """Traces a step with a carry whose types it does not change."""
 
-    Args:
-        call: The user's step, on a carry and the arrays of `x`.
-        take: From the result of that to the new carry, the arrays of `y`, and anything
-            else to keep.
-        carry: The carry to try first.
-        x_types: The types of the arrays of `x`.
-        known_as: What JAX is to call it in its errors, from the carry.
-    """
+    # `take` goes from what `call` returns to the new carry, the arrays of `y`, and
+    # anything else to keep.
+    def take_arrays(out: PyTree) -> PyTree:
+        new_carry, y, kept = take(out)
+        return (carry.take(new_carry), y), (types_of(new_carry), kept)
+
+    join = lambda arrays, x: (carry.join(arrays), x)
     # This ends: each new try makes a number an array, promotes a leaf, or has it vary
     # along more axes, and none of these is ever undone.
     while True:
-        body = _open_body(call, take, carry, known_as(carry.tree))
+        body = OpenedCall(join, call, take_arrays, known_as(carry.tree))
         carry_types = [jax.typeof(x) for x in carry.arrays]
         try:
             step, consts = trace_step(body.on_arrays, carry_types, x_types)
@@ -300,20 +272,6 @@ def trace_stable(
         if settled is carry:
             return Settled(step, consts, carry, new_carry, kept)
         carry = settled
-
-
-def _open_body(
-    call: Callable[..., PyTree],
-    take: Callable[[PyTree], PyTree],
-    carry: Carry,
-    known_as: KnownAs,
-) -> OpenedCall[Any, Any]:
-    def take_arrays(out: PyTree) -> PyTree:
-        new_carry, y, kept = take(out)
-        return (carry.take(new_carry), y), (types_of(new_carry), kept)
-
-    join = lambda arrays, x: (carry.join(arrays), x)
-    return OpenedCall(join, call, take_arrays, known_as)
 
 
 def _promote(before: PyTree, after: PyTree) -> PyTree:

@@ -1,6 +1,5 @@
 """`ForLoop` and `CheckpointedForLoop`: a function of several `xs`, without a carry."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
@@ -17,7 +16,7 @@ from .._calls import (
 )
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, left_open, plan
+from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
 from ._carry import Words
 from ._open_loop import OpenedLoop, check_wants_key
 from ._scan import DEFAULT_BASE, AbstractLoop, check_base
@@ -100,12 +99,7 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         with planning_for_call(device, self, xs):
             return plan(**self._problem(*xs, length=length, key=key))
 
-    def _open(
-        self,
-        *xs: PyTree,
-        length: SupportsIndex | None = None,
-        key: PRNGKey | None = None,
-    ) -> OpenedLoop:
+    def _open(self, *xs: PyTree, **kwargs: PyTree) -> OpenedLoop:
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             # The step of a scan whose carry is nothing.
             f = f if self.f_transform is None else self.f_transform(f)
@@ -117,9 +111,8 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
 
             return step
 
-        opener = self._opener()
-        opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
-        return opener.open(self.f, None, xs, length=length, key=key)
+        opener = self._opener(f_transform=f_transform, words=_WORDS)
+        return opener.open(self.f, None, xs, **kwargs)
 
     def __check_init__(self) -> None:
         schedule = self.schedule
@@ -180,9 +173,6 @@ class ForLoop(AbstractForLoop[Y]):
 
         @staticmethod
         def _of(f: Callable[..., NewY], /) -> "ForLoop[NewY]": ...
-
-    def _default_schedule(self) -> AbstractSchedule:
-        return left_open(StoreAll())
 
 
 @final

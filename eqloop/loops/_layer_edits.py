@@ -177,10 +177,7 @@ class _Slice:
     """A slice of an array, which is not a slice itself; of a tracer, in one trace.
 
     Attributes:
-        of: The array.
         places: Where the slice is along its first axes.
-        trace: What was being traced.
-        result: The slice.
     """
 
     of: weakref.ref[Any]

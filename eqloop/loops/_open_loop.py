@@ -9,11 +9,10 @@ back into the user's trees.
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -22,6 +21,7 @@ from .._arrays import (
     as_arrays,
     as_length,
     automatic_sharding,
+    axes_of_keys,
     axes_tree,
     axis_sizes,
     common_length,
@@ -30,6 +30,7 @@ from .._arrays import (
     is_dynamic,
     is_symbolic,
     is_typed,
+    listing,
     partition,
     paths,
     pick,
@@ -58,6 +59,7 @@ from ..checkpointing import (
     Recursive,
     Step,
     Undo,
+    form_to_plan,
     hoist,
     run_loop,
     with_inverse,
@@ -142,11 +144,9 @@ class OpenedLoop:
         return self.close(carry, ys)
 
     def at_reversal(self, meter: Meter = NO_BARS) -> "OpenedLoop":
-        """Runs the steps of the `head`. Returns the rest of the loop.
-
-        With `Truncate`, nothing before the last cut that matters has a derivative. So
-        these steps are a loop of their own, whose carries no gradient stores.
-        """
+        """Runs the steps of the `head`. Returns the rest of the loop."""
+        # With `Truncate`, nothing before the last cut that matters has a derivative. So
+        # these steps are a loop of their own, whose carries no gradient stores.
         if not self.head:
             return self
         loop, rest = self.loop.cut_at(self.head)
@@ -172,23 +172,18 @@ class OpenedLoop:
 def open_abstractly(
     open_call: Callable[..., OpenedLoop], *args: PyTree
 ) -> tuple[OpenedLoop, Placements]:
-    """Opens a call when only the types of the arrays are known.
-
-    An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on the
-    side. Its arrays are tracers that are good for nothing but their types.
-
-    Returns:
-        The call, and how its consts, its carry and its `xs` are split over automatic
-        axes, if any of the arguments is. Of what is computed from these it is not
-        known.
-    """
+    """Opens a call when only the types of the arrays are known."""
+    # An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on
+    # the side. Its arrays are tracers that are good for nothing but their types.
+    # Returned are the call, and how its consts, its carry and its `xs` are split over
+    # automatic axes. Of what is computed from these it is not known.
     opened: list[OpenedLoop] = []
     found: list[tuple[NamedSharding | None, ...]] = []
     types, rest = partition(args, is_typed)
     shardings = list(map(automatic_sharding, types))
 
     def open_traced(*traced: Value) -> None:
-        loop = open_call(*rest.join(traced))
+        loop = open_call(*rest.join(traced)).at_reversal()
         known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
         of = lambda x: known.get(id(x)) or automatic_sharding(x)
@@ -197,6 +192,12 @@ def open_abstractly(
 
     jax.eval_shape(open_traced, *types)
     return opened[0], tuple(found) if any(map(any, found)) else ()
+
+
+def to_plan(opened: OpenedLoop, placed: Placements) -> dict[str, Any]:
+    """What is planned of a loop that was opened abstractly."""
+    step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
+    return dict(step=step, loop=loop, placed=placed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +236,10 @@ class LoopOpener:
         self,
         f: Callable[..., PyTree],
         init: PyTree,
-        xs: PyTree,
+        xs: PyTree = None,
         *,
-        length: SupportsIndex | None,
-        key: PRNGKey | None,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
         log: PyTree = None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""
@@ -368,10 +369,8 @@ class LoopOpener:
         key: PRNGKey | None,
         log: PyTree,
     ) -> AlongAxes:
-        """Divides all that differs from step to step into arrays and all else.
-
-        It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
-        """
+        """Divides all that differs from step to step into arrays and all else."""
+        # It is `(f, xs, key)`, the cuts, and what the log is the cotangent of.
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -409,11 +408,9 @@ class LoopOpener:
         return AlongAxes.of((f, xs, key, cuts, log), axes, length)
 
     def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
-        """How many steps come before the last cut that precedes all derivatives.
-
-        Outputs are differentiated back to the cut before their step, and so is the
-        final carry.
-        """
+        """How many steps come before the last cut that precedes all derivatives."""
+        # Outputs are differentiated back to the cut before their step, and so is the
+        # final carry.
         is_known = not is_symbolic(loop.length) and loop.length > 0
         if not (isinstance(self.backward, Truncate) and is_known):
             return 0
@@ -477,18 +474,7 @@ def undoing_call(
     given: Sequence[PyTree],
     keywords: dict[str, PyTree],
 ) -> PyTree:
-    """Calls a function that a user has given to undo steps.
-
-    Args:
-        name: Which of the arguments of `Reversible` it is.
-        f: The function.
-        names: The names of what it is given, for error messages.
-        given: The arguments.
-        keywords: The keyword arguments.
-
-    Raises:
-        TypeError: If it does not take these.
-    """
+    """Calls a function that a user has given to undo steps."""
     why = "With" if "saved" in names else "Without"
     why = f"{why} a `save`, it is" if name == "inverse" else "It is"
     check_takes(_UNDONE, name, f, names, keywords=list(keywords), why=why)
@@ -516,13 +502,6 @@ def _saved(tree: PyTree) -> tuple[list[Value], Outputs]:
 def kept_indices(length: int, kept: slice | None) -> range | None:
     """The indices that a slice keeps, in a loop of so many steps.
 
-    Args:
-        length: The number of steps.
-        kept: Any slice, or `None`.
-
-    Returns:
-        The indices, or `None` if they are all in their order.
-
     >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(-2, 99))
     (range(0, 10, 4), range(8, 10))
     >>> kept_indices(10, slice(-99, 99)) is None
@@ -535,20 +514,13 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
 
 
 def _refuse_iterators(owner: str, xs: PyTree) -> None:
-    """Checks that no leaf of `xs` is a generator or another iterator.
-
-    It is not an array, so each step would be given all of it, and the first one that
-    is traced would use it up.
-    """
-    named = zip(paths(xs, "xs"), flatten(xs)[0], strict=True)
-    found = [
-        f"  {path}: {leaf!r}" for path, leaf in named if isinstance(leaf, Iterator)
-    ]
-    if found:
-        listing = "\n".join(found)
+    """Checks that no leaf of `xs` is a generator or another iterator."""
+    # It is not an array, so each step would be given all of it, and the first one that
+    # is traced would use it up.
+    if found := listing(xs, "xs", lambda leaf: isinstance(leaf, Iterator), repr):
         raise TypeError(
             f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
-            f"iterator:\n{listing}\nStack its items first: "
+            f"iterator:\n{found}\nStack its items first: "
             f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
             f"`el.Resumable` with a function that reads them."
         )
@@ -561,18 +533,7 @@ def check_wants_key(
     keywords: PyTree,
     word: str = "f",
 ) -> None:
-    """Checks that a step is given a key if it wants one, and only then.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        f: What is called for a step.
-        args: What it is given by position.
-        keywords: What it is given by keyword.
-        word: What it is called.
-
-    Raises:
-        TypeError: If it is not.
-    """
+    """Checks that a step is given a key if it wants one, and only then."""
     parameters = parameters_of(f)
     if "key" in keywords:
         kinds = [p.kind for p in parameters.values()]
@@ -613,16 +574,12 @@ def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
 
 def check_one_key(owner: str, key: Value) -> None:
     """Checks that a `key=` that a user passed is one key."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        ndim = 0
-    elif key.dtype == jnp.uint32:
-        ndim = 1
-    else:
+    if (axes := axes_of_keys(key)) is None:
         raise TypeError(
             f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
             f"{describe(key)}."
         )
-    if key.ndim != ndim:
+    if axes:
         raise ValueError(
             f"{owner}: `key` must be one key, which is split for the steps, but it is "
             f"{describe(key)}. To give each step a key of your own, pass the keys in "

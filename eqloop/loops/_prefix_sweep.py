@@ -64,7 +64,6 @@ class PrefixSweep:
         step: The prefixes of a chunk: its `x` are the prefix before the chunk, of
             length one along each axis, and the chunk; it has no carry.
         axes: The axis of each array along which its elements are.
-        length: How many elements there are.
         size: How many of them are in a chunk.
         reverse: Whether to go from the last element to the first.
         sums: The type in which cotangents of narrower consts are added up.

@@ -33,19 +33,19 @@ from ..checkpointing import (
     AUTO,
     AbstractSchedule,
     Frontier,
+    Placements,
     Plan,
     Recursive,
     StoreAll,
     as_loop_policy,
     as_policy_or_wrong,
-    form_to_plan,
     frontier_of,
     left_open,
     plan,
 )
 from ..progress import ProgressBar, as_progress, check_progress
 from ._backward import Backward, Truncate
-from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly, to_plan
 
 
 class AbstractLoop(AbstractTransform[Function]):
@@ -91,9 +91,9 @@ class AbstractLoop(AbstractTransform[Function]):
     split_keys: bool = setting(default=True)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
-    @abc.abstractmethod
     def _default_schedule(self) -> AbstractSchedule:
         """The schedule to run if none is given."""
+        return left_open(StoreAll())
 
     @abc.abstractmethod
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
@@ -146,34 +146,23 @@ class AbstractLoop(AbstractTransform[Function]):
 
     def _run(self, opened: OpenedLoop) -> tuple[PyTree, PyTree]:
         """Runs the loop: the last carry and the outputs."""
-        return opened.run(
-            type(self).__name__,
-            **self._how(),
-            progress=self.progress,
-        )
+        how = self._how()
+        return opened.run(type(self).__name__, progress=self.progress, **how)
 
-    def _problem(
-        self, *args: PyTree, length: SupportsIndex | None = None, **kwargs: PyTree
-    ) -> dict[str, Any]:
+    def _problem(self, *args: PyTree, **kwargs: PyTree) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
-
-        def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
-            return loop._open(*args, length=length, **kwargs).at_reversal()
-
         refuse_symbolic_plan(type(self).__name__, (self, args, kwargs))
-        opened, placed = open_abstractly(open_call, self, args, kwargs)
-        step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
-        return dict(step=step, loop=loop, placed=placed, **self._how())
+        return to_plan(*self._opened(*args, **kwargs)) | self._how()
 
-    def _empty_log(
+    def _opened(
         self, *args: PyTree, length: SupportsIndex | None = None, **kwargs: PyTree
-    ) -> PyTree:
-        """Zeros for the log of each step of a call, from the types of its arguments."""
+    ) -> tuple[OpenedLoop, Placements]:
+        """A call, opened by the types of its arguments alone."""
 
         def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
             return loop._open(*args, length=length, **kwargs)
 
-        return open_abstractly(open_call, self, args, kwargs)[0].empty_log()
+        return open_abstractly(open_call, self, args, kwargs)
 
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)
@@ -183,9 +172,9 @@ class AbstractLoop(AbstractTransform[Function]):
             return self.schedule
         return self._default_schedule()
 
-    def _opener(self) -> LoopOpener:
-        """How a call is read, as far as these settings say it."""
-        return LoopOpener(
+    def _opener(self, **others: Any) -> LoopOpener:
+        """How a call is read: as these settings say it, and others."""
+        opener = LoopOpener(
             name=type(self).__name__,
             in_axes=self.in_axes,
             out_axes=self.out_axes,
@@ -196,6 +185,7 @@ class AbstractLoop(AbstractTransform[Function]):
             unroll=self.unroll,
             undo=self._schedule().undo,
         )
+        return dataclasses.replace(opener, **others)
 
     def __check_init__(self) -> None:
         name = type(self).__name__
@@ -335,9 +325,9 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
     f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
     backward: Backward | None = setting(default=None)
 
-    @abc.abstractmethod
     def _kept(self) -> slice | None:
         """Which of the `ys` are kept; `None` for all of them."""
+        return None
 
     @compiled_once(when=checks_no_values)
     @typed
@@ -421,7 +411,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             >>> log["norm"]
             Array([486., 162.,  54.,  18.,   6.], dtype=float32)
         """
-        return self._empty_log(init, xs, length=length, key=key)
+        return self._opened(init, xs, length=length, key=key)[0].empty_log()
 
     @typed
     def plan(
@@ -466,18 +456,9 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         with planning_for_call(device, self, init, xs):
             return plan(**self._problem(init, xs, length=length, key=key, log=log))
 
-    def _open(
-        self,
-        init: PyTree,
-        xs: PyTree = None,
-        *,
-        length: SupportsIndex | None = None,
-        key: PRNGKey | None = None,
-        log: PyTree = None,
-    ) -> OpenedLoop:
-        opener = self._opener()
-        opener = dataclasses.replace(opener, kept=self._kept(), backward=self.backward)
-        return opener.open(self.f, init, xs, length=length, key=key, log=log)
+    def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
+        opener = self._opener(kept=self._kept(), backward=self.backward)
+        return opener.open(self.f, *args, **kwargs)
 
     def __check_init__(self) -> None:
         check_backward(type(self).__name__, self.backward)
@@ -529,12 +510,6 @@ class Scan(AbstractScan[Carry, Y]):
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "Scan[NewCarry, NewY]": ...
 
-    def _default_schedule(self) -> AbstractSchedule:
-        return left_open(StoreAll())
-
-    def _kept(self) -> None:
-        return None
-
 
 @final
 class CheckpointedScan(AbstractScan[Carry, Y]):
@@ -580,9 +555,6 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
 
     def _default_schedule(self) -> AbstractSchedule:
         return Recursive(self.base)
-
-    def _kept(self) -> None:
-        return None
 
     def __check_init__(self) -> None:
         check_base(type(self).__name__, self.base, self.schedule)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
 import jax
@@ -92,7 +92,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
     """
 
     f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
-    max_steps: int = eqx.field(static=True, kw_only=True)
+    max_steps: int = setting()
     backward: Backward | None = setting(default=None)
 
     if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             >>> jax.grad(loss, argnums=1)(1.0, loop.empty_log(1.0))
             Array([30., 27.,  9.,  3.,  0.,  0.], dtype=float32)
         """
-        return self._empty_log(init, xs, key=key)
+        return self._opened(init, xs, key=key)[0].empty_log()
 
     @typed
     def plan(
@@ -221,25 +221,19 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             return plan(**self._problem(init, xs, key=key, log=log))
 
     def _open(
-        self,
-        init: PyTree,
-        xs: PyTree = None,
-        *,
-        length: SupportsIndex | None = None,
-        key: PRNGKey | None = None,
-        log: PyTree = None,
+        self, init: PyTree, xs: PyTree = None, log: PyTree = None, **kwargs: PyTree
     ) -> OpenedLoop:
-        opener = self._opener()
-        opener = dataclasses.replace(opener, words=_WORDS, backward=self.backward)
-        opened = opener.open(self.f, init, xs, length=self.max_steps, key=key, log=log)
+        opener = self._opener(words=_WORDS, backward=self.backward)
+        kwargs |= dict(length=self.max_steps)
+        opened = opener.open(self.f, init, xs, log=log, **kwargs)
         name = type(self).__name__
         condition = Condition.of(name, self.cond, opened.carry, is_bounded=True)
         holds = condition(condition.consts, opened.init[: len(opened.carry.paths)])
         parts = (self, init, xs, log)
         if not varies_with(parts, holds):
             # Devices stop at different times, so whatever the steps compute differs.
-            loop, init, xs, log = varied_with(parts, holds)
-            return loop._open(init, xs, key=key, log=log)
+            loop, *parts = varied_with(parts, holds)
+            return loop._open(*parts, **kwargs)
         # Where it ends is not known, and so neither is the last cut.
         opened = dataclasses.replace(opened, head=0)
         return _stopping(opened, condition, holds)

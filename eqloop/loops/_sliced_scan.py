@@ -5,16 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, SupportsIndex, final
 
 from .._calls import Carry, NewCarry, NewY, Y, int_of, setting
-from ..checkpointing import AbstractSchedule, StoreAll, left_open
 from ._scan import AbstractScan, Stepping
 
 
 def as_index(owner: str, name: str, value: object) -> int | None:
-    """One of the three numbers of a slice.
-
-    Raises:
-        TypeError: If it is neither an int nor `None`.
-    """
+    """One of the three numbers of a slice."""
     if value is None:
         return None
     if (index := int_of(value)) is None:
@@ -74,9 +69,6 @@ class SlicedScan(AbstractScan[Carry, Y]):
 
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "SlicedScan[NewCarry, NewY]": ...
-
-    def _default_schedule(self) -> AbstractSchedule:
-        return left_open(StoreAll())
 
     def _kept(self) -> slice:
         return slice(self.start, self.stop, self.step)

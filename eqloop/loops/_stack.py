@@ -29,17 +29,7 @@ Layer = TypeVar("Layer")
 
 
 def stack(owner: str, layers: Sequence[Layer], instead: str = "") -> Layer:
-    """Stacks layers that differ only in the values of their arrays.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        layers: The layers, at least one.
-        instead: What to do if they differ in structure.
-
-    Raises:
-        TypeError: If they differ in structure, or in the type of an array.
-        ValueError: If they differ in a leaf that is not an array.
-    """
+    """Stacks layers that differ only in the values of their arrays."""
     first, *others = (as_arrays(with_array_state(layer)) for layer in layers)
     others = [with_markers_of(first, other) for other in others]
     for number, other in enumerate(others, start=1):
@@ -55,11 +45,10 @@ def has_arrays(layers: PyTree) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Depth:
-    """How many layers there were when they were stacked.
+    """How many layers there were when they were stacked."""
 
-    It is a static field, and all of these are equal: stacks of several depths have the
-    same structure, as they have other arrays.
-    """
+    # It is a static field, and all of these are equal: stacks of several depths have
+    # the same structure, as they have other arrays.
 
     number: int
 
@@ -79,12 +68,7 @@ def depth_of(layers: PyTree) -> Depth | None:
 
 
 def num_layers(owner: str, layers: PyTree) -> int:
-    """How many layers are stacked.
-
-    Raises:
-        ValueError: If an array has no leading axis, if they have different ones, or if
-            there is no array.
-    """
+    """How many layers are stacked."""
     leaves, _ = flatten(layers)
     arrays = {
         path: leaf
@@ -126,12 +110,7 @@ def check_alike(
     first_name: str,
     instead: str = "",
 ) -> None:
-    """Raises if one layer could not be stacked with another, `first`.
-
-    Raises:
-        TypeError: If they differ in structure, or in the type of an array.
-        ValueError: If they differ in a leaf that is not an array.
-    """
+    """Raises if one layer could not be stacked with another, `first`."""
     names = name, first_name
     lines = [*_structure_lines(first, other, *names)] or [
         *_leaf_lines(first, other, *names, _types_differ)
@@ -142,7 +121,8 @@ def check_alike(
             f"{owner}: layers must have the same structure, and arrays of the same "
             f"shapes and dtypes, but these do not:\n{listing}{instead}"
         )
-    if lines := [*_leaf_lines(first, other, *names, _statics_differ)]:
+    differ = lambda one, two: not (is_dynamic(one) or same_static(one, two))
+    if lines := [*_leaf_lines(first, other, *names, differ)]:
         listing = "\n".join(lines)
         raise ValueError(
             f"{owner}: layers may differ only in the values of their arrays, but these "
@@ -183,10 +163,6 @@ def _types_differ(one: Value, other: Value) -> bool:
     return one.shape != other.shape or one.dtype != other.dtype
 
 
-def _statics_differ(one: object, other: object) -> bool:
-    return not is_dynamic(one) and not same_static(one, other)
-
-
 # The state of layers.
 
 
@@ -216,11 +192,7 @@ def with_markers_of(first: PyTree, layer: Layer) -> Layer:
 def state_of(
     owner: str, layers: PyTree, state: eqx.nn.State, depth: int
 ) -> eqx.nn.State:
-    """The part of a state that belongs to the layers.
-
-    Raises:
-        ValueError: If it does not hold the states of this many layers.
-    """
+    """The part of a state that belongs to the layers."""
     try:
         part = state.substate(layers)
     except KeyError as error:

@@ -43,6 +43,7 @@ from ._open_loop import (
     OpenedLoop,
     check_wants_key,
     open_abstractly,
+    to_plan,
     undoing_call,
 )
 from ._scan import (
@@ -410,8 +411,8 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
         refuse_symbolic_plan(_NAME, (self, x, args))
-        opened, placed = open_abstractly(open_call, self, x, args, key)
-        return dict(step=opened.step, loop=opened.loop, placed=placed, **self._how())
+        opened = open_abstractly(open_call, self, x, args, key)
+        return to_plan(*opened) | self._how()
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None
@@ -450,7 +451,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             undo=undo and apply.undone_by(undo),
         )
         inputs = (self.layers, args, state)
-        return opener.open(apply, x, inputs, length=None, key=key)
+        return opener.open(apply, x, inputs, key=key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`WhileLoop`, `BoundedWhileLoop` and `CheckpointedWhileLoop`.
 
-`open_while` opens a call of them: from `(cond, body, init)` to a step on arrays. The
+`run_call` runs a call of them: it makes a step on arrays of `(cond, body, init)`. The
 step of such a loop has one more leaf in its carry, the first: whether `cond` holds for
 what follows it.
 """
@@ -94,15 +94,8 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
                 seen to run forever. Under the `vmap` of a gradient, if there are
                 collectives over the axis of the `vmap` in the loop.
         """
-        planner = self._planner()
-        is_bounded = planner.max_steps < UNLIMITED
-        name = type(self).__name__
-        opened = open_while(name, self.cond, self.body, init, is_bounded=is_bounded)
-        meter = make_meter(name, self.progress, None, opened.label)
-        arguments = (opened.step, opened.consts, opened.init, opened.starts)
-        with loop_scope(name):
-            carry = run_while(*arguments, planner, meter)
-        return opened.close(carry)
+        name, planner = type(self).__name__, self._planner()
+        return run_call(name, planner, self.progress, self.cond, self.body, init)
 
     def __check_init__(self) -> None:
         for name, function in (("cond", self.cond), ("body", self.body)):
@@ -287,44 +280,15 @@ _WORDS = Words(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenedWhile:
-    """A call of a while loop as a step on arrays.
-
-    Attributes:
-        step: `body`, with `cond` of what it returns.
-        consts: The arrays that are the same for every step.
-        init: Whether `cond` holds for the carry, and the leaves of it that vary.
-        starts: The numbers of Python that these were at first.
-        close: Turns the final carry, a list of arrays, into what the user gets.
-        label: Makes what is written before a progress bar of the user's function.
-    """
-
-    step: Step
-    consts: list[Value]
-    init: list[Value]
-    starts: tuple[int | None, ...]
-    close: Callable[[list[Value]], PyTree]
-    label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
-
-
-def open_while(
+def run_call(
     owner: str,
+    planner: ForwardOnly | Bounded | Online,
+    progress: ProgressBar | None,
     cond: Callable[..., PyTree],
     body: Callable[..., PyTree],
     init: PyTree,
-    *,
-    is_bounded: bool,
-) -> OpenedWhile:
-    """Opens a call.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        cond: From the carry to whether there is another step.
-        body: From the carry to the next one.
-        init: The initial carry.
-        is_bounded: Whether the loop stops even if `cond` always holds.
-    """
+) -> PyTree:
+    """Opens a call, and runs it."""
     refuse_refs(owner, init, _WORDS.path)
     settled = trace_stable(
         lambda carry, _: _explained(owner, "body", body, carry),
@@ -334,13 +298,12 @@ def open_while(
         known_as=lambda carry: _known_as("while_body", body, carry),
     )
     step, carry = settled.step, settled.carry
-    condition = Condition.of(owner, cond, carry, is_bounded)
+    condition = Condition.of(owner, cond, carry, planner.max_steps < UNLIMITED)
     holds = condition(condition.consts, carry.arrays)
     parts = (cond, body, carry.tree)
     if not varies_with(parts, holds):
         # Devices stop at different times, so whatever the steps compute differs.
-        varied = varied_with(parts, holds)
-        return open_while(owner, *varied, is_bounded=is_bounded)
+        return run_call(owner, planner, progress, *varied_with(parts, holds))
 
     def joint(
         consts: list[Value], carry: list[Value], x: list[Value]
@@ -352,16 +315,14 @@ def open_while(
     starts = None, *carry.starts(init)
     consts, init = [*settled.consts, *condition.consts], [holds, *carry.arrays]
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
-    return OpenedWhile(
-        step=make_step(joint, const_types, carry_types, []),
-        consts=consts,
-        init=init,
-        starts=starts,
-        close=lambda final: settled.final(final[1:]),
-        label=lambda desc: Label.of(
-            desc, step.carry_types, [], carry.join, lambda y: None
-        ),
+    opened = make_step(joint, const_types, carry_types, [])
+    label = lambda desc: Label.of(
+        desc, step.carry_types, [], carry.join, lambda y: None
     )
+    meter = make_meter(owner, progress, None, label)
+    with loop_scope(owner):
+        final = run_while(opened, consts, init, starts, planner, meter)
+    return settled.final(final[1:])
 
 
 def varies_with(tree: PyTree, like: PyTree) -> bool:
@@ -381,7 +342,6 @@ class Condition:
 
     Attributes:
         step: It as a step that has no carry: its `x` is that of the loop.
-        consts: What it closes over.
     """
 
     step: Step

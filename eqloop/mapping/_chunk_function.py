@@ -248,15 +248,7 @@ class Vectorised:
         size: int,
         probe: tuple[int, bool],
     ) -> ChunkFunction:
-        """The chunk function, for chunks of any size.
-
-        Args:
-            name: The name of the transform, for error messages.
-            consts: The arrays that are the same for every row.
-            xs: The arrays that have rows.
-            size: How many rows there are.
-            probe: A size of chunk to find out types with, see `ChunkFunction`.
-        """
+        """The chunk function, for chunks of any size."""
         const_types, x_types = (
             [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
         )
@@ -282,14 +274,7 @@ class Vectorised:
 def _mesh_axis(
     name: str, x_types: Sequence[Aval], axes: Sequence[int], size: int
 ) -> Hashable:
-    """The explicit axes of a mesh that rows are split over, if they are.
-
-    Args:
-        name: The name of the transform, for error messages.
-        x_types: The types of the arrays that have rows.
-        axes: The axis of the rows in each of them.
-        size: How many rows are in a chunk.
-    """
+    """The explicit axes of a mesh that rows are split over, if they are."""
     found = list(map(mesh_axis_of, x_types, axes))
     mesh_axis = found[0]
     if mesh_axis is None and not any(found):
@@ -318,11 +303,9 @@ def _visits_type(size: int) -> Aval:
 
 
 def _total(y: Value, visits: PyTree, axis: int) -> Value:
-    """The sum over the rows of a chunk, where a row in two chunks counts half in each.
-
-    Integers cannot be halved, and count only in the second of the two chunks. Floats of
-    16 bits and less are added up in 32 bits.
-    """
+    """The sum over the rows of a chunk; a row in two chunks counts half in each."""
+    # Integers cannot be halved, and count only in the second of the two chunks. Floats
+    # of 16 bits and less are added up in 32 bits.
     if visits is not None and is_inexact(y):
         y = _halved(y, visits, axis)
     elif visits is not None:
@@ -374,11 +357,9 @@ def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFu
 def pulled_function(
     f: ChunkFunction, marks: MarkPair, wanted: MarkPair
 ) -> ChunkFunction:
-    """The vjp: the cotangents of marked inputs, from inputs and cotangents of outputs.
-
-    The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
-    chunks of a row each give a share.
-    """
+    """The vjp: cotangents of marked inputs, from inputs and cotangents of outputs."""
+    # The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
+    # chunks of a row each give a share.
     axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
     again = f.with_bars(Again())
 
@@ -432,12 +413,10 @@ def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkF
 def batched_function(
     f: ChunkFunction, axis_data: BatchAxis, dims: PyTree
 ) -> tuple[ChunkFunction, MarkPair]:
-    """The function under `vmap`, and which of its outputs are batched.
-
-    The function is batched, not the loop over chunks. So the cotangent of a const that
-    is not batched is one sum. Inputs stay as they are; outputs are batched along their
-    first axis.
-    """
+    """The function under `vmap`, and which of its outputs are batched."""
+    # The function is batched, not the loop over chunks. So the cotangent of a const
+    # that is not batched is one sum. Inputs stay as they are; outputs are batched along
+    # their first axis.
     const_dims, x_dims = map(tuple, dims)
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = f.reached(*is_batched, axis_name=axis_data.name)

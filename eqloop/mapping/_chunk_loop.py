@@ -9,7 +9,7 @@ for all rows, it does (`run_stored`).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,6 @@ class ChunkLoop:
     """A function that is evaluated on all rows with the memory of one chunk.
 
     Attributes:
-        f: The function.
         chunks: How the rows are cut into chunks.
         unroll: How many chunks one iteration of the compiled loop runs.
     """
@@ -128,11 +127,10 @@ class ChunkLoop:
     unroll: int = 1
 
     def run(self, consts: Arrays, xs: Arrays) -> tuple[list[Value], list[Value]]:
-        """Runs the loop. Returns the sums over all rows, and the `ys` of all rows.
-
-        A chunk is sliced out of the arrays, and its results are written into them,
-        along whatever axis the rows are. Reshaping arrays into chunks would copy them.
-        """
+        """Runs the loop. Returns the sums over all rows, and the `ys` of all rows."""
+        # A chunk is sliced out of the arrays, and its results are written into them,
+        # along whatever axis the rows are. Reshaping arrays into chunks would copy
+        # them.
         chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
         if chunks.size == chunks.length:
             state = self.f(chunks.size, None, consts, xs)
@@ -181,16 +179,8 @@ class ChunkLoop:
     def _visit(
         self, first: Index, size: int, state: _State, consts: Arrays, xs: Arrays
     ) -> _State:
-        """Runs one chunk, and adds its results to the state.
-
-        Args:
-            first: The first row that no chunk before has had. The last chunk may start
-                at an earlier row.
-            size: The size of the chunk.
-            state: The sums and the `ys` so far.
-            consts: The consts.
-            xs: The `xs` of all rows.
-        """
+        """Runs one chunk, and adds its results to the state."""
+        # The last chunk may start before `first`, which no chunk before has had.
         sums, ys = state
         visits = self.visits(first)
         start = jnp.minimum(first, self.chunks.length - size)
@@ -218,11 +208,9 @@ def _buffer(aval: Aval) -> jax.Array:
 def _repeat(
     count: int, body: Callable[[PyTree, PyTree], PyTree], state: PyTree, unroll: int
 ) -> PyTree:
-    """A `lax.fori_loop` that JAX does not differentiate.
-
-    JAX turns a `fori_loop` with a static trip count into a `scan`, so that it can be
-    differentiated. XLA takes longer to compile that than a `while_loop`.
-    """
+    """A `lax.fori_loop` that JAX does not differentiate."""
+    # JAX turns a `fori_loop` with a static trip count into a `scan`, so that it can be
+    # differentiated. XLA takes longer to compile that than a `while_loop`.
     if unroll > 1:
         return lax.fori_loop(0, count, body, state, unroll=unroll)
     more = lambda loop: loop[0] < count
@@ -253,19 +241,9 @@ def _write(y: Value, part: Value, start: Index, axis: int, visits: PyTree) -> Va
 def run_stored(
     loop: ChunkLoop, policy: Saveable, consts: Arrays, xs: Arrays, back: PyTree = None
 ) -> tuple[tuple[list[Value], list[Value]], PyTree, PyTree]:
-    """Runs a loop over chunks for JAX to differentiate, under a policy.
-
-    Args:
-        loop: The loop over the chunks.
-        policy: Which residuals of a chunk may be stored.
-        consts: The arrays that are the same for every row.
-        xs: The arrays that have rows.
-        back: A number that is passed through. On the way back, its cotangent moves the
-            bar of the backward sweep, if there is one.
-
-    Returns:
-        The sums and the `ys`, that number, and the number of the loop's own bar.
-    """
+    """Runs a loop over chunks for JAX to differentiate, under a policy."""
+    # `back` is a number that is passed through. On the way back, its cotangent moves
+    # the bar of the backward sweep, if there is one.
     f, chunks = loop.f, loop.chunks
     consts, own = shared(consts, f.sums)
 
@@ -339,46 +317,6 @@ def _slice(start: int, stop: int, x: jax.Array, axis: int) -> jax.Array:
 # How large chunks are: what a map asks of its `chunk_size`.
 
 
-class ChunkPlanner(Protocol):
-    """What a map asks of its `chunk_size`."""
-
-    @property
-    def takes_any_length(self) -> bool:
-        """Whether the number of rows need not be known."""
-        ...
-
-    def in_exact_chunks(self) -> "ChunkPlanner":
-        """The same with each row in one chunk only.
-
-        A row in two chunks has half of its cotangent in each. A custom backward rule
-        that is not linear in the cotangent would not add up. And if a row can see its
-        chunk, it has another value in each.
-        """
-        ...
-
-    def has_same_chunks(self, length: int) -> bool:
-        """Whether each row is in one chunk, and the same for all derivatives."""
-        ...
-
-    def is_whole(self, length: int) -> bool:
-        """Whether so many rows are certainly mapped at once."""
-        ...
-
-    def probe(self, length: int) -> tuple[int, bool]:
-        """The `probe` of a `ChunkFunction`."""
-        ...
-
-    def loop(self, f: ChunkFunction) -> ChunkLoop:
-        """How to run a map."""
-        ...
-
-    def loop_storing(
-        self, f: ChunkFunction, policy: Saveable, marks: MarkPair
-    ) -> ChunkLoop:
-        """The same for a gradient of the marked inputs, under a policy."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class AtMost:
     """At most so many rows at once."""
@@ -389,26 +327,36 @@ class AtMost:
 
     @property
     def takes_any_length(self) -> bool:
+        """Whether the number of rows need not be known."""
         return self.size == 1  # a row at a time is the same however many there are
 
     def in_exact_chunks(self) -> "AtMost":
+        """The same with each row in one chunk only."""
+        # A row in two chunks has half of its cotangent in each. A custom backward rule
+        # that is not linear in the cotangent would not add up. And if a row can see its
+        # chunk, it has another value in each.
         return dataclasses.replace(self, exact=True)
 
     def has_same_chunks(self, length: int) -> bool:
+        """Whether each row is in one chunk, and the same for all derivatives."""
         return equal_chunks(length, self.size, exact=self.exact).overlap == 0
 
     def is_whole(self, length: int) -> bool:
+        """Whether so many rows are certainly mapped at once."""
         return not is_symbolic(length) and length <= self.size
 
     def probe(self, length: int) -> tuple[int, bool]:
+        """The `probe` of a `ChunkFunction`."""
         chunks = equal_chunks(length, self.size, exact=self.exact)
         return chunks.size, chunks.overlap > 0
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
+        """How to run a map."""
         chunks = equal_chunks(f.length, self.size, exact=self.exact)
         return ChunkLoop(f, chunks, self.unroll)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
+        """The same for a gradient of the marked inputs, under a policy."""
         return self.loop(f)

@@ -7,7 +7,7 @@ Programs of a few sizes are compiled, and never run. Which sizes is decided by
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -36,10 +36,9 @@ from ._chunk_loop import AtMost, ChunkLoop, equal_chunks, run_stored
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """As many rows at once as fit into so many bytes.
+    """As many rows at once as fit into so many bytes."""
 
-    To find out, maps in chunks of a few sizes are compiled, and never run.
-    """
+    # To find out, maps in chunks of a few sizes are compiled, and never run.
 
     nbytes: int
     exact: bool
@@ -101,11 +100,9 @@ class Within:
         return self.in_chunks_of(self._fitting(*_found(search)), f)
 
     def _size_for_all(self, f: ChunkFunction) -> tuple[int, int]:
-        """The size of chunks in which both the value and the gradient fit.
-
-        It is that of the value alone if there is no gradient, or none that fits. As in
-        `_found`, it comes with its bytes.
-        """
+        """The size of chunks in which both the value and the gradient fit."""
+        # It is that of the value alone if there is no gradient, or none that fits. As
+        # in `_found`, it comes with its bytes.
         value = _found(self._search(f, _whole_map, "run"))
         # Nobody knows yet by which inputs the gradient will be taken. If that by all of
         # them does not fit, it may be one without the large consts. A loop over chunks
@@ -168,6 +165,10 @@ class Within:
         return AtMost(size, self.exact).loop(f)
 
 
+# What a map asks of its `chunk_size`: the methods that both of these have.
+ChunkPlanner: TypeAlias = AtMost | Within
+
+
 def _refuse_symbolic(f: ChunkFunction) -> None:
     """Checks that all sizes are known, so that bytes are."""
     instead = "Give a number of rows as `chunk_size`"
@@ -180,11 +181,10 @@ _Measured = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """A search for the largest size of chunk, as a key of a cache.
+    """A search for the largest size of chunk, as a key of a cache."""
 
-    Functions that say the same take the same memory, so they share the result, and `f`
-    and `program` are not compared.
-    """
+    # Functions that say the same take the same memory, so they share the result, and
+    # `f` and `program` are not compared.
 
     digest: str
     layout: tuple[Aval, ...]
@@ -220,10 +220,8 @@ def _bytes_of(search: _Search, size: int) -> int:
 
 
 def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
-    """The bytes of all values in a program, as if nothing were ever freed.
-
-    It is for programs that cannot be compiled by themselves.
-    """
+    """The bytes of all values in a program, as if nothing were ever freed."""
+    # It is for programs that cannot be compiled by themselves.
     return sum(
         nbytes(map(aval_of, eqn.outvars))
         for eqn in equations(jaxpr, foreign_programs)
@@ -240,25 +238,15 @@ def largest_that_fits(
 ) -> tuple[int, int]:
     """The largest size of equal chunks that take no more bytes than a limit.
 
-    Each size that is tried is a program to compile. The next size is where a straight
-    line through two known ones meets the limit; if this is slow, it is halfway between
-    one that fits and one that does not. The search ends with a size that nearly uses up
-    the limit, or whose next larger one is too large.
-
-    Args:
-        length: How many rows there are, at least 1.
-        limit: The limit in bytes.
-        bytes_of: The bytes that chunks of a size take, which increase with the size.
-
-    Returns:
-        The size and its bytes; or 0 and the bytes of a single row, if that is too much.
-
-    Examples:
-        >>> largest_that_fits(1000, 5000, lambda size: 100 + 20 * size)
-        (200, 4100)
-        >>> largest_that_fits(1000, 50, lambda size: 100 + 20 * size)
-        (0, 120)
+    >>> largest_that_fits(1000, 5000, lambda size: 100 + 20 * size)
+    (200, 4100)
+    >>> largest_that_fits(1000, 50, lambda size: 100 + 20 * size)
+    (0, 120)
     """
+    # Each size that is tried is a program to compile. The next size is where a straight
+    # line through two known ones meets the limit; if this is slow, it is halfway
+    # between one that fits and one that does not. The search ends with a size that
+    # nearly uses up the limit, or whose next larger one is too large.
     known = {0: 0}
     low, high, size = 0, length + 1, length
     while low < size < high:
@@ -280,10 +268,8 @@ def largest_that_fits(
 
 
 def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
-    """The size at which a line through two known sizes meets the limit.
-
-    One of them is below the limit and one above, if both are known.
-    """
+    """The size at which a line through two known sizes meets the limit."""
+    # One of them is below the limit and one above, if both are known.
     larger = sorted(size for size in known if size >= high)
     first, second = (low, high) if low or len(larger) < 2 else larger[:2]
     rise = (known[second] - known[first]) / (second - first)

@@ -5,9 +5,17 @@ from typing import TYPE_CHECKING, SupportsIndex, final
 
 import equinox as eqx
 
-from .._calls import NewP, NewR, P, R, as_count, compiled_once, setting
+from .._calls import (
+    AbstractSameCall,
+    NewP,
+    NewR,
+    P,
+    R,
+    as_count,
+    compiled_once,
+    setting,
+)
 from ..progress import ProgressBar, as_progress, check_progress
-from ._abstract_map import AbstractMap
 from ._chunk_loop import AtMost
 from ._open_map import open_map
 
@@ -23,7 +31,7 @@ def _as_unroll(unroll: SupportsIndex) -> int:
 
 
 @final
-class Map(AbstractMap[P, R]):
+class Map(AbstractSameCall[P, R]):
     """Runs a function on one row after the other.
 
     Like `jax.lax.map`, with leaves of any kind. Its derivatives also take the memory of
@@ -38,6 +46,7 @@ class Map(AbstractMap[P, R]):
     back unchanged.
 
     Args:
+        f: The function. Its own arrays are the same for every row.
         batch_size: How many rows are mapped at once; by default one.
         unroll: How many of these one iteration of the compiled loop has.
         progress: Shows a progress bar: `True`, an int (after how many rows it moves) or

@@ -41,22 +41,18 @@ def free_axes(mesh: SomeMesh) -> tuple[Hashable, ...]:
 
 
 def place(leaves: Sequence[Value], mesh: SomeMesh, specs: Specs) -> list[Value]:
-    """Puts arrays where a map over all axes of a mesh reads them.
-
-    JAX itself moves arrays that were computed on the default device. It does not move
-    arrays that were put on another device, or whose types, in an explicit mesh, say
-    that they are elsewhere.
-    """
+    """Puts arrays where a map over all axes of a mesh reads them."""
+    # JAX itself moves arrays that were computed on the default device. It does not move
+    # arrays that were put on another device, or whose types, in an explicit mesh, say
+    # that they are elsewhere.
     if set(free_axes(mesh)) != set(mesh.axis_names):
         return list(leaves)  # an enclosing map has placed them
     return [_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
 
 
 def are_movable(mesh: SomeMesh | None, tree: PyTree) -> bool:
-    """Whether a program on a mesh can take the arrays of a tree from where they are.
-
-    JAX moves an array unless it was put on a device explicitly (`committed`).
-    """
+    """Whether a program on a mesh can take the arrays of a tree from where they are."""
+    # JAX moves an array unless it was put on a device explicitly (`committed`).
     return mesh is not None and all(
         _is_movable(leaf, mesh)
         for leaf in jax.tree.leaves(tree)
@@ -128,20 +124,7 @@ def resolve_specs(
     tree_name: str,
     spec_name: str,
 ) -> Resolved:
-    """The arrays of a tree and their specifications, by the path of the array.
-
-    Args:
-        tree: Any PyTree. Leaves that are not arrays are left out.
-        specs: A prefix tree of `jax.sharding.PartitionSpec`.
-        axes: The axes of the mesh that specifications may name.
-        tree_name: The name of the tree in error messages.
-        spec_name: The name of the prefix tree.
-
-    Raises:
-        TypeError: If the prefix tree has anything else for an array.
-        ValueError: If it is no prefix of the tree, or has more entries than the array
-            has axes, or names no axis of the mesh.
-    """
+    """The arrays of a tree and their specifications, by the path of the array."""
     prefix = broadcast_prefix(
         "ShardMap", axes_tree(specs), tree, tree_name, spec_name, noun="PartitionSpec"
     )

@@ -13,6 +13,7 @@ from .._arrays import (
     Axis,
     Rest,
     as_arrays,
+    axes_of_keys,
     axes_tree,
     axis_sizes,
     broadcast_prefix,
@@ -27,6 +28,7 @@ from .._arrays import (
     refuse_foreign_arrays,
     refuse_symbolic,
     resolve_axes,
+    strongly_typed,
 )
 from .._calls import (
     KnownAs,
@@ -47,14 +49,15 @@ from ..checkpointing import (
     Viewing,
     hoist,
     is_budget,
+    policies,
     refuse_second_place,
     trace_step,
 )
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import Reduction, Vectorised, finish
-from ._chunk_loop import AtMost, ChunkPlanner
-from ._fitting import Within
-from ._planned_map import planned_map
+from ._chunk_loop import AtMost
+from ._fitting import ChunkPlanner, Within
+from ._planned_map import PlannedMap
 
 _DEFAULT_AXES = eqx.if_array(0)
 VARYING = (
@@ -67,10 +70,7 @@ class OpenedMap:
     """A call of a map as a function of rows on arrays.
 
     Attributes:
-        f: The function, on some rows.
         consts: The arrays that are the same for every row.
-        xs: The arrays that are mapped.
-        size: How many rows there are.
         viewing: Which results are a part of a row, and so not computed by `f`.
         outputs: The user's result without its arrays.
         same: The arrays of the result that are the same for every row.
@@ -92,13 +92,7 @@ class OpenedMap:
         policy: Saveable = None,
         progress: ProgressBar | None = None,
     ) -> PyTree:
-        """Runs the call in chunks. Returns the user's result.
-
-        Args:
-            planner: How the rows are cut.
-            policy: Which values of all rows are stored for the backward pass.
-            progress: The progress bar, if there is one.
-        """
+        """Runs the call in chunks. Returns the user's result."""
         meter = make_meter(self.name, progress, self.size)
         return self.outputs.join(self.results(planner, policy, meter), self.same)
 
@@ -141,9 +135,10 @@ class OpenedMap:
                     chunked, meter=meter, changes=(Guarded(),)
                 )
             with loop_scope(self.name):
-                sums, ys = planned_map(
-                    chunked, consts, xs, planner=planner, policy=policy
-                )
+                inputs = [list(map(strongly_typed, group)) for group in (consts, xs)]
+                policy = None if policy == policies.save_nothing else policy
+                types = tuple(list(map(jax.typeof, group)) for group in inputs)
+                sums, ys = PlannedMap(chunked, planner, policy, types).apply(*inputs)
         sums, ys = iter(sums), iter(ys)
         return [
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
@@ -161,17 +156,7 @@ def open_map(
     out_axes: PyTree,
     reduce: PyTree = None,
 ) -> OpenedMap:
-    """Opens the call `f(*args, **kwargs)` of a map.
-
-    Args:
-        name: The name of the transform, for error messages.
-        f: The function that is mapped. Its own arrays are the same for every row.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        in_axes: As in `eqx.filter_vmap`, see `open_arguments`.
-        out_axes: A prefix tree of axes for the result of `f`.
-        reduce: A prefix tree of reductions for the result of `f`.
-    """
+    """Opens the call `f(*args, **kwargs)` of a map."""
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
     row = open_row(name, f, arguments.rest, out_axes, reduce)
     return trace_call(name, row, arguments)
@@ -251,16 +236,7 @@ def open_arguments(
     in_axes: PyTree,
     size: int | None = None,
 ) -> AlongAxes:
-    """Divides the arguments of a map into mapped arrays and everything else.
-
-    Args:
-        name: The name of the transform, for error messages.
-        f: The function that is mapped.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        in_axes: As in `eqx.filter_vmap`, see `_argument_axes`.
-        size: The number of rows, if the user gave it.
-    """
+    """Divides the arguments of a map into mapped arrays and everything else."""
     names = argument_names(f, args)
     for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
         refuse_refs(name, value, argument)
@@ -293,11 +269,7 @@ def _is_split(
     """Whether an argument is one key, which is split to give each row its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
         return False
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        is_one = value.ndim == 0
-    else:
-        is_one = value.dtype == jnp.uint32 and value.ndim == 1
-    return is_one and specs["key"][0] is not None
+    return axes_of_keys(value) == 0 and specs["key"][0] is not None
 
 
 def _split(name: str, key: jax.Array, size: int) -> jax.Array:
@@ -313,12 +285,10 @@ def _split(name: str, key: jax.Array, size: int) -> jax.Array:
 def _argument_axes(
     name: str, names: list[str], kwargs: dict[str, Any], in_axes: PyTree
 ) -> dict[str, tuple[Any, str]]:
-    """The prefix tree of axes for each argument, and its name for error messages.
-
-    A dictionary has the axes of arguments by name, and a tuple or list has those of the
-    positional arguments in order. Arguments that it does not mention have the default.
-    Anything else holds for all arguments.
-    """
+    """The prefix tree of axes for each argument, and its name for error messages."""
+    # A dictionary has the axes of arguments by name, and a tuple or list has those of
+    # the positional arguments in order. Arguments that it does not mention have the
+    # default. Anything else holds for all arguments.
     known = [*names, *kwargs]
     if isinstance(in_axes, dict):
         if unknown := [repr(key) for key in in_axes if key not in known]:
@@ -387,17 +357,7 @@ def check_reduce(name: str, spec: object) -> None:
 def resolve_reductions(
     name: str, out: PyTree, spec: PyTree
 ) -> tuple[PyTree, list[Reduction]]:
-    """Finds the reduction of each array that `f` returned.
-
-    Args:
-        name: The name of the transform, for error messages.
-        out: The result of `f`.
-        spec: A prefix tree of reductions.
-
-    Returns:
-        The result, in which Python numbers that are reduced have become arrays; and the
-        reduction of each of its arrays.
-    """
+    """Finds the reduction of each array that `f` returned."""
     leaves, treedef = flatten(out)
     specs = broadcast_prefix(name, spec, out, "out", "reduce", noun="reduction")
     reductions: list[Reduction] = []

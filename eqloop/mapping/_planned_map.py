@@ -31,7 +31,6 @@ from .._arrays import (
     nonzero,
     pick,
     put,
-    strongly_typed,
     with_tangent_types,
 )
 from .._programs import (
@@ -41,8 +40,8 @@ from .._programs import (
     recall,
     refuse_callbacks,
 )
-from .._types import BatchAxis, PyTree, Value
-from ..checkpointing import Saveable, policies
+from .._types import BatchAxis, PyTree
+from ..checkpointing import Saveable
 from ..progress import BarChange, tied
 from ._chunk_function import (
     ChunkFunction,
@@ -53,42 +52,14 @@ from ._chunk_function import (
     pushed_function,
     settled_function,
 )
-from ._chunk_loop import ChunkPlanner, run_stored
-
-
-def planned_map(
-    f: ChunkFunction,
-    consts: Arrays,
-    xs: Arrays,
-    *,
-    planner: ChunkPlanner,
-    policy: Saveable,
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Maps a function over rows, chunk by chunk.
-
-    Args:
-        f: The function.
-        consts: The arrays that are the same for every row.
-        xs: The arrays that have rows.
-        planner: How the rows are cut.
-        policy: Which values of all rows are stored for the backward pass, as for
-            `jax.checkpoint`; `None` for nothing but the inputs.
-
-    Returns:
-        The sums over all rows, and the `ys` of all rows.
-    """
-    inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
-    policy = None if policy == policies.save_nothing else policy
-    formula = PlannedMap(f, planner, policy, jax.tree.map(jax.typeof, inputs))
-    return formula.apply(*inputs)
+from ._chunk_loop import run_stored
+from ._fitting import ChunkPlanner
 
 
 class PlannedMap(Formula):
     """`(consts, xs) -> (sums, ys)`, by a loop over chunks.
 
     Attributes:
-        f: The function.
-        planner: How the rows are cut.
         policy: Which values of all rows to store for the backward pass; `None` for
             nothing but the inputs.
     """
@@ -170,7 +141,8 @@ class PlannedMap(Formula):
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
         f = pulled_function(self.f, marks, wanted)
-        inputs = tuple(map(_with, inputs, cts, wanted))
+        with_cts = lambda xs, cts, flags: [*xs, *instantiated(pick(cts, flags))]
+        inputs = tuple(map(with_cts, inputs, cts, wanted))
         in_avals = jax.tree.map(jax.typeof, inputs)
         out = PlannedMap(f, self.planner, None, in_avals)(*inputs)
         return tuple(map(put, zeros, marks, out))
@@ -207,13 +179,6 @@ class PlannedMap(Formula):
 
 
 # Pairs of lists: consts and xs, or sums and ys.
-
-
-def _with(
-    values: Sequence[Value], more: Sequence[Value], flags: Sequence[bool]
-) -> list:
-    """Values, followed by the marked ones among some more."""
-    return [*values, *instantiated(pick(more, flags))]
 
 
 def _flags(groups: PyTree) -> MarkPair:

@@ -1,9 +1,8 @@
 """`ShardMap`: `jax.shard_map`, as a PyTree around its function."""
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Any, final
 
 import equinox as eqx
 import jax
@@ -11,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from .._arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
 from .._calls import (
-    AbstractTransform,
+    AbstractSameCall,
     KnownAs,
     NewR,
     OpenedCall,
@@ -56,7 +55,7 @@ def _as_axis_names(names: Any) -> frozenset[Any] | None:
 
 
 @final
-class ShardMap(AbstractTransform, Generic[R]):
+class ShardMap(AbstractSameCall[..., R]):
     """Runs a function once on every device of a mesh, each on its parts of the arrays.
 
     Like `jax.shard_map`, with leaves of any kind: those that are not arrays reach `f`
@@ -105,24 +104,15 @@ class ShardMap(AbstractTransform, Generic[R]):
 
     f: Callable[..., R]
     mesh: SomeMesh | None = setting(default=None)
-    in_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
-    out_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
-    axis_names: frozenset[Any] | None = eqx.field(
-        default=None,
-        converter=_as_axis_names,
-        static=True,
-        kw_only=True,
-    )
+    in_specs: PyTree = setting(converter=hashable_axes)
+    out_specs: PyTree = setting(converter=hashable_axes)
+    axis_names: frozenset[Any] | None = setting(default=None, converter=_as_axis_names)
     check_vma: bool = setting(default=True)
 
     if TYPE_CHECKING:
 
         @staticmethod
         def _of(f: Callable[..., NewR], /) -> "ShardMap[NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __check_init__(self) -> None:
         check_mesh("ShardMap", self.mesh)

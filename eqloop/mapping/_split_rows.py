@@ -30,7 +30,7 @@ from .._calls import OpenedCall, Outputs
 from .._programs import axes_named, has_backward_rules, run, sees_batch, shared
 from .._types import PyTree, Value
 from ..checkpointing import Budget
-from ._chunk_loop import ChunkPlanner
+from ._fitting import ChunkPlanner
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, planner_for, trace_call
 from ._vmap import Vmap
@@ -43,12 +43,7 @@ class SplitRows:
     """A call of `ParallelMap`.
 
     Attributes:
-        f: The function.
-        arguments: Its arguments.
-        in_axes: Their axes.
-        out_axes: The axes of its results.
         chunk_size: How many rows a device maps at once.
-        mesh: The devices.
         axis: The axis of the mesh that the rows are split over.
     """
 
@@ -124,11 +119,9 @@ class SplitRows:
     def _on_device(
         self, rest: Rest
     ) -> OpenedCall[tuple[Arrays, Arrays], tuple[Outputs, bool]]:
-        """The call for the rows of one device, as a function of arrays.
-
-        It keeps the results without their arrays, and whether rows that are copies of
-        each other may share a cotangent.
-        """
+        """The call for the rows of one device, as a function of arrays."""
+        # It keeps the results without their arrays, and whether rows that are copies of
+        # each other may share a cotangent.
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., PyTree], AlongAxes]:
             f, arguments = _join_whole(self.arguments, rest, whole)
@@ -239,11 +232,6 @@ def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
 
 def without_padding(y: jax.Array, count: int, *, shared: bool = True) -> jax.Array:
     """The array without its last `count` rows, which are copies of the one before.
-
-    Args:
-        y: The array.
-        count: How many copies there are.
-        shared: Whether each copy gets a share of the cotangent.
 
     >>> y = jnp.array([1.0, 2.0, 2.0])
     >>> jax.vjp(lambda y: without_padding(y, 1), y)[1](jnp.ones(2))[0].tolist()

@@ -117,19 +117,9 @@ def _check_count(name: str, value: object, least: int, meaning: str) -> None:
 def host_bar(
     name: str, progress: ProgressBar | None, total: int, done: int, phase: str = ""
 ) -> Iterator[Callable[..., None]]:
-    """Shows a bar, and closes it in the end.
-
-    Args:
-        name: What is written before it, unless the user says what.
-        progress: The user's bar; `None` for none.
-        total: How many steps there are.
-        done: How many of them were run at another time: the rate is not theirs.
-        phase: Which sweep it is of; empty for the loop itself.
-
-    Yields:
-        What moves it: a function of the number of steps that were run. It can be given
-        a function `desc -> text` for a label that depends on them.
-    """
+    """Shows a bar, and closes it in the end."""
+    # What it yields moves the bar, to a number of steps that were run. It can be given
+    # a function `desc -> text` for a label.
     if progress is None:
         yield lambda done, label=None: None
         return

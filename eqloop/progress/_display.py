@@ -47,11 +47,7 @@ _lock = threading.RLock()
 
 
 def require_tqdm(owner: str) -> None:
-    """Makes sure that there is something to draw bars with.
-
-    Raises:
-        ImportError: If tqdm is not installed.
-    """
+    """Makes sure that there is something to draw bars with."""
     try:
         import tqdm.auto  # noqa: F401
     except ImportError:
@@ -70,20 +66,9 @@ def report(
     total: int,
     values: Sequence[np.ndarray] = (),
 ) -> int:
-    """Moves a bar to where its loop is.
-
-    Args:
-        source: The loop.
-        phase: The sweep of that loop; empty for the loop itself.
-        number: The bar. One that is not on display is opened.
-        done: How many steps were run.
-        total: How many there are; negative as long as that is not known. The bar is
-            closed after the last one.
-        values: What the label is made from.
-
-    Returns:
-        The number of the bar.
-    """
+    """Moves a bar to where its loop is."""
+    # A number that is not on display opens a bar. A negative total is one that is not
+    # known; after the last step the bar is closed.
     with _lock:
         try:
             if number not in _runs:

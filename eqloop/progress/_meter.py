@@ -154,16 +154,16 @@ NO_BARS = Meter()
 class Gauge:
     """One bar, as the program on the device sees it.
 
-    Where there is none, the number to report under is `None`, and so is what every
-    report returns: nothing is added to a program.
-
     Attributes:
         source: What the host knows of it; `None` if there is no bar.
         every: After how many steps it moves.
         phase: The sweep whose steps are counted.
-        total: How many steps it has. It may be an array, and is negative as long as
-            it is not known.
+        total: How many steps it has. It may be an array, and is negative as long as it
+            is not known.
     """
+
+    # Where there is none, the number to report under is `None`, and so is what every
+    # report returns: nothing is added to a program.
 
     source: Source | None
     every: int
@@ -180,15 +180,8 @@ class Gauge:
         return dataclasses.replace(self, total=total)
 
     def open(self, after: Arrays, dtype: np.dtype = jnp.int32) -> Any:
-        """Has the bar shown, before the first step.
-
-        Args:
-            after: All that the loop needs, lest it be shown while that is computed.
-            dtype: What is returned.
-
-        Returns:
-            The number to report under.
-        """
+        """Has the bar shown, before the first step."""
+        # `after` is all that the loop needs, lest it be shown while that is computed.
         if not self.is_shown:
             return None
         return self.report(jnp.zeros((), dtype), 0, after, None)
@@ -196,17 +189,7 @@ class Gauge:
     def report(
         self, number: Value, done: Value, carry: Arrays, y: Arrays | None = ()
     ) -> Value:
-        """Tells how many steps were run.
-
-        Args:
-            number: What the report before this one returned.
-            done: How many steps were run.
-            carry: What the last of them has handed on.
-            y: What it has returned; `None` if there was none yet.
-
-        Returns:
-            The number to hand on.
-        """
+        """Tells how many steps were run."""
         if self.source is None:
             return number
         label = None if _BACKWARD in self.phase else self.source.label
@@ -240,17 +223,8 @@ class Gauge:
         return jnp.zeros((), jnp.float32) if self.is_shown else None
 
     def watch(self, number: Index, done: Value, size: int) -> Value:
-        """Has a backward sweep that JAX makes report when it passes here.
-
-        Args:
-            number: What `to_watch` was. It is its cotangent that is the number of the
-                bar. Without one, nothing is reported.
-            done: How many steps will then have been reversed.
-            size: How many of them since the last report.
-
-        Returns:
-            The number, to be handed on.
-        """
+        """Has a backward sweep that JAX makes report when it passes here."""
+        # The number is what `to_watch` was: its cotangent is the number of the bar.
         if number is None or not self.is_shown:
             return number
 
@@ -269,17 +243,11 @@ NO_BAR = Gauge(None, 1, "", 0)
 
 
 def tied(number: Value, outputs: PyTree) -> Value:
-    """The outputs of a loop, so that nobody gets them without its reports.
-
-    The reports are made if the outputs are asked for, and only then: a loop that nobody
-    needs is not run for its bar. To have them belong together, one element of each
-    output would be another one if the number were negative, which it never is.
-    (`lax.optimization_barrier` does not keep what is not needed.)
-
-    Args:
-        number: What the last report returned.
-        outputs: A tree of arrays.
-    """
+    """The outputs of a loop, so that nobody gets them without its reports."""
+    # The reports are made if the outputs are asked for, and only then: a loop that
+    # nobody needs is not run for its bar. To have them belong together, one element of
+    # each output would be another one if the number were negative, which it never is.
+    # (`lax.optimization_barrier` does not keep what is not needed.)
     if number is None:
         return outputs
     return jax.tree.map(lambda x: _tie(x, number >= 0), outputs)
@@ -310,19 +278,7 @@ def make_meter(
     length: int | None,
     label: Callable[[Callable[[int, PyTree, PyTree], str]], Label] | None = None,
 ) -> Meter:
-    """The meter of a loop.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        progress: The settings of the bar, if there is to be one.
-        length: How many steps the loop has, if that is known.
-        label: Makes a label of the user's `desc(i, carry, y)`, where that can be.
-
-    Raises:
-        ImportError: If tqdm is not installed.
-        TypeError: If `desc` is a function, and there is nothing to call it with.
-        ValueError: If another number of steps was expected.
-    """
+    """The meter of a loop."""
     if progress is None:
         return NO_BARS
     _display.require_tqdm(owner)
@@ -445,11 +401,10 @@ class Again(BarChange):
 
 @dataclasses.dataclass(frozen=True)
 class Guarded(BarChange):
-    """Callbacks close all bars when they raise.
+    """Callbacks close all bars when they raise."""
 
-    When a callback raises, as that of `eqx.error_if` does, the program is abandoned,
-    and no report closes its bars.
-    """
+    # When a callback raises, as that of `eqx.error_if` does, the program is abandoned,
+    # and no report closes its bars.
 
     def meter(self, meter: Meter) -> Meter:
         return meter

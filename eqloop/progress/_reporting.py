@@ -33,22 +33,13 @@ def scan_with_bar(
     after: Arrays,
     may_cut: bool,
 ) -> tuple[PyTree, list[Value]]:
-    """Runs a scan, and its bar.
-
-    Nothing is asked at each step if it can be helped: the loop is run in blocks of as
-    many steps as divide both its length and `every`. So the bar moves when it is to,
-    the step is in the program only once, and no outputs of a remainder have to be put
-    behind the others, which would copy them.
-
-    Args:
-        scan: Runs a loop: `(body, state, xs, loop) -> (state, ys)`.
-        body: The step.
-        state: What the first step gets. Its second entry is the carry.
-        xs: What is scanned along the leading axis; nothing if the loop may be cut.
-        loop: The loop, whose `meter` is that of the bar.
-        after: What is to be there before the bar is shown.
-        may_cut: Whether the loop may be cut into blocks.
-    """
+    """Runs a scan, and its bar."""
+    # Nothing is asked at each step if it can be helped: the loop is run in blocks of as
+    # many steps as divide both its length and `every`. So the bar moves when it is to,
+    # the step is in the program only once, and no outputs of a remainder have to be put
+    # behind the others, which would copy them.
+    # The second entry of the state is the carry, and `after` is what is to be there
+    # before the bar is shown.
     gauge, cut = loop.meter.here, may_cut and loop.kept is None
     size = math.gcd(loop.length, gauge.every) if cut else 1
 
@@ -81,19 +72,7 @@ def run_with_bar(
     run: Callable[[PyTree, PyTree], PyTree],
     y_of: Callable[[PyTree], Arrays],
 ) -> tuple[PyTree, PyTree]:
-    """Runs a loop whose length is not static, and its bar if it has one.
-
-    Args:
-        gauge: The bar.
-        number: What the report before this one returned.
-        state: The position, the carry, and so on.
-        stop: The position to run to.
-        run: From a state and a position to the state at that position.
-        y_of: Finds the outputs of the last step.
-
-    Returns:
-        The number to hand on, and the state at the last position.
-    """
+    """Runs a loop whose length is not static, and its bar if it has one."""
     if not gauge.is_shown:
         return number, run(state, stop)
 
@@ -113,17 +92,9 @@ def run_with_bar(
 def step_with_bar(
     gauge: Gauge, step: Callable[..., PyTree], length: int
 ) -> tuple[Callable[..., PyTree], list[Value]]:
-    """A step that JAX differentiates, and that reports on the way back.
-
-    Args:
-        gauge: The bar of the backward sweep.
-        step: `(consts, carry, x) -> (carry, y)`.
-        length: How many steps there are.
-
-    Returns:
-        The step, with leaves behind its carry if there is a bar, and what these start
-        with: the number, see `Gauge.watch`, and a counter.
-    """
+    """A step that JAX differentiates, and that reports on the way back."""
+    # Also returned is what the leaves behind the carry start with: the number, see
+    # `Gauge.watch`, and a counter.
     if not gauge.is_shown:
         return step, []
 
@@ -200,14 +171,7 @@ def while_with_bar(
     consts: Arrays,
     init: Arrays,
 ) -> tuple[PyTree, PyTree]:
-    """Runs a loop of such a step, and its bar if it has one.
-
-    Args:
-        run: From the initial carry to the last one, and what else there is.
-        meter: The bars of the loop.
-        consts: What the steps get each time.
-        init: The initial carry.
-    """
+    """Runs a loop of such a step, and its bar if it has one."""
     gauge, at = meter.here, meter.at
     if not gauge.is_shown:
         return run(init)

@@ -6,9 +6,8 @@ and run is decided in `checkpointing`.
 
 - **The transform**: `_reschedule.py`.
 - **The program**: `_rewriting.py` finds the loops in it, decides which are taken, and
-  writes others in their places. `_in_place.py` runs one loop in the place of JAX's own,
-  and `_told_once.py` has its steps tell something to the host once, however often they
-  are run. `_inner_memory.py` estimates what loops within a loop store.
+  writes others in their places, whose steps tell something to the host once, however
+  often they are run. `_in_place.py` runs one loop in the place of JAX's own.
 - **What is said of loops**: `_foreign_loop.py`.
 """
 

@@ -57,13 +57,7 @@ class ForeignLoop:
 
 
 def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> ForeignLoop:
-    """The loop that an equation is.
-
-    Args:
-        eqn: A `scan` or a `while`.
-        depth: How many other loops it is inside of.
-        around: The place of the call that it is in.
-    """
+    """The loop that an equation is."""
     is_scan, params = eqn.primitive.name == "scan", eqn.params
     if is_scan:
         counts = scan_counts(params)

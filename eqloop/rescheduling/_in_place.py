@@ -46,7 +46,6 @@ class OpenScan:
     """A `scan` equation, opened.
 
     Attributes:
-        step: Its step.
         loop: The loop around that, without a bar.
         casts: What the equation casts in each step, and this step is given.
     """
@@ -102,16 +101,7 @@ def while_in_place(
     planner: ForwardOnly | Bounded | Online,
     progress: ProgressBar | None,
 ) -> jex.ClosedJaxpr:
-    """The program of a while loop with the inputs and outputs of an equation.
-
-    Args:
-        eqn: A `while`.
-        found: What is known of it.
-        cond: What its condition runs.
-        body: What its body runs.
-        planner: How it is differentiated.
-        progress: Its bar.
-    """
+    """The program of a while loop with the inputs and outputs of an equation."""
     counts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
 
     def holds(of_cond: list[Value], carry: list[Value]) -> Value:

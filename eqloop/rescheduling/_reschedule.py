@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Any, final
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._arrays import describe, is_inexact, pick, put
 from .._calls import (
-    AbstractTransform,
+    AbstractSameCall,
     NewP,
     NewR,
     P,
@@ -80,7 +80,7 @@ class RescheduledLoops:
 
 
 @final
-class Reschedule(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class Reschedule(AbstractSameCall[P, R]):
     """Runs the loops that a function has from JAX as loops of this library.
 
     It is for loops that you cannot edit, since they are in a library. Call it like `f`,

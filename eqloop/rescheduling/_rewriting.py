@@ -1,18 +1,23 @@
 """Writes planned loops in the places of JAX's own, at any depth of a program."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
 
+from .._arrays import is_inexact, is_symbolic, lowered_types, own_shape, split
 from .._calls import format_bytes
-from .._compat import close, form_of
+from .._compat import close, form_of, scan_counts
 from .._programs import (
+    Formula,
     Place,
     Rewriter,
     alone,
+    aval_of,
+    batched,
     equations,
     foreign_programs,
     formula_of,
@@ -23,7 +28,7 @@ from .._programs import (
     rewritable_programs,
     run,
 )
-from .._types import Value
+from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
@@ -38,12 +43,11 @@ from ..checkpointing import (
     StoreAll,
     gradient_loops,
     is_budget,
+    usually_stored,
 )
-from ..progress import ProgressBar
+from ..progress import Again, BarChange, ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
 from ._in_place import OpenScan, in_place_of, while_in_place
-from ._inner_memory import bytes_stored
-from ._told_once import ToldOnce
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
 # their steps an evaluation?
@@ -57,7 +61,6 @@ class Note:
     """What has become of a loop.
 
     Attributes:
-        loop: The loop.
         why: Why it is left to JAX; empty if it is not.
         has_bar: Whether it has a progress bar all the same.
         is_back: Whether it is the way back of a gradient that the function takes.
@@ -217,13 +220,11 @@ class Rewriting:
     def _best_inside(
         self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
     ) -> tuple[OpenScan, list[Note]]:
-        """A scan that is taken, and what becomes of the loops in it.
-
-        They are run by the same schedule, if that saves half of the memory that the
-        scan takes, as it is estimated; a budget is shared with them. Otherwise they are
-        left to JAX: what they store is there for one step of the scan at a time, and is
-        computed again with it.
-        """
+        """A scan that is taken, and what becomes of the loops in it."""
+        # They are run by the same schedule, if that saves half of the memory that the
+        # scan takes, as it is estimated; a budget is shared with them. Otherwise they
+        # are left to JAX: what they store is there for one step of the scan at a time,
+        # and is computed again with it.
         program = eqn.params["jaxpr"]
         budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
         has_budget = is_budget(budget)
@@ -341,3 +342,79 @@ def _loops_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
     """The loops of JAX in the programs of an equation of JAX's, however deep."""
     for program in foreign_programs(eqn):
         yield from (e for e in equations(program) if form_of(e) in _LOOPS)
+
+
+# What a step tells the host (`jax.debug`), once for each of the user's steps: a planned
+# loop runs steps again.
+
+
+class ToldOnce(Formula):
+    """A callback without results, which is left out where its step is run again."""
+
+    program: jex.ClosedJaxpr
+    is_again: bool
+
+    def __init__(self, program: jex.ClosedJaxpr, is_again: bool = False):
+        self.in_avals, self.out_aval = tuple(program.in_avals), ()
+        self.params = dict(program=program, is_again=is_again)
+        self.effects = frozenset([] if is_again else program.effects)
+        super().__init__()
+
+    def expand(self, *inputs: Value) -> tuple[()]:
+        if not self.is_again:
+            run(self.program, *inputs)
+        return ()
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return self.zero_cts()
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        return []
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        program = batched(self.program, axis_data, tuple(dims), ())
+        return ToldOnce(program, self.is_again), args, []
+
+    def with_bars(self, change: BarChange) -> Self:
+        again = isinstance(change, Again)
+        return self.with_params(is_again=True) if again else self
+
+
+# What a scan stores, with loops in its step or without, from its program alone. A plan
+# is exact, and takes a gradient of the step. To make two of them for each loop that has
+# others in it would take longer than to trace all that JAX does.
+
+# About so much of what a step computes is stored for its derivative.
+_RESIDUALS = 0.5
+
+
+def bytes_stored(
+    eqn: jex.JaxprEqn, schedule: AbstractSchedule, inner: AbstractSchedule
+) -> float:
+    """The bytes that a gradient of a scan stores at once, about."""
+    _, carry, _ = split(eqn.invars, *scan_counts(eqn.params))
+    slots, block = usually_stored(schedule, eqn.params["length"])
+    step = _residuals(eqn.params["jaxpr"], inner)
+    return slots * _nbytes(map(aval_of, carry)) + block * step
+
+
+def _residuals(program: AnyJaxpr, schedule: AbstractSchedule) -> float:
+    """The bytes that one run of a program stores for its derivative."""
+    total = 0.0
+    for eqn in program.eqns:
+        if eqn.primitive.name == "scan":
+            total += bytes_stored(eqn, schedule, schedule)
+        elif programs := foreign_programs(eqn):
+            total += sum(_residuals(program, schedule) for program in programs)
+        else:
+            total += _RESIDUALS * _nbytes(filter(is_inexact, map(aval_of, eqn.outvars)))
+    return total
+
+
+def _nbytes(types: Iterable[Aval]) -> int:
+    """The bytes of arrays of these types; for each place along symbolic axes."""
+    arrays = [lo for aval in types for lo in lowered_types(aval)]
+    known = lambda x: (size for size in own_shape(x) if not is_symbolic(size))
+    return sum(math.prod(known(x)) * x.dtype.itemsize for x in arrays)

@@ -4,7 +4,7 @@ The scan is the one of `loops`, called from Python for one segment after the oth
 Nothing here knows how a step is repeated or reversed.
 
 - **The call**: `_resumable.py` is the transform, `_open_run.py` opens a call,
-  `_gradient_call.py` that of a gradient, and `_loss.py` that of a loss.
+  `_gradient_call.py` that of a gradient, and of its loss.
 - **The run**: `_segments.py` cuts the loop. `_forward_sweep.py` and `_reverse_sweep.py`
   go through the segments, each of which is a compiled function (`_segment_call.py`).
   `_sources.py` reads what is scanned, and `_step_keys.py` makes the keys of the steps.

@@ -42,8 +42,6 @@ class TreePart(NamedTuple):
     """A part of a tree.
 
     Attributes:
-        path: Where it is.
-        value: The part.
         is_hidden: Whether JAX does not see it: if it is in a static field, or an
             argument of a `functools.partial`.
     """
@@ -75,10 +73,8 @@ def nodes(
 
 
 def code_digest(functions: list[types.FunctionType], is_deep: bool) -> str:
-    """A digest of functions and of those that they call.
-
-    If it is deep, values count also within what the functions read: in lists, say.
-    """
+    """A digest of functions and of those that they call."""
+    # If it is deep, values count also within what the functions read: in lists, say.
     digest = hashlib.blake2b(digest_size=16)
     for function in _reachable(functions, set()):
         for part in code_parts(function.__code__):

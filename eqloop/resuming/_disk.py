@@ -27,15 +27,8 @@ ASIDE = ".writing-"
 
 @contextlib.contextmanager
 def explaining_errors(doing: str, path: Path) -> Iterator[None]:
-    """Says of an error of the disk what was being done, and that nothing is lost.
-
-    Args:
-        doing: What could not be done, as in "could not be written".
-        path: The file or folder.
-
-    Raises:
-        OSError: In place of the one that was raised, and of the same class.
-    """
+    """Says of an error of the disk what was being done, and that nothing is lost."""
+    # The error is of the class of the one that was raised.
     try:
         yield
     except OSError as error:
@@ -66,14 +59,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def begin_folder(path: Path) -> Path:
-    """Makes a folder for what is to be a folder, beside its place.
-
-    Args:
-        path: The place, where nothing is yet.
-
-    Returns:
-        The folder to write to; `finish_folder` puts it into its place.
-    """
+    """Makes a folder for what is to be a folder, beside its place."""
     aside = path.with_name(ASIDE + path.name)
     if is_leader():
         with explaining_errors("written", path):

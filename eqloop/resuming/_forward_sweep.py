@@ -12,7 +12,6 @@ from .._arrays import Axis
 from .._types import Aval, PyTree, Value
 from ..loops import cuts_of
 from ._disk import make_folder
-from ._processes import as_the_leader
 from ._row_file import RowFile
 from ._segment_call import SegmentCall
 from ._segments import Segments
@@ -29,10 +28,6 @@ class SegmentInputs:
     """What the segments of a loop get.
 
     Attributes:
-        segments: The segments.
-        scan: The scan.
-        xs: What is scanned.
-        keys: The keys.
         cut_every: How many steps lie between two cuts, if the scan is truncated.
     """
 
@@ -45,16 +40,8 @@ class SegmentInputs:
     def read(
         self, which: Iterable[int], *others: AbstractSource
     ) -> Iterator[tuple[Value, ...]]:
-        """What each of these segments gets, which is read a segment ahead.
-
-        Args:
-            which: The segments.
-            *others: What else they get.
-
-        Yields:
-            The arrays of the scan, of `xs` and of the others; and the keys with the
-            cuts, which are counted in the whole loop.
-        """
+        """What each of these segments gets, which is read a segment ahead."""
+        # The cuts are counted in the whole loop.
         which = list(which)
         bounds = [self.segments.bounds(k) for k in which]
         parts = read_ahead([self.scan, self.xs, *others], bounds)
@@ -80,9 +67,6 @@ class ForwardSweep:
     """The loop itself.
 
     Attributes:
-        call: A segment of it.
-        inputs: What segments get.
-        directory: Where everything is stored.
         moved: Called with the number of steps that were run, the arrays of the carry
             and those of the last `ys`.
     """
@@ -110,16 +94,12 @@ class ForwardSweep:
         return self.carries.read(steps) if steps else self.call.start
 
     def run(self, keep: int | None) -> None:
-        """Runs what is left.
-
-        Args:
-            keep: How many carries are kept; `None` for all of them, those before the
-                last one that is there included.
-        """
+        """Runs what is left."""
+        # If all carries are kept, those before the last one that is there are run as
+        # well.
         segments, carries = self.call.segments, self.carries
-        stored = set(carries.steps)
-        is_stored = [segments.done(k + 1) in stored for k in range(len(segments))]
-        is_stored = list(map(bool, as_the_leader(is_stored)))
+        ends = map(segments.done, range(1, len(segments) + 1))
+        is_stored = carries.are_stored(ends)
         left = [k for k, flag in enumerate(is_stored) if not flag]
         if keep is not None and any(is_stored):
             last = max(k for k, flag in enumerate(is_stored) if flag)
@@ -149,11 +129,10 @@ class ForwardSweep:
 def one_behind(items: Iterable[_Item]) -> Iterator[_Item]:
     """The items, each when the one after it has been made.
 
-    So the device has something to do while what it did before is written to the disk.
-
     >>> list(one_behind("abc"))
     ['a', 'b', 'c']
     """
+    # So the device has something to do while what it did before is written to the disk.
     waiting: list[_Item] = []
     try:
         for item in items:
@@ -177,15 +156,9 @@ def row_files(folder: Path, types: Sequence[Aval]) -> list[RowFile]:
 def write_rows(
     files: Sequence[RowFile], axes: Sequence[Axis], start: int, arrays: Sequence[Value]
 ) -> None:
-    """Writes what a segment has made, and waits until it is on the disk.
-
-    Args:
-        files: The files.
-        axes: For each the axis along which segments follow each other; `None` for what
-            all of them have in common.
-        start: Where the segment starts.
-        arrays: What it has made; of each, this process has a part.
-    """
+    """Writes what a segment has made, and waits until it is on the disk."""
+    # An axis is that along which segments follow each other; `None` for what all have
+    # in common.
     for file, axis, array in zip(files, axes, arrays, strict=True):
         with file.writing() as rows:
             for place, piece in pieces_of(array):
@@ -194,8 +167,9 @@ def write_rows(
                 rows.write(place, piece)
 
 
-def make_files(folder: Path, files: Sequence[RowFile]) -> None:
-    """Makes a folder with these files, unless they are there."""
-    make_folder(folder)
+def open_files(folder: Path, files: Sequence[RowFile], *, are_used: bool) -> None:
+    """Makes a folder with these files, unless they are there; checks those in use."""
+    if not are_used:
+        make_folder(folder)
     for file in files:
-        file.make()
+        file.check() if are_used else file.make()

@@ -1,19 +1,22 @@
 """The gradient of a run: by what, from which cotangents, and put back into trees."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import (
+    as_arrays,
     describe,
     flatten,
     is_inexact,
     is_inexact_scalar,
     is_scalar,
+    partition,
     pick,
     put,
     structure_differences,
@@ -21,9 +24,8 @@ from .._arrays import (
 from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers, write_json
-from ._forward_sweep import make_files
+from ._forward_sweep import open_files
 from ._in_words import fingerprint
-from ._loss import Loss
 from ._open_run import OpenedRun
 from ._processes import is_leader, wait_for_all
 from ._reverse_sweep import ReverseSweep
@@ -31,6 +33,86 @@ from ._run_record import read_json
 from ._segment_call import Wanted
 from ._status import COTANGENTS, GRADIENT, OF_SCANNED
 from ._tree_form import TreeForm
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loss:
+    """A function `(carry, ys) -> value`, of which the arrays are known.
+
+    Attributes:
+        has_aux: Whether it returns a pair of the value and anything else.
+        ys: That of the `ys`.
+    """
+
+    f: Callable[[PyTree, PyTree], PyTree]
+    has_aux: bool
+    carry: TreeForm
+    ys: TreeForm
+
+    def differentiate(
+        self, carry: Sequence[Value], ys: Callable[[int], PyTree]
+    ) -> tuple[PyTree, list[Value], list[Value]]:
+        """Calls the function and differentiates it."""
+        # Those of the `ys` that the function does not use are not asked for.
+        kept: list[Value] = []
+
+        def call(
+            carry: Sequence[Value], ys: Sequence[Value]
+        ) -> tuple[PyTree, list[Value]]:
+            out = self.f(self.carry.join(carry), self.ys.join(ys))
+            value, aux = self._pair(out)
+            arrays, rest = partition(as_arrays(aux))
+            kept.append(rest)
+            return value, arrays
+
+        used = self._used(call)
+        given = [ys(i) if flag else None for i, flag in enumerate(used)]
+        moves = [a and b for a, b in zip(used, self.ys.inexact, strict=True)]
+
+        @jax.jit
+        def gradient(carry: Sequence[Value], given: Sequence[Value]) -> PyTree:
+            # What is not used is not computed either.
+            blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in self.ys.types]
+            whole = put(blanks, used, given)
+            parts = pick(carry, self.carry.inexact), pick(whole, moves)
+
+            def run(parts: PyTree) -> PyTree:
+                full = put(carry, self.carry.inexact, parts[0])
+                return call(full, put(whole, moves, parts[1]))
+
+            value, pull, aux = jax.vjp(run, parts, has_aux=True)
+            return value, aux, pull(jnp.ones_like(value))[0]
+
+        value, arrays, (ct_carry, moved) = gradient(carry, pick(given, used))
+        ct_ys = put([None] * len(moves), moves, moved)
+        aux = kept[-1].join(arrays)
+        out = (value, aux) if self.has_aux else value
+        return out, ct_carry, pick(ct_ys, self.ys.inexact)
+
+    def _used(self, call: Callable[..., PyTree]) -> list[bool]:
+        """Which of the `ys` the function uses."""
+        jaxpr = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types)).jaxpr
+        read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
+        read |= set(map(id, jaxpr.outvars))
+        return [id(var) in read for var in jaxpr.invars[len(self.carry.types) :]]
+
+    def _pair(self, out: PyTree) -> tuple[PyTree, PyTree]:
+        if self.has_aux and (not isinstance(out, tuple | list) or len(out) != 2):
+            raise TypeError(
+                f"Resumable: with `has_aux=True` the loss must return a pair "
+                f"`(value, aux)`, but it returned {jax.tree.map(describe, out)}."
+            )
+        value, aux = out if self.has_aux else (out, None)
+        value = as_arrays(value, scalars=True)
+        is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+        if not is_real or value.shape != ():
+            raise TypeError(
+                f"Resumable: the loss must return a real floating-point scalar, but it "
+                f"returned {jax.tree.map(describe, value)}. With `has_aux=True` it may "
+                f"return a pair of a scalar and anything else."
+            )
+        return value, aux
+
 
 _NAME = "Resumable"
 _ARGUMENTS = {"f": "f", "init": "init", "xs": "xs", 0: "init", 1: "xs"}
@@ -63,7 +145,6 @@ class GradientCall:
     """The gradient of a run whose loop has come to its end.
 
     Attributes:
-        run: The run.
         wrt: By what it is differentiated: one of `"f"`, `"init"`, `"xs"`, or several.
     """
 
@@ -83,12 +164,7 @@ class GradientCall:
         return out, (ct_carry, ct_ys)
 
     def take(self, cotangents: PyTree) -> tuple[list[Value], list[Value]]:
-        """The cotangents of the inexact arrays of the carry and the `ys`.
-
-        Raises:
-            TypeError: If one is not of the type of its array.
-            ValueError: If they are other trees than what the loop returned.
-        """
+        """The cotangents of the inexact arrays of the carry and the `ys`."""
         if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
             raise ValueError(
                 f"Resumable: `pull` takes a pair `(ct_carry, ct_ys)`, not "
@@ -128,11 +204,7 @@ class GradientCall:
         return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
 
     def _begin(self, sweep: ReverseSweep) -> None:
-        """Makes the folder of this gradient, or sees that it is the one of it.
-
-        Raises:
-            ValueError: If it is that of another gradient.
-        """
+        """Makes the folder of this gradient, or sees that it is the one of it."""
         folder = self.run.directory / GRADIENT
         path = folder / "gradient.json"
         content = self._in_words(sweep)
@@ -143,11 +215,8 @@ class GradientCall:
             remove_leftovers(self.run.directory / COTANGENTS)
             if not path.exists():
                 write_json(path, content)
-            if sweep.states.steps:
-                for file in sweep.rows:
-                    file.check()
-            else:
-                make_files(self.run.directory / OF_SCANNED, sweep.rows)
+            of_scanned = self.run.directory / OF_SCANNED
+            open_files(of_scanned, sweep.rows, are_used=bool(sweep.states.steps))
         wait_for_all(f"{folder} was begun")
 
     def _in_words(self, sweep: ReverseSweep) -> dict[str, Any]:

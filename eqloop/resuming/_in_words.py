@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._arrays import describe, flatten, is_dynamic, paths, raw_bytes, unmarked
+from .._arrays import describe, flatten, is_dynamic, is_key, paths, raw_bytes, unmarked
 from .._types import PyTree, Value
 from ._code_digest import (
     callable_name,
@@ -22,7 +22,6 @@ from ._code_digest import (
 )
 from ._processes import digest_of_all
 from ._sources import forget_pages, is_mapped
-from ._tree_form import is_key
 
 # Arrays are read in blocks of so many bytes. Of those that are larger than so much in
 # all only evenly spaced blocks are, unless they are in memory: they may be files that
@@ -41,12 +40,7 @@ Described = dict[str, Any]
 
 
 def fingerprint(array: Value, axis: int = 0) -> str:
-    """A digest of the numbers in an array.
-
-    Args:
-        array: Whatever has a shape, a dtype and slices.
-        axis: The axis that slices are taken along, if it is large.
-    """
+    """A digest of the numbers in an array."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in _pieces(array, axis):
         digest.update(raw_bytes(piece))
@@ -79,13 +73,7 @@ def _looked_at(array: Value, length: int) -> Iterator[tuple[int, int]]:
 
 
 def leaves_in_words(tree: PyTree, name: str, axes: Sequence[int | None]) -> Described:
-    """The leaves of a tree: of arrays their types and digests, of others their values.
-
-    Args:
-        tree: The tree.
-        name: What it is called.
-        axes: For each leaf the axis that it may be sliced along.
-    """
+    """The leaves of a tree: types and digests of arrays, and the values of others."""
     leaves, _ = flatten(tree)
     words: Described = {}
     for path, leaf, axis in zip(paths(tree, name), leaves, axes, strict=True):
@@ -99,16 +87,10 @@ def leaves_in_words(tree: PyTree, name: str, axes: Sequence[int | None]) -> Desc
 
 
 def functions_in_words(tree: PyTree, name: str, is_deep: bool = True) -> Described:
-    """The functions in a tree, and what they close over, by digests.
-
-    And what else is in the tree that JAX does not see: static fields, for example.
-
-    Args:
-        tree: The tree.
-        name: What it is called.
-        is_deep: Whether to look into what functions read. They may keep there what they
-            have seen, as one that reads a file does.
-    """
+    """The functions in a tree, and what they close over, by digests."""
+    # And what else is in the tree that JAX does not see: static fields, for example.
+    # What functions read is looked into if it is deep. They may keep there what they
+    # have seen, as one that reads a file does.
     words: Described = {}
     for path, node, is_hidden in nodes(tree, name):
         if functions := functions_in(node):

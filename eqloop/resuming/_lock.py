@@ -14,16 +14,8 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps other runs out of a directory.
-
-    The system opens the lock when the process ends, in whichever way it does.
-
-    Args:
-        directory: The directory, which is there.
-
-    Raises:
-        RuntimeError: If another run is in it.
-    """
+    """Keeps other runs out of a directory."""
+    # The system opens the lock when the process ends, in whichever way it does.
     import fcntl  # not there on Windows, where all else is to be importable
 
     path = directory / LOCK

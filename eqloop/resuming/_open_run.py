@@ -22,7 +22,7 @@ from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
-from ._forward_sweep import ForwardSweep, SegmentInputs, make_files
+from ._forward_sweep import ForwardSweep, SegmentInputs, open_files
 from ._in_words import functions_in_words, jax_settings, leaves_in_words, text_of
 from ._lock import locked
 from ._processes import is_leader, wait_for_all
@@ -30,7 +30,6 @@ from ._run_record import RunRecord
 from ._segment_call import SegmentCall
 from ._segments import Segments
 from ._sources import (
-    AbstractSource,
     CalledSource,
     StoredSource,
     scanned_axes,
@@ -47,7 +46,6 @@ class OpenedRun:
     """A call, all of whose arguments are known to be right.
 
     Attributes:
-        forward: The loop.
         record: What it is called with, in words.
         init: The carry that the user gave.
     """
@@ -63,12 +61,7 @@ class OpenedRun:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Has the directory for this run alone.
-
-        Raises:
-            ValueError: If it is one of another run.
-            RuntimeError: If another run is in it.
-        """
+        """Has the directory for this run alone."""
         RunRecord.read(self.directory)  # before anything is made in somebody else's
         if not is_leader():
             self._begin()
@@ -80,11 +73,7 @@ class OpenedRun:
             yield
 
     def _begin(self) -> None:
-        """Makes the directory one of this run, if it is empty.
-
-        Raises:
-            ValueError: If it is one of another run.
-        """
+        """Makes the directory one of this run, if it is empty."""
         found = RunRecord.read(self.directory)
         if found is not None:
             found.check(self.record, self.directory)
@@ -94,11 +83,8 @@ class OpenedRun:
             if found is None:
                 self.record.write(self.directory)
             make_folder(self.directory / CARRIES)
-            if self.forward.carries.steps:
-                for file in self.forward.ys:
-                    file.check()
-            else:
-                make_files(self.directory / YS, self.forward.ys)
+            is_begun = bool(self.forward.carries.steps)
+            open_files(self.directory / YS, self.forward.ys, are_used=is_begun)
         wait_for_all(f"{self.directory} was begun")
 
     def run_forward(
@@ -139,34 +125,30 @@ class OpenedRun:
 
 def open_run(
     scan: AbstractScan[Any, Any],
-    init: PyTree,
-    xs: PyTree,
-    *,
-    length: SupportsIndex | None,
-    key: PRNGKey | None,
     every: int,
     directory: Path,
     settings: Mapping[str, Any],
+    init: PyTree,
+    xs: PyTree,
+    length: SupportsIndex | None,
+    key: PRNGKey | None,
 ) -> OpenedRun:
-    """Opens a call.
-
-    Args:
-        scan: The scan, without a bar.
-        init: The first carry.
-        xs: What is scanned, or a function that makes it.
-        length: The number of steps, if it was given.
-        key: The key, if one was given.
-        every: How many steps a segment has.
-        directory: Where everything is stored.
-        settings: Settings of the run that must stay what they are.
-    """
+    """Opens a call."""
     refuse_refs(_NAME, (init, xs), "(init, xs)")
     if key is not None:
         check_one_key(_NAME, key)
     scan, init = as_arrays(scan), as_arrays(init)
     f_axes = resolve_axes(_NAME, scan.f, scan.f_axes, tree_name="f", spec_name="f_axes")
     sizes = axis_sizes(scan.f, "f", f_axes)
-    segments, x_source = _opened_xs(scan, xs, sizes, as_length(_NAME, length), every)
+    axes = None if callable(xs) else scanned_axes(xs, scan.in_axes)
+    if axes is not None:
+        sizes |= axis_sizes(stand_ins(xs), "xs", axes)
+    length = common_length(_NAME, sizes, as_length(_NAME, length))
+    segments = Segments(length, every, scan.reverse)
+    if axes is None:
+        x_source = CalledSource(xs, segments.bounds(0), scan.in_axes)
+    else:
+        x_source = StoredSource(xs, "xs", axes)
     leaves, _ = flatten(scan)
     others = [None] * (len(leaves) - len(f_axes))
     inputs = SegmentInputs(
@@ -191,32 +173,6 @@ def open_run(
         ys=_described(call),
     )
     return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)
-
-
-def _opened_xs(
-    scan: AbstractScan[Any, Any],
-    xs: PyTree,
-    sizes: Mapping[str, int],
-    length: int | None,
-    every: int,
-) -> tuple[Segments, AbstractSource]:
-    """The segments, and where they have their `xs` from.
-
-    Args:
-        scan: The scan.
-        xs: What is scanned, or a function that makes it.
-        sizes: How long what is scanned of `f` is, by paths.
-        length: The number of steps, if it was given.
-        every: How many steps a segment has.
-    """
-    if callable(xs):
-        steps = common_length(_NAME, sizes, length)
-        segments = Segments(steps, every, scan.reverse)
-        return segments, CalledSource(xs, segments.bounds(0), scan.in_axes)
-    axes = scanned_axes(xs, scan.in_axes)
-    sizes = {**sizes, **axis_sizes(stand_ins(xs), "xs", axes)}
-    segments = Segments(common_length(_NAME, sizes, length), every, scan.reverse)
-    return segments, StoredSource(xs, "xs", axes)
 
 
 def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:

@@ -18,11 +18,7 @@ def is_leader() -> bool:
 
 
 def wait_for_all(what: str) -> None:
-    """Waits until all processes have come to this place.
-
-    Args:
-        what: What they have done, for the error if they are at different places.
-    """
+    """Waits until all processes have come to this place."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

@@ -70,11 +70,7 @@ class Resumable(AbstractTransform):
 
     f: AbstractScan[Any, Any]  # pyright: ignore[reportIncompatibleMethodOverride]
     directory: str = eqx.field(static=True, converter=_path)
-    every: int = eqx.field(
-        static=True,
-        kw_only=True,
-        converter=_counted_by("every", "the steps of a segment"),
-    )
+    every: int = setting(converter=_counted_by("every", "the steps of a segment"))
     keep: int = setting(
         default=2, converter=_counted_by("keep", "the carries that are kept")
     )
@@ -226,24 +222,11 @@ class Resumable(AbstractTransform):
         """
         return RunStatus.read(Path(self.directory))
 
-    def _open(
-        self,
-        init: PyTree,
-        xs: PyTree,
-        length: SupportsIndex | None,
-        key: PRNGKey | None,
-    ) -> OpenedRun:
-        _refuse_traced((self, init, xs, key))
-        return open_run(
-            dataclasses.replace(self.f, progress=None),
-            init,
-            xs,
-            length=length,
-            key=key,
-            every=self.every,
-            directory=Path(self.directory),
-            settings={"every": self.every, "ys": self.ys},
-        )
+    def _open(self, *call: Any) -> OpenedRun:
+        _refuse_traced((self, call))
+        scan = dataclasses.replace(self.f, progress=None)
+        settings = {"every": self.every, "ys": self.ys}
+        return open_run(scan, self.every, Path(self.directory), settings, *call)
 
     def _forward(self, run: OpenedRun, keep: int | None) -> tuple[PyTree, PyTree]:
         in_memory = self.ys == "memory"
@@ -254,10 +237,11 @@ class Resumable(AbstractTransform):
         return self.f.progress if self.progress is None else self.progress
 
     def __check_init__(self) -> None:
-        if not isinstance(self.f, Scan | CheckpointedScan):
+        if not isinstance(f := self.f, Scan | CheckpointedScan):
+            what = type(f).__name__ if isinstance(f, AbstractTransform) else repr(f)
             raise TypeError(
                 f"Resumable: the first argument must be an `el.Scan` or an "
-                f"`el.CheckpointedScan`, not {_what(self.f)}. A loop without a carry "
+                f"`el.CheckpointedScan`, not {what}. A loop without a carry "
                 f"is a scan whose carry is None; slices of `ys` are taken afterwards."
             )
         if not isinstance(self.directory, str) or not self.directory:
@@ -269,10 +253,6 @@ class Resumable(AbstractTransform):
                 f'Resumable: `ys` must be "memory" or "directory", not {self.ys!r}.'
             )
         check_progress("Resumable", self.progress)
-
-
-def _what(f: PyTree) -> str:
-    return type(f).__name__ if isinstance(f, AbstractTransform) else repr(f)
 
 
 def _refuse_traced(tree: PyTree) -> None:

@@ -18,7 +18,6 @@ from .._arrays import (
 )
 from .._types import Value
 from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
-from ._processes import as_the_leader
 from ._row_file import RowFile
 from ._segment_call import Wanted
 from ._sources import AbstractSource, StoredSource
@@ -32,7 +31,6 @@ class ReverseSweep:
 
     Attributes:
         forward: The loop, all of whose carries are stored.
-        wanted: Which cotangents are wanted.
         last: The cotangents of the inexact arrays of the last carry.
         ys: Those of the inexact arrays that the steps returned; `None` for zeros.
         moved: Called with the number of steps that were reversed.
@@ -67,17 +65,9 @@ class ReverseSweep:
         return row_files(self.forward.directory / OF_SCANNED, own)
 
     def run(self) -> tuple[list[Value], list[Value], list[Value]]:
-        """Reverses what is left.
-
-        Returns:
-            The cotangents of the inexact arrays of the first carry, and those of the
-            arrays that are marked as wanted: of the scan, and of `xs`, with `None` for
-            each other one.
-        """
+        """Reverses what is left."""
         segments, states = self.forward.call.segments, self.states
-        stored = set(states.steps)
-        is_stored = [segments.done(k) in stored for k in range(len(segments))]
-        is_stored = list(map(bool, as_the_leader(is_stored)))
+        is_stored = states.are_stored(map(segments.done, range(len(segments))))
         left = next((k for k, flag in enumerate(is_stored) if flag), len(segments))
         now = [*self.last, *self._zeros()]
         if left < len(segments):
@@ -127,10 +117,8 @@ class ReverseSweep:
         return StoredSource(self.ys, "ys", axes)
 
     def _of_segment(self, k: int, ys: Sequence[Value]) -> list[Value]:
-        """The cotangents that segment `k` gets, of those that are not zero.
-
-        What is the same for all steps was returned once: it is the last segment's.
-        """
+        """The cotangents that segment `k` gets, of those that are not zero."""
+        # What is the same for all steps was returned once: it is the last segment's.
         call = self.forward.call
         axes = pick(call.y_axes, call.ys.inexact)
         axes = pick(axes, [ct is not None for ct in self.ys])

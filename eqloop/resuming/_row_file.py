@@ -23,7 +23,6 @@ class RowFile:
     """A `.npy` file of an array that is written piece by piece.
 
     Attributes:
-        path: The file.
         shape: The shape of the whole array.
         dtype: Its dtype, as JAX has it. One that NumPy does not know (`bfloat16`) is in
             the file as unsigned integers of that size.
@@ -42,11 +41,7 @@ class RowFile:
         return len(self._header) + math.prod(self.shape) * self.dtype.itemsize
 
     def make(self) -> None:
-        """Makes the file, unless it is there: nothing but zeros, which take no room.
-
-        Raises:
-            ValueError: If it is there, and is not what it should be.
-        """
+        """Makes the file, unless it is there: nothing but zeros, which take no room."""
         if self.path.exists():
             self.check()
             return
@@ -57,11 +52,7 @@ class RowFile:
             os.replace(aside, self.path)
 
     def check(self) -> None:
-        """Checks that the file is as long as it has to be, and of this array.
-
-        Raises:
-            ValueError: If it is not.
-        """
+        """Checks that the file is as long as it has to be, and of this array."""
         with explaining_errors("read", self.path):
             size = self.path.stat().st_size
             with open(self.path, "rb") as file:
@@ -99,7 +90,6 @@ class RowWriter:
     """A file that is open for writing.
 
     Attributes:
-        file: The file.
         descriptor: What the system knows it by.
         offset: Where in it the array starts.
     """
@@ -109,12 +99,7 @@ class RowWriter:
     offset: int
 
     def write(self, start: Sequence[int], piece: np.ndarray) -> None:
-        """Writes a piece of the array.
-
-        Args:
-            start: Where in the array it starts, along each axis.
-            piece: The piece.
-        """
+        """Writes a piece of the array."""
         shape = self.file.shape
         # The piece is contiguous in the file from this axis on.
         whole = [i for i, n in enumerate(shape) if piece.shape[i] != n]

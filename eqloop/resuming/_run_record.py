@@ -25,10 +25,8 @@ class RunRecord:
     """What a run was called with, in words.
 
     Attributes:
-        length: How many steps it has.
         settings: Settings of the run, the scan and JAX.
         arguments: For each leaf what it is, and a digest of it.
-        code: For each function the same.
         ys: For each array that the steps return, what it is and where it is stacked.
     """
 
@@ -46,11 +44,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """The one in a directory; `None` if there is nothing in it yet.
-
-        Raises:
-            ValueError: If what is in it is not of `Resumable`, or of another version.
-        """
+        """The one in a directory; `None` if there is nothing in it yet."""
         path = directory / _RECORD
         if not path.exists():
             _refuse_foreign(directory)
@@ -76,11 +70,7 @@ class RunRecord:
         return cls(**{name: content[name] for name in names})
 
     def check(self, now: Self, directory: Path) -> None:
-        """Checks that it is of the run at hand.
-
-        Raises:
-            ValueError: If it is not.
-        """
+        """Checks that it is of the run at hand."""
         lines = list(_differences(self, now))
         if lines:
             listing = "\n".join(lines)
@@ -114,11 +104,7 @@ def _in_words(there: Any, here: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file.
-
-    Raises:
-        ValueError: If it is not JSON.
-    """
+    """The content of a file."""
     with explaining_errors("read", path):
         text = path.read_bytes()
     try:

@@ -19,6 +19,7 @@ from .._arrays import (
     is_dynamic,
     is_weak,
     pick,
+    plain,
     put,
     split,
 )
@@ -30,7 +31,7 @@ from ..loops import AbstractScan, cut_before, refuse_cuts
 from ._segments import Segments
 from ._sources import AbstractSource, resized
 from ._state_folder import sharding_of
-from ._tree_form import TreeForm, plain
+from ._tree_form import TreeForm
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +39,6 @@ class SegmentCall:
     """A segment of a scan, as a function of plain arrays.
 
     Attributes:
-        segments: The segments of the loop.
         scan: The form of the scan, of which some arrays may be scanned.
         xs: The form of `xs`.
         start: The carry that the loop starts with.
@@ -67,15 +67,7 @@ class SegmentCall:
         xs: AbstractSource,
         beside: Callable[[int], PyTree],
     ) -> Self:
-        """Traces a segment, and finds out what it carries and returns.
-
-        Args:
-            segments: The segments.
-            scan: The scan.
-            init: The carry of the first step.
-            xs: What is scanned.
-            beside: From a number of steps to the types of what they get beside `xs`.
-        """
+        """Traces a segment, and finds out what it carries and returns."""
 
         def forms(steps: int) -> tuple[TreeForm, TreeForm]:
             found: list[Value] = []
@@ -119,18 +111,7 @@ class SegmentCall:
     def run(
         self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, beside: PyTree
     ) -> tuple[list[Value], list[Value]]:
-        """Runs a segment of so many steps.
-
-        Args:
-            steps: How many.
-            scan: The arrays of the scan.
-            xs: Those that these steps get.
-            carry: Those of the carry.
-            beside: What else the steps get, see `SegmentInputs`.
-
-        Returns:
-            The arrays of the carry after it, and those that the steps returned.
-        """
+        """Runs a segment of so many steps."""
         trees = (self.scan.join(scan), self.carry.join(carry), self.xs.join(xs))
         new_carry, ys = call_scan(*trees, beside, steps)
         after = _kept_in_place(self.last_carry.take(new_carry), self.shardings)
@@ -155,21 +136,10 @@ class SegmentCall:
         cts: tuple[Arrays, Arrays],
         sums: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        """Takes cotangents back through a segment of so many steps.
-
-        Args:
-            steps: How many.
-            wanted: Which cotangents are wanted besides that of the carry.
-            inputs: The arrays of the scan, of `xs` and of the carry before it.
-            beside: What else the steps get.
-            cts: The cotangents of the inexact arrays of the carry after it, and of
-                those that the steps returned, with `None` for one that is zero.
-            sums: The cotangents so far of what all segments share.
-
-        Returns:
-            The cotangents of the carry before it, the sums with what this segment adds,
-            and the cotangents of what only this segment gets.
-        """
+        """Takes cotangents back through a segment of so many steps."""
+        # `cts` are those of the inexact arrays of the carry and of the outputs, with
+        # `None` for zeros. Returned are those of the carry before, the sums with what
+        # is added, and those of what only this segment gets.
         scan, xs, carry = inputs
 
         def run(carry_part: Arrays, parts: Arrays) -> tuple[Arrays, Arrays]:
@@ -198,8 +168,8 @@ class Wanted:
         scan: A mark for each array of the scan.
         xs: A mark for each array of `xs`.
         own: For each marked array, whether each segment gets a part of its own.
-        shardings: How the cotangents of the carry are spread over devices, and the
-            sums of what all segments share.
+        shardings: How the cotangents of the carry are spread over devices, and the sums
+            of what all segments share.
     """
 
     scan: tuple[bool, ...]
@@ -232,16 +202,9 @@ class Wanted:
 def call_scan(
     scan: AbstractScan[Any, Any], carry: PyTree, xs: PyTree, beside: PyTree, steps: int
 ) -> tuple[PyTree, PyTree]:
-    """Calls a scan for some steps of a longer loop.
-
-    Args:
-        scan: The scan.
-        carry: The carry before them.
-        xs: What they get.
-        beside: Their keys; if the scan does not split keys, the key of all; or `None`.
-            And before which of them the carry is cut, or `None`.
-        steps: How many.
-    """
+    """Calls a scan for some steps of a longer loop."""
+    # `beside` are the keys of the steps, or that of all; and before which of them the
+    # carry is cut. Either may be `None`.
     keys, cuts = beside
     shared, own = (None, keys) if scan.split_keys else (keys, None)
     if own is None and cuts is None:
@@ -325,11 +288,9 @@ def _kept_in_place(arrays: Arrays, shardings: Sequence[Value]) -> list[Value]:
 def _starting(
     init: PyTree, carry: TreeForm
 ) -> tuple[list[jax.Array], tuple[bool, ...]]:
-    """The arrays of the first carry, and which of them the steps know as weakly typed.
-
-    Of the leaves of `init` some are numbers that steps change, and so are arrays; and
-    weakly typed ones may have to be of a wider dtype.
-    """
+    """The arrays of the first carry, and which of them steps know as weakly typed."""
+    # Of the leaves of `init` some are numbers that steps change, and so are arrays; and
+    # weakly typed ones may have to be of a wider dtype.
     leaves = pick(flatten(init)[0], carry.rest.taken)
     arrays, weak = [], []
     for leaf, aval in zip(leaves, carry.types, strict=True):

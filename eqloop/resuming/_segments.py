@@ -7,18 +7,17 @@ import dataclasses
 class Segments:
     """A loop in segments of `every` steps; the last may be shorter.
 
-    Segments are counted in the order in which they are run, so that with `reverse` the
-    first of them has the last elements of `xs`.
-
     Attributes:
         length: How many steps the loop has.
-        every: How many a segment has.
         reverse: Whether the last element comes first.
 
     >>> segments = Segments(length=10, every=4, reverse=True)
     >>> [segments.bounds(k) for k in range(len(segments))]
     [(6, 10), (2, 6), (0, 2)]
     """
+
+    # Segments are counted in the order in which they are run, so that with `reverse`
+    # the first of them has the last elements of `xs`.
 
     length: int
     every: int

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import Axis, axis_sizes, describe, flatten, resolve_axes
+from .._arrays import Axis, axis_sizes, describe, flatten, plain, resolve_axes
 from .._types import Aval, Index, PyTree, Value
-from ._tree_form import TreeForm, plain
+from ._tree_form import TreeForm
 
 
 class AbstractSource(abc.ABC):
@@ -36,11 +36,9 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> PyTree:
-        """What the steps from `start` to `stop` get, as it was read.
-
-        It is called on a thread of its own. JAX is left to the other one, as the
-        settings of JAX are those of a thread.
-        """
+        """What the steps from `start` to `stop` get, as it was read."""
+        # It is called on a thread of its own. JAX is left to the other one, as the
+        # settings of JAX are those of a thread.
 
     @abc.abstractmethod
     def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
@@ -121,11 +119,7 @@ class CalledSource(AbstractSource):
         return self._make(start, stop)
 
     def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
-        """The arrays that were made.
-
-        Raises:
-            ValueError: If they are others than those that were made at first.
-        """
+        """The arrays that were made."""
         form, _ = self._open(found, start, stop)
         wanted = self.types(stop - start)
         of = lambda types: [(aval.shape, aval.dtype) for aval in types]
@@ -184,10 +178,8 @@ def is_sliceable(leaf: object) -> bool:
 def read_ahead(
     sources: Sequence[AbstractSource], bounds: Sequence[tuple[int, int]]
 ) -> Iterator[list[list[Value]]]:
-    """The arrays of each source between these bounds.
-
-    They are read while those before them are used.
-    """
+    """The arrays of each source between these bounds."""
+    # They are read while those before them are used.
 
     def read(start: int, stop: int) -> list[Value]:
         return [source.read(start, stop) for source in sources]
@@ -259,11 +251,9 @@ def is_mapped(array: Value) -> bool:
 
 
 def forget_pages(leaf: Value) -> None:
-    """Has the pages of a memory map that were read count as memory no longer.
-
-    The system would drop them if it needed room. Until then the process would seem to
-    grow to the size of the file.
-    """
+    """Has the pages of a memory map that were read count as memory no longer."""
+    # The system would drop them if it needed room. Until then the process would seem to
+    # grow to the size of the file.
     while isinstance(leaf, np.ndarray):
         is_private = getattr(leaf, "mode", None) == "c"  # changes would be lost
         leaf = leaf.base

@@ -7,7 +7,7 @@ file for each array, or for each part of one that is on several devices, and
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from ._disk import (
     write_bytes,
     write_json,
 )
-from ._processes import is_leader, wait_for_all
+from ._processes import as_the_leader, is_leader, wait_for_all
 from ._row_file import storable
 from ._run_record import read_json
 
@@ -39,9 +39,7 @@ class StateFolder:
     """Where the states of one sweep are.
 
     Attributes:
-        path: The folder.
         names: The path of each array in the tree that it is from.
-        types: Its type.
         shardings: Over which devices it is spread; `None` if it is on one.
     """
 
@@ -54,6 +52,11 @@ class StateFolder:
     def steps(self) -> list[int]:
         """For how many steps there are states, in their order."""
         return steps_in(self.path)
+
+    def are_stored(self, steps: Iterable[int]) -> list[bool]:
+        """Which of these there are, by the numbers of steps, in the first process."""
+        stored = set(self.steps)
+        return list(map(bool, as_the_leader([each in stored for each in steps])))
 
     def write(self, steps: int, arrays: Sequence[Value]) -> None:
         """Writes a state: each process its part, and then one puts it into place."""
@@ -79,11 +82,7 @@ class StateFolder:
         wait_for_all(f"{place} was finished")
 
     def read(self, steps: int) -> list[Value]:
-        """Reads a state.
-
-        Raises:
-            ValueError: If a file of it is damaged.
-        """
+        """Reads a state."""
         place = self._place(steps)
         described = read_json(place / _STATE).get("arrays", [])
         if len(described) != len(self.names):

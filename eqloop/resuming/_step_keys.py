@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from .._arrays import is_key
 from .._types import Index, PRNGKey, PyTree
-from ._tree_form import is_key
 
 # `jax.random.fold_in` takes 32 bits.
 _MOST = 2**32
@@ -61,11 +61,9 @@ class StepKeys:
 
 
 def _is_folded(key: PRNGKey) -> bool:
-    """Whether the keys that a key is split into are those that indices folded in give.
-
-    It is so for JAX's own generator, by the way in which it is parallel, and not for
-    each of the others.
-    """
+    """Whether a key is split into the keys that folding in indices gives."""
+    # It is so for JAX's own generator, by the way in which it is parallel, and not for
+    # each of the others.
     split, folded = jr.split(key, 8), _folded_keys(key, np.uint32(0), 8)
     return bool(jnp.all(_key_numbers(split) == _key_numbers(folded)))
 

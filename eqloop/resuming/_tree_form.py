@@ -16,19 +16,15 @@ from .._arrays import (
     Rest,
     as_array,
     is_inexact,
+    is_key,
     is_weak,
     partition,
     paths,
     pick,
-    strongly_typed,
+    plain,
     with_weak_types,
 )
 from .._types import PyTree, Value
-
-
-def is_key(leaf: Value) -> bool:
-    """Whether an array is one of PRNG keys."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,9 +32,6 @@ class TreeForm:
     """What there is to a tree besides its arrays.
 
     Attributes:
-        rest: The tree without them.
-        names: The path of each.
-        types: Their types as plain arrays.
         weak: Which of them are weakly typed.
         keys: For those that are PRNG keys, of which kind.
     """
@@ -51,17 +44,12 @@ class TreeForm:
 
     @classmethod
     def of(cls, tree: PyTree, name: str) -> Self:
-        """The form of a tree, which may be that of tracers.
-
-        Args:
-            tree: The tree.
-            name: What it is called where paths of its leaves start.
-        """
+        """The form of a tree, which may be that of tracers."""
         arrays, rest = partition(tree)
         return cls(
             rest,
             tuple(pick(paths(tree, name), rest.taken)),
-            tuple(_type_of(plain(x)) for x in arrays),
+            tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(plain, arrays)),
             tuple(is_weak(as_array(x)) for x in arrays),
             tuple(jax.random.key_impl(x) if is_key(x) else None for x in arrays),
         )
@@ -74,7 +62,8 @@ class TreeForm:
     def join(self, arrays: Sequence[Value]) -> PyTree:
         """The tree with these arrays, which are plain ones."""
         pairs = zip(self.keys, arrays, strict=True)
-        typed = [x if kind is None else _as_keys(x, kind) for kind, x in pairs]
+        as_keys = lambda x, kind: jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
+        typed = [x if kind is None else as_keys(x, kind) for kind, x in pairs]
         return self.rest.join(with_weak_types(typed, self.weak))
 
     def take(self, tree: PyTree) -> list[Value]:
@@ -86,17 +75,3 @@ class TreeForm:
         blank = (None,) * len(self.rest.leaves)
         rest = dataclasses.replace(self.rest, leaves=blank)
         return rest.join(with_weak_types(leaves, self.weak))
-
-
-def plain(leaf: object) -> jax.Array:
-    """An array as one that can be in a file."""
-    leaf = as_array(leaf)
-    return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
-
-
-def _as_keys(array: Value, kind: PyTree) -> Value:
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
-
-
-def _type_of(array: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)

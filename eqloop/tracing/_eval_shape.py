@@ -1,6 +1,5 @@
 """`EvalShape`: what a function would return."""
 
-import inspect
 from collections.abc import Callable
 from typing import final
 
@@ -8,7 +7,7 @@ import jax
 
 from .._arrays import is_typed, partition
 from .._calls import (
-    AbstractTransform,
+    AbstractSameCall,
     KnownAs,
     OpenedCall,
     call_names,
@@ -18,7 +17,7 @@ from .._types import PyTree
 
 
 @final
-class EvalShape(AbstractTransform):
+class EvalShape(AbstractSameCall[..., PyTree]):
     """The shapes and dtypes of a function's results, like `equinox.filter_eval_shape`.
 
     Nothing is computed. A `jax.ShapeDtypeStruct` can stand for an array in the
@@ -42,10 +41,6 @@ class EvalShape(AbstractTransform):
     """
 
     f: Callable[..., PyTree]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """What `f(*args, **kwargs)` would return.

@@ -1,16 +1,15 @@
 """`Jit`: a compiled function, with a name."""
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import equinox as eqx
 import jax
 
 from .._calls import (
     NEEDS_VALUES,
-    AbstractTransform,
+    AbstractSameCall,
     NewP,
     NewR,
     P,
@@ -27,7 +26,7 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 
 @final
-class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class Jit(AbstractSameCall[P, R]):
     """Compiles a function, like `equinox.filter_jit`.
 
     Arrays are traced. All other leaves of the arguments and of `f` are static: the
@@ -69,10 +68,6 @@ class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Jit[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`, and compiles it first if necessary.
@@ -128,11 +123,9 @@ class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
 @functools.cache
 def _program(name: str, donate: Donate) -> Any:
-    """The jitted function of all `Jit`s of that name.
-
-    That the function to be called is an argument spares it being taken apart when it is
-    wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
-    """
+    """The jitted function of all `Jit`s of that name."""
+    # That the function to be called is an argument spares it being taken apart when it
+    # is wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
 
     def call(first: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> PyTree:
         f, args, kwargs = rest

@@ -1,18 +1,25 @@
 """`Named`: a function whose operations carry a name."""
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, final
+from typing import TYPE_CHECKING, final
 
 import equinox as eqx
 import jax
 
-from .._calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
+from .._calls import (
+    AbstractSameCall,
+    AbstractTransform,
+    NewP,
+    NewR,
+    P,
+    R,
+    enforce_annotations,
+)
 from .._types import PyTree
 
 
 @final
-class Named(AbstractTransform[Callable[P, R]], Generic[P, R]):
+class Named(AbstractSameCall[P, R]):
     """Runs a function under a name, like `jax.named_scope`.
 
     Profiles, compiled programs and drawings show the name before those of the
@@ -46,10 +53,6 @@ class Named(AbstractTransform[Callable[P, R]], Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Named[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)` within the name.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, final
 
@@ -19,7 +18,7 @@ from .._arrays import (
     structure_bits,
 )
 from .._calls import (
-    AbstractTransform,
+    AbstractSameCall,
     KnownAs,
     OpenedCall,
     call_names,
@@ -50,7 +49,7 @@ class Traced(NamedTuple):
 
 
 @final
-class Trace(AbstractTransform):
+class Trace(AbstractSameCall[..., PyTree]):
     """The jaxpr of a function, with the structure of what it returns.
 
     A function is traced once for arguments of the same types and static leaves, and the
@@ -85,10 +84,6 @@ class Trace(AbstractTransform):
     """
 
     f: Callable[..., PyTree]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Traced:
         """Traces `f(*args, **kwargs)`.
@@ -144,7 +139,6 @@ class _Static:
     """The leaves of a call that are not arrays.
 
     Attributes:
-        rest: The leaves, and the structure.
         identity: What tells them from others, also from equal ones: 1 is not 1.0.
     """
 
@@ -162,10 +156,7 @@ class RememberedCall:
     """A call `f(*args, **kwargs)` whose trace is cached.
 
     Attributes:
-        f: The function.
-        arrays: The arrays.
         names: What each of them is called.
-        static: The other leaves.
     """
 
     f: Callable[..., PyTree]

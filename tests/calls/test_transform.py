@@ -173,6 +173,22 @@ def test_signature_is_that_of_the_call(scan):
     assert next(iter(inspect.signature(el.Scan).parameters)) == "f"
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: el.Fit(f, "1GiB"),
+        *(el.Reschedule, el.Optimize, el.Jit, el.DebugNonFinite, el.Vmap, el.Map),
+        *(el.Grad, el.Vjp, el.Trace, el.EvalShape),
+        lambda f: el.Named(f, "name"),
+    ],
+)
+def test_signature_is_that_of_the_function_where_calls_are_alike(transform):
+    def f(x, *, scale=2.0):
+        return scale * x
+
+    assert inspect.signature(transform(f)) == inspect.signature(f)
+
+
 def test_f_by_keyword(scan):
     assert el.CheckpointedScan(f=scan.f, base=3) == scan
 

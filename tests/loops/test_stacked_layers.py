@@ -202,6 +202,15 @@ def test_plan():
     assert layers.layers.uses.shape == (64,)
 
 
+def test_a_plan_does_not_count_what_no_layer_changes():
+    def layer(a, x):
+        return jnp.sin(a * x[0]) + x[1], x[1]
+
+    layers = jax.tree_util.Partial(layer, jnp.ones(8))
+    layers = el.StackedLayers(layers, schedule=el.Recursive(2))
+    assert layers.plan((jnp.ones(100), jnp.ones(100))).slot_bytes == 400
+
+
 # A list of layers
 
 

@@ -6,8 +6,8 @@ changes a jaxpr.
 - **The module**: `_module.py` writes it, one function after the other in a `_scope.py`.
   `_reads.py` tells which equations are written.
 - **Operations**: `_handlers.py` finds who writes an operation, users' handlers
-  included. Most are in tables of `_operations.py`; `_control.py`, `_derivatives.py`,
-  `_combine.py` and `_random.py` have those that need more than a table.
+  included. Most are in tables of `_operations.py`; `_control.py`, `_derivatives.py`
+  and `_combine.py` have those that need more than a table.
 - **The text**: `_names.py` has the names of variables, `_values.py` numbers and
   parameters, and `_lines.py` breaks lines.
 """

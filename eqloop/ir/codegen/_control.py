@@ -80,17 +80,10 @@ def _write_while(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 
 def _for_all_examples(cond: Closed, body: Closed, count: int) -> tuple[Closed, Closed]:
-    """Condition and body of a loop that `vmap` has given a condition for each example.
-
-    JAX makes one of them only when it compiles: the loop goes on as long as some
-    example does, and changes none that has ended.
-
-    Args:
-        cond: The condition, an array of booleans.
-        body: The body.
-        count: How many constants the condition has: those of the new body begin with
-            these.
-    """
+    """Condition and body of a loop, to which `vmap` has given one for each example."""
+    # JAX makes one of them only when it compiles: the loop goes on as long as some
+    # example does, and changes none that has ended.
+    # The consts of the new body begin with those of the condition.
     goes_on, step = (functools.partial(run, each) for each in (cond, body))
     carry = len(body.out_avals)
 
@@ -157,25 +150,19 @@ def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
     if not params["prevent_cse"]:
         settings["prevent_cse"] = "False"
     policy = params["policy"]
-    if policy is not None and (name := _policy_name(policy)):
-        settings["policy"] = f"jax.checkpoint_policies.{name}"
-    # A policy without a name trades memory for time, and changes no number.
+    for name, known in vars(jax.checkpoint_policies).items():
+        # A policy without a name trades memory for time, and changes no number.
+        if policy is not None and policy is known:
+            settings.setdefault("policy", f"jax.checkpoint_policies.{name}")
     remat = one_line(call("jax.checkpoint", function, **settings))
     scope.assign(eqn.outvars, call(remat, *scope.arguments(eqn.invars)))
 
 
-def _policy_name(policy: Any) -> str | None:
-    known = vars(jax.checkpoint_policies)
-    return next((name for name, value in known.items() if value is policy), None)
-
-
 def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
-    """What a primitive that says so itself expands to, and a name for it.
-
-    This library's are such, and are written without progress bars, and under
-    `DebugNonFinite` without its checks: a module that runs on its own has nobody to
-    tell.
-    """
+    """What a primitive that says so itself expands to, and a name for it."""
+    # This library's are such, and are written without progress bars, and under
+    # `DebugNonFinite` without its checks: a module that runs on its own has nobody to
+    # tell.
     formula: Any = eqn.params["_prim"]
     if isinstance(formula, Formula):
         formula = formula.with_bars(Again(backward=True))
@@ -257,13 +244,10 @@ def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
         parameter(statics[i]) if i in statics else next(operands) for i in range(total)
     ]
     args, kwargs = params["in_tree"].unflatten(flat)
-    text = params["fmt"] if params["has_placeholders"] else _escaped(params["fmt"])
+    escaped = lambda text: text.replace("{", "{{").replace("}", "}}")
+    text = params["fmt"] if params["has_placeholders"] else escaped(params["fmt"])
     settings = dict(kwargs, ordered="True") if params["ordered"] else kwargs
     scope.statement(call("jax.debug.print", parameter(text), *args, **settings))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def returned(outputs: Sequence[str]) -> Text:

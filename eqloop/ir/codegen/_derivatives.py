@@ -93,7 +93,8 @@ def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     flat = _rule(module, rule, [*ins, *moving], f"{name}_rule")
     read = [f"tangents[{i}]" for i, moves in enumerate(in_moves) if moves]
     rows = _rows("outputs", len(outs) + sum(out_moves))
-    zeros = [_zeros_text(aval) for aval in outs]
+    shapes = [tuple_of(map(str, aval.shape)) for aval in outs]
+    zeros = [call("np.zeros", shape, "jax.dtypes.float0") for shape in shapes]
     tangents_out = put(zeros, out_moves, rows[len(outs) :])
     module.functions.append(
         _function_lines(
@@ -219,19 +220,12 @@ def _float0(aval: Any) -> Any:
     return np.zeros(aval.shape, jax.dtypes.float0)
 
 
-def _zeros_text(aval: Any) -> Text:
-    shape = tuple_of(map(str, aval.shape))
-    return call("np.zeros", shape, "jax.dtypes.float0")
-
-
 _of_others = _custom("jvp", _write_jvp, expansion)
 
 
 def _write_formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """A primitive that says itself what it expands to, and what its derivatives are.
-
-    Those of this library's are the derivatives of what they expand to.
-    """
+    """A primitive that says itself what it expands to, and what its derivatives are."""
+    # Those of this library's are the derivatives of what they expand to.
     name = type(eqn.params["_prim"]).__name__
     if isinstance(eqn.params["_prim"], Formula):
         function = scope.module.function(*expansion(eqn))

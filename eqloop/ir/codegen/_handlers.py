@@ -12,12 +12,10 @@ from ._control import CONTROL
 from ._derivatives import DERIVATIVES
 from ._lines import Text, call
 from ._operations import OPERATIONS
-from ._random import RANDOM
 from ._scope import Scope
 from ._values import UnprintableError, parameter
 
 _STATEMENTS = COMBINING | CONTROL | DERIVATIVES
-_EXPRESSIONS = OPERATIONS | RANDOM
 _registered: dict[str, Callable[[jex.JaxprEqn, Sequence[str]], str]] = {}
 
 
@@ -60,11 +58,7 @@ def register_handler(
 
 
 def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """Writes an equation into a function.
-
-    Raises:
-        ValueError: It is not known how.
-    """
+    """Writes an equation into a function."""
     name = form_of(eqn)
     try:
         if name in _STATEMENTS and name not in _registered:
@@ -86,8 +80,8 @@ def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     name = form_of(eqn)
     if name in _registered:
         return _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
-    if name in _EXPRESSIONS:
-        return _EXPRESSIONS[name](scope, eqn)
+    if name in OPERATIONS:
+        return OPERATIONS[name](scope, eqn)
     return _bound(scope, eqn)
 
 

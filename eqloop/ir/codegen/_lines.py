@@ -14,8 +14,6 @@ class Brackets:
 
     Attributes:
         opening: What stands before the items, bracket included: `"lax.scan("`.
-        items: The items.
-        closing: The other bracket.
         is_call: Whether it is the call of a function, whose arguments may share a line
             of their own; the items of a tuple or list then get a line each.
         bare: Whether the brackets are left out if all fits on one line.

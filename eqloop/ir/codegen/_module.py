@@ -10,10 +10,10 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
-from ..._calls import as_count, open_call, typed
+from ..._calls import as_count, open_call
 from ..._programs import equations, input_names, rewritable_programs
 from ..._tracebacks import border
-from .._atoms import Closed, check_closed, has_known_shape
+from .._atoms import Closed, has_known_shape, of_closed
 from .._dead_code import eliminate_dead_code
 from .._parts import function_name
 from ._handlers import write_equation
@@ -109,7 +109,7 @@ def to_python(
     return write
 
 
-@typed
+@of_closed
 def jaxpr_to_python(
     jaxpr: jex.ClosedJaxpr, name: str = "f", *, constant_limit: int = CONSTANT_LIMIT
 ) -> str:
@@ -134,7 +134,6 @@ def jaxpr_to_python(
         >>> print(text.splitlines()[0])
         \"\"\"`sine`, as JAX traced it.\"\"\"
     """
-    check_closed(jaxpr, "jaxpr_to_python")
     if not name.isidentifier():
         raise ValueError(
             f"jaxpr_to_python: `name` must be a name of Python, but it is {name!r}."
@@ -175,14 +174,11 @@ def _module(
     jaxpr = eliminate_dead_code(jaxpr)
     docstring = _docstring(jaxpr, name, argument_paths, parameters)
     module.entry(jaxpr, function, parameters, docstring)
-    body = ["", "", *module.constants] if module.constants else []
-    for lines in module.functions:
-        body += ["", "", *lines]
     settings = (
         ['jax.config.update("jax_enable_x64", True)'] if _is_64_bit(jaxpr) else []
     )
     top = [*settings, *module.constants]
-    text = [*(["", *top] if top else [])]
+    text = ["", *top] if top else []
     for lines in module.functions:
         text += ["", "", *lines]
     header = [f'"""`{name}`, as JAX traced it."""', "", *_imports("\n".join(text))]

@@ -13,10 +13,9 @@ _RESERVED = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_IMPORTED, *
 
 
 class Names:
-    """The names of a module: those of functions and constants are its own, once each.
+    """The names of a module, in which each function and constant has its own."""
 
-    Variables are local, and named as in a printed jaxpr: `a`, `b`, and so on.
-    """
+    # Variables are local, and named as in a printed jaxpr: `a`, `b`, and so on.
 
     def __init__(self) -> None:
         self._of_module = set(_RESERVED)

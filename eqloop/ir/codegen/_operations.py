@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._compat import form_params
-from .._atoms import dtype_of, is_extended
+from .._atoms import dtype_of, is_extended, shape_of
 from .._primitives import BINARY, UNARY
 from ._lines import Text, call, list_of, tuple_of
 from ._scope import Scope
@@ -16,86 +16,52 @@ from ._values import UnprintableError, array, dtype_text, parameter
 
 Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Text]
 
-# The parameters of an operation that say what a function of `jax.lax` takes, in its
-# order. One that is `name=default` is left out where it has that value.
-_LAX_CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "bitcast_convert_type": ("bitcast_convert_type", ("new_dtype",), {}),
-    "broadcast_in_dim": ("broadcast_in_dim", ("shape", "broadcast_dimensions"), {}),
-    "clamp": ("clamp", (), {}),
+# For each operation that is a function of `jax.lax` of its name, the parameters that
+# this takes, in its order. One that is `name=default` is left out if it has that value.
+_PRODUCT = dict(precision=None, preferred_element_type=None)
+_SCATTER = dict(indices_are_sorted=False, unique_indices=False, mode=None)
+_OPS = ("add", "max", "min", "mul", "sub")
+_LAX_CALLS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    **dict.fromkeys(("clamp", "stop_gradient"), ((), {})),
+    **dict.fromkeys(
+        ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"),
+        ((), dict(axis=None, reverse=False)),
+    ),
+    **dict.fromkeys(
+        [f"reduce_{op}" for op in ("and", "max", "min", "or", "prod", "sum", "xor")],
+        (("axes",), {}),
+    ),
+    **dict.fromkeys(
+        ["scatter", *(f"scatter{sign}{op}" for sign in "-_" for op in _OPS)],
+        (("dimension_numbers",), _SCATTER),
+    ),
+    "bitcast_convert_type": (("new_dtype",), {}),
+    "broadcast_in_dim": (("shape", "broadcast_dimensions"), {}),
     "conv_general_dilated": (
-        "conv_general_dilated",
         ("window_strides", "padding"),
-        dict(
-            lhs_dilation=None,
-            rhs_dilation=None,
-            dimension_numbers=None,
-            feature_group_count=1,
-            batch_group_count=1,
-            precision=None,
-            preferred_element_type=None,
-        ),
+        dict.fromkeys(("lhs_dilation", "rhs_dilation", "dimension_numbers"))
+        | dict(feature_group_count=1, batch_group_count=1)
+        | _PRODUCT,
     ),
-    "convert_element_type": ("convert_element_type", ("new_dtype",), {}),
-    "cumlogsumexp": ("cumlogsumexp", (), dict(axis=None, reverse=False)),
-    "cummax": ("cummax", (), dict(axis=None, reverse=False)),
-    "cummin": ("cummin", (), dict(axis=None, reverse=False)),
-    "cumprod": ("cumprod", (), dict(axis=None, reverse=False)),
-    "cumsum": ("cumsum", (), dict(axis=None, reverse=False)),
-    "dot_general": (
-        "dot_general",
-        ("dimension_numbers",),
-        dict(precision=None, preferred_element_type=None),
-    ),
+    "convert_element_type": (("new_dtype",), {}),
+    "dot_general": (("dimension_numbers",), _PRODUCT),
     "gather": (
-        "gather",
         ("dimension_numbers", "slice_sizes"),
-        dict(
-            unique_indices=False,
-            indices_are_sorted=False,
-            mode=None,
-            fill_value=None,
-        ),
+        dict(unique_indices=False, indices_are_sorted=False, mode=None)
+        | dict(fill_value=None),
     ),
-    "integer_pow": ("integer_pow", ("y",), {}),
-    "lu_pivots_to_permutation": (
-        "linalg.lu_pivots_to_permutation",
-        ("permutation_size",),
-        {},
-    ),
-    "pad": ("pad", ("padding_config",), {}),
-    "ragged_dot_general": (
-        "ragged_dot_general",
-        ("ragged_dot_dimension_numbers",),
-        dict(precision=None, preferred_element_type=None),
-    ),
-    "reduce_and": ("reduce_and", ("axes",), {}),
-    "reduce_max": ("reduce_max", ("axes",), {}),
-    "reduce_min": ("reduce_min", ("axes",), {}),
-    "reduce_or": ("reduce_or", ("axes",), {}),
-    "reduce_precision": ("reduce_precision", ("exponent_bits", "mantissa_bits"), {}),
-    "reduce_prod": ("reduce_prod", ("axes",), {}),
-    "reduce_sum": ("reduce_sum", ("axes",), {}),
-    "reduce_xor": ("reduce_xor", ("axes",), {}),
-    "reshape": ("reshape", ("new_sizes",), dict(dimensions=None)),
-    "rev": ("rev", ("dimensions",), {}),
-    "round": ("round", (), dict(rounding_method=None)),
-    "slice": ("slice", ("start_indices", "limit_indices"), dict(strides=None)),
-    "split": ("split", ("sizes", "axis"), {}),
-    "squeeze": ("squeeze", ("dimensions",), {}),
-    "stop_gradient": ("stop_gradient", (), {}),
-    "transpose": ("transpose", ("permutation",), {}),
-    **{
-        name: (
-            name.replace("-", "_"),
-            ("dimension_numbers",),
-            dict(indices_are_sorted=False, unique_indices=False, mode=None),
-        )
-        for name in (
-            "scatter",
-            *(f"scatter-{op}" for op in ("add", "max", "min", "mul", "sub")),
-            *(f"scatter_{op}" for op in ("add", "max", "min", "mul", "sub")),
-        )
-    },
+    "integer_pow": (("y",), {}),
+    "lu_pivots_to_permutation": (("permutation_size",), {}),
+    "pad": (("padding_config",), {}),
+    "ragged_dot_general": (("ragged_dot_dimension_numbers",), _PRODUCT),
+    "reduce_precision": (("exponent_bits", "mantissa_bits"), {}),
+    "reshape": (("new_sizes",), dict(dimensions=None)),
+    "rev": (("dimensions",), {}),
+    "round": ((), dict(rounding_method=None)),
+    "slice": (("start_indices", "limit_indices"), dict(strides=None)),
+    "split": (("sizes", "axis"), {}),
+    "squeeze": (("dimensions",), {}),
+    "transpose": (("permutation",), {}),
 }
 
 _OPERATORS = {
@@ -121,6 +87,7 @@ _COMPARISONS = {"==", ">=", ">", "<=", "<", "!="}
 _FUNCTIONS = {
     "add_any": "add",
     "and": "bitwise_and",
+    "lu_pivots_to_permutation": "linalg.lu_pivots_to_permutation",
     "not": "bitwise_not",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
@@ -129,7 +96,7 @@ _FUNCTIONS = {
 
 def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """A call of the function of `jax.lax` that `_LAX_CALLS` names."""
-    function, positional, keywords = _LAX_CALLS[eqn.primitive.name]
+    positional, keywords = _LAX_CALLS[eqn.primitive.name]
     given = {
         name: parameter(eqn.params[name])
         for name, default in keywords.items()
@@ -137,14 +104,18 @@ def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     }
     operands = scope.arguments(eqn.invars)
     rest = [parameter(eqn.params[name]) for name in positional]
-    return call(f"lax.{function}", *operands, *rest, **given)
+    return call(_function(eqn), *operands, *rest, **given)
+
+
+def _function(eqn: jex.JaxprEqn) -> str:
+    name = eqn.primitive.name
+    return f"lax.{_FUNCTIONS.get(name, name.replace('-', '_'))}"
 
 
 def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     symbol = _operator(eqn)
     if symbol is None:
-        function = _FUNCTIONS.get(eqn.primitive.name, eqn.primitive.name)
-        return call(f"lax.{function}", *scope.arguments(eqn.invars))
+        return call(_function(eqn), *scope.arguments(eqn.invars))
     x, y = map(scope.read, eqn.invars)
     return f"{x} {symbol} {y}"
 
@@ -212,9 +183,14 @@ def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     )
 
 
-def _concatenate(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    operands = list_of(scope.arguments(eqn.invars))
-    return call("lax.concatenate", operands, str(eqn.params["dimension"]))
+def _of_list(function: str, axis: str) -> Expression:
+    """A function of a list of arrays, and of an axis."""
+
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+        operands = list_of(scope.arguments(eqn.invars))
+        return call(function, operands, str(eqn.params[axis]))
+
+    return expression
 
 
 def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Text:
@@ -224,33 +200,18 @@ def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call(f"lax.{eqn.primitive.name}", *operands, str(axis), dtype)
 
 
-def _dynamic_slice(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    x, *starts = scope.arguments(eqn.invars)
-    sizes = parameter(eqn.params["slice_sizes"])
-    # Indices from the end have become indices from the start while tracing.
-    return call(
-        "lax.dynamic_slice",
-        x,
-        tuple_of(starts),
-        sizes,
-        allow_negative_indices="False",
-    )
+def _at_starts(arrays: int) -> Expression:
+    """An operation on so many arrays at indices, which are its last operands."""
 
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+        given = scope.arguments(eqn.invars)
+        operands: list[Text] = [*given[:arrays], tuple_of(given[arrays:])]
+        if (sizes := eqn.params.get("slice_sizes")) is not None:
+            operands.append(parameter(sizes))
+        # Indices from the end have become indices from the start while tracing.
+        return call(_function(eqn), *operands, allow_negative_indices="False")
 
-def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    x, update, *starts = scope.arguments(eqn.invars)
-    return call(
-        "lax.dynamic_update_slice",
-        x,
-        update,
-        tuple_of(starts),
-        allow_negative_indices="False",
-    )
-
-
-def _stack(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    operands = list_of(scope.arguments(eqn.invars))
-    return call("jnp.stack", operands, str(eqn.params["axis"]))
+    return expression
 
 
 def _tile(scope: Scope, eqn: jex.JaxprEqn) -> Text:
@@ -277,13 +238,31 @@ def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("lax.convert_element_type", scope.argument(eqn.invars[0]), dtype)
 
 
-def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    return call("jnp.copy", scope.argument(eqn.invars[0]))
+def _of_array(function: str) -> Expression:
+    return lambda scope, eqn: call(function, scope.argument(eqn.invars[0]))
 
 
 def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     name = parameter(form_params(eqn)["name"])
     return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
+
+
+def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    (seeds,), (keys,) = scope.arguments(eqn.invars), eqn.outvars
+    impl, depth = _impl(eqn), len(shape_of(keys))
+    if depth == 0:
+        return call("jax.random.key", seeds, impl=impl)
+    one = f"lambda seed: jax.random.key(seed, impl={impl})"
+    return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", seeds)
+
+
+def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    data = scope.argument(eqn.invars[0])
+    return call("jax.random.wrap_key_data", data, impl=_impl(eqn))
+
+
+def _impl(eqn: jex.JaxprEqn) -> Text:
+    return parameter(eqn.params["impl"].name)
 
 
 OPERATIONS: dict[str, Expression] = {
@@ -293,12 +272,11 @@ OPERATIONS: dict[str, Expression] = {
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
     "broadcast_in_dim": _broadcast,
-    "concatenate": _concatenate,
+    "concatenate": _of_list("lax.concatenate", "dimension"),
     "constant": _array_constant,
-    "copy": _copy,
-    "copy_p": _copy,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
+    **dict.fromkeys(("copy", "copy_p"), _of_array("jnp.copy")),
+    "dynamic_slice": _at_starts(1),
+    "dynamic_update_slice": _at_starts(2),
     "empty": _empty,
     "iota": _iota,
     "known_cast": _known_cast,
@@ -307,7 +285,10 @@ OPERATIONS: dict[str, Expression] = {
     "name": _checkpoint_name,
     "neg": _negation("-"),
     "not": _negation("~"),
+    "random_seed": _seed,
+    "random_unwrap": _of_array("jax.random.key_data"),
+    "random_wrap": _wrap,
     "select_n": _where,
-    "stack": _stack,
+    "stack": _of_list("jnp.stack", "axis"),
     "tile": _tile,
 }

@@ -15,12 +15,7 @@ from .._atoms import Closed, Definitions, dtype_of
 def written(
     jaxpr: Closed, definitions: Definitions
 ) -> tuple[list[jex.JaxprEqn], set[jex.Var]]:
-    """The equations of which something is read, and the variables that are read.
-
-    Args:
-        jaxpr: The jaxpr.
-        definitions: For each of its variables the equation that computes it.
-    """
+    """The equations of which something is read, and the variables that are read."""
     read = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
     needed: list[jex.JaxprEqn] = []
     for eqn in reversed(jaxpr.eqns):
@@ -33,10 +28,8 @@ def written(
 
 
 def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
-    """Whether an equation is written with its first operand, which another computes.
-
-    A `cond` is not, if that is a boolean turned into a number, or the platform.
-    """
+    """Whether an equation is written with its first operand, which another computes."""
+    # A `cond` is not, if that is a boolean turned into a number, or the platform.
     if eqn.primitive.name != "cond" or index is None:
         return True
     if index.primitive.name == "platform_index":
@@ -49,10 +42,8 @@ def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
 
 
 def reads_updates(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation is written with its updates.
-
-    A `scatter` that applies a function to what is there has some that nobody reads.
-    """
+    """Whether an equation is written with its updates."""
+    # A `scatter` that applies a function to what is there has some that nobody reads.
     function = eqn.params.get("update_jaxpr")
     if eqn.primitive.name != "scatter" or function is None:
         return True

@@ -34,7 +34,6 @@ class Module:
         write_equation: Writes an equation into a scope.
         constant_limit: The most bytes of a constant.
         constants: The lines that define its constants.
-        functions: The lines of its functions.
         open_functions: The functions whose derivatives are just being written.
     """
 
@@ -80,15 +79,7 @@ class Module:
         kind: str = "",
         as_tuple: bool = False,
     ) -> str:
-        """The name of a function of the module that does what a jaxpr does.
-
-        Args:
-            jaxpr: The jaxpr. It is written once for each kind.
-            wish: The name that it should have.
-            decorator: What stands above it.
-            kind: Tells several functions of one jaxpr apart.
-            as_tuple: Whether a single result is returned as a tuple.
-        """
+        """The name of a function of the module that does what a jaxpr does."""
         key = id(jaxpr), kind
         if key not in self._written:
             name = self.names.claim(wish, "function")
@@ -118,7 +109,6 @@ class Scope:
 
     Attributes:
         module: The module that it is in.
-        lines: What has been written.
     """
 
     def __init__(self, module: Module, variables: Iterator[str], depth: int):
@@ -186,13 +176,7 @@ class Scope:
     def assign(
         self, variables: Sequence[jex.Var], value: Text, *, one_is_bare: bool = True
     ) -> None:
-        """Writes `a, b = value`.
-
-        Args:
-            variables: What is assigned.
-            value: The expression.
-            one_is_bare: Whether the value of a single variable is no tuple or list.
-        """
+        """Writes `a, b = value`."""
         if not any(var in self._read for var in variables):
             self.statement(value)
             return
@@ -242,16 +226,7 @@ class Scope:
         groups: Sequence[tuple[str, int]],
         result: Callable[[list[str]], Text],
     ) -> str:
-        """Writes a function inside this one, and gives its name.
-
-        Args:
-            wish: The name that it should have.
-            default: The name if that is none.
-            jaxpr: What it does.
-            consts: What the first inputs of the jaxpr are: it closes over these.
-            groups: Its parameters, and how many inputs each of them holds.
-            result: What it returns, from the outputs of the jaxpr.
-        """
+        """Writes a function inside this one, and gives its name."""
         name = self.module.names.claim(wish, default)
         scope = Scope(self.module, self._variables, self._depth + 1)
         scope.expect(jaxpr)

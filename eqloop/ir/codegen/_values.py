@@ -31,10 +31,8 @@ def dtype_text(dtype: Any) -> str:
 
 
 def number(value: Any) -> str | None:
-    """A number that JAX reads as just this value, beside an array of its dtype.
-
-    There is none for integers that do not fit into 32 bits, nor for complex numbers.
-    """
+    """A number that JAX reads as just this value, beside an array of its dtype."""
+    # There is none for integers that do not fit into 32 bits, nor for complex numbers.
     value = np.asarray(value)
     if value.dtype == np.bool_:
         return repr(bool(value))
@@ -75,11 +73,7 @@ def array(value: Any) -> Text:
 
 
 def parameter(value: Any) -> Text:
-    """A parameter of an operation as an expression.
-
-    Raises:
-        UnprintableError: There is none.
-    """
+    """A parameter of an operation as an expression."""
     cls = type(value)
     public = f"lax.{cls.__name__}" if getattr(lax, cls.__name__, None) is cls else ""
     if isinstance(value, enum.Enum) and public:
