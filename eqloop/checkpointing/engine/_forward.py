@@ -174,7 +174,7 @@ class Reached(NamedTuple):
             nothing.
     """
 
-    number: Index | None
+    number: Value
     position: Index
     carry: list[Value]
     ys: list[Value]

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import lax
 
