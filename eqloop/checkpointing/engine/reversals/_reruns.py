@@ -36,9 +36,9 @@ def run_again(
 ) -> StoredSteps:
     """Runs steps, and stores the carry before each, and products if they are kept."""
     is_one = steps.side_by_side is None
-    run = _run if is_one else _run_side_by_side
-    carries, rows = run(sweep, steps, products)
+    ran = (_run if is_one else _run_side_by_side)(sweep, steps, products)
     count = steps.count if is_one else steps.most
+    carries, rows = ran
     return StoredSteps(carries, 0, steps.start, count, steps.most, rows)
 
 
