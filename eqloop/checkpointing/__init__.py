@@ -19,6 +19,7 @@ the arrays back.
 
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
+from ._fused import Fused
 from ._frontier import Frontier, frontier_of
 from ._jax_loops import JaxLoop, gradient_loops
 from ._loop_options import (
@@ -85,6 +86,7 @@ __all__ = [
     "Fitted",
     "ForwardOnly",
     "Frontier",
+    "Fused",
     "InnerBudget",
     "JaxLoop",
     "Layout",

@@ -15,7 +15,7 @@ from ..._arrays import Flags, describe, nbytes, pick, refuse_symbolic
 from ..._classes import SettingMeta
 from ..._types import PyTree
 from ._forward import Active
-from ._layout import Layout
+from ._layout import AbstractRunner, Layout
 from ._problem import Problem, activity, needs_of_gradient
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
@@ -70,6 +70,11 @@ class AbstractSchedule(metaclass=SettingMeta):
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
         return self.layout(LoopSpec(problem, active))
+
+    @property
+    def runner(self) -> AbstractRunner | None:
+        """What runs a loop that is not differentiated, if not the engine."""
+        return None
 
     # What else the library asks of a schedule. One around another schedule forwards it.
     @property

@@ -1,0 +1,97 @@
+"""Runs a loop as one kernel each way, where that is possible."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+
+from ..._arrays import Arrays
+from ..._programs import refuse_callbacks
+from ..._types import PyTree, Value
+from ..engine._backward_step import BackwardStep
+from ..engine._layout import AbstractRunner, Layout, Saves
+from ..engine._loop import Loop
+from ..engine._step import Step
+from ..engine._sweep import Cotangents
+from ..engine._walk import Walk
+from ..engine.orders._levels import Nest
+from ..engine.orders._nested import Nested
+from ..engine.slots._slots import DeviceSlots
+from ._kernels import Backward, Forward, Settings
+
+# A step without rows that carries more numbers is not taken for a single row.
+_MOST_OF_ONE_ROW = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedRunner(AbstractRunner):
+    """Runs a loop as one kernel, and its way back as another.
+
+    Attributes:
+        settings: How the kernels are made.
+    """
+
+    settings: Settings = Settings()
+
+    def forward(
+        self, step: Step, loop: Loop, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        if (why := self.why_not(step, loop)) is not None:
+            _warn(why)
+            return None
+        kernel = forward_kernel(step, loop, self.settings)
+        if saves is None:
+            return kernel((Nest((1, loop.length)),), (), 0, False, *inputs)
+        order = saves.layout.slot_order
+        assert isinstance(order, Nested)
+        rows = len(order.starts) + 1
+        made = kernel(order.nests, saves.held, rows, order.keeps_last, *inputs)
+        carry, ys, carries = made
+        return carry, ys, saves.layout.slots.packed(carries)
+
+    def reverse(
+        self, walk: Walk, layout: Layout, carries: Arrays, carried: Arrays
+    ) -> Cotangents | None:
+        sweep, order = walk.sweep, layout.order
+        kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
+        assert isinstance(order, Nested)
+        dtypes = [aval.dtype for aval in sweep.step.carry_types]
+        stored = layout.slots.unpacked(carries, dtypes)
+        made = kernel(order.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
+        return Cotangents(*made)
+
+    def why_not(self, step: Step, loop: Loop) -> str | None:
+        """Why a loop cannot be one kernel, if it cannot."""
+        if loop.meter.is_shown:
+            return "a kernel cannot report to a progress bar"
+        refuse_callbacks(
+            step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
+        )
+        found = forward_kernel(step, loop, self.settings).found
+        if found.roots or _numbers(step) <= _MOST_OF_ONE_ROW:
+            return None
+        return (
+            f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
+        )
+
+
+def _numbers(step: Step) -> int:
+    return sum(aval.size for aval in step.carry_types)
+
+
+def _warn(why: str) -> None:
+    warnings.warn(f"Fused: a loop is not one kernel: {why}.", stacklevel=2)
+
+
+@functools.lru_cache(maxsize=64)
+def forward_kernel(step: Step, loop: Loop, settings: Settings) -> Forward:
+    """The kernel that runs a loop."""
+    return Forward(step, loop, settings)
+
+
+@functools.lru_cache(maxsize=64)
+def backward_kernel(
+    step: Step, loop: Loop, back: BackwardStep, settings: Settings
+) -> Backward:
+    """The kernel that goes back through a loop."""
+    return Backward(step, loop, back, settings)
