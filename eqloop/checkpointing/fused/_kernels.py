@@ -58,7 +58,9 @@ class Settings:
             return self.block
         # One row a thread. With few rows, small blocks reach more processors.
         block = 128 if rows >= 128 * 128 else 32
-        least = 1 if self.interpret or rows == 1 else 32
+        # A thread has to find in memory what it left there itself. So no row has more
+        # than one thread, and no thread more than one row.
+        least = 1 if self.interpret else 32
         return max(min(block, 1 << (rows - 1).bit_length()), least)
 
 

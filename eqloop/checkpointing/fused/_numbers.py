@@ -195,6 +195,8 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
         if dtypes[0] == to:
             return xs[0]
         return jnp.asarray(xs[0], dtypes[0]).astype(to)
+    if name == "select_n" and len(xs) > 3:
+        return _chosen(xs[0], xs[1:], to)
     made = alike(dtypes, xs)
     if name in _WRITTEN:
         try:
@@ -449,20 +451,14 @@ def _taken(frame: _Frame, a: np.ndarray, starts: Any, sizes: Any, dtype: Any) ->
         out = np.empty((size, *a.shape[1:]), object)
         table = _strided(a) if not _is_known(start) else None
         for i in range(size):
-            rows = a[i : i + a.shape[0] - size + 1]
+            rows = a[i : i + a.shape[0] - size + 1].reshape(a.shape[0] - size + 1, -1)
             if table is not None:
                 # Rows of a table in memory are not all read.
                 read, step = table
-                first = rows[0].reshape(-1)
-                got = [read(x.at + start * step) for x in first]
+                got = [read(x.at + start * step) for x in rows[0]]
             else:
-                flat = (
-                    [_valued(frame, row).reshape(-1) for row in rows]
-                    if not _is_known(start)
-                    else [row.reshape(-1) for row in rows]
-                )
-                columns = zip(*flat, strict=True)
-                got = [_chosen(start, list(c), dtype) for c in columns]
+                rows = rows if _is_known(start) else _valued(frame, rows)
+                got = [_chosen(start, list(column), dtype) for column in rows.T]
             out[i] = objects(got, a.shape[1:]) if a.ndim > 1 else got[0]
         a = np.moveaxis(out, 0, axis)
     return a
@@ -881,7 +877,7 @@ def _key_bits(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
     """What is computed from keys, by the functions of their implementation."""
     f = _KEYS[eqn.primitive.name]
     avals = [aval_of(v) for v in eqn.invars]
-    data = [_key_data(a, v) for a, v in zip(ins, avals, strict=True)]
+    data = [_key_data(frame, a, v) for a, v in zip(ins, avals, strict=True)]
     is_key = [parts_of(v.dtype)[0] > 1 for v in avals]
     out = aval_of(eqn.outvars[0])
     to_key = parts_of(out.dtype)[0] > 1
@@ -911,10 +907,10 @@ def _entry_at(a: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else objects([x], ())
 
 
-def _key_data(a: np.ndarray, aval: Any) -> np.ndarray:
+def _key_data(frame: _Frame, a: np.ndarray, aval: Any) -> np.ndarray:
     if parts_of(aval.dtype)[0] == 1:
         return a
-    flat = [v for x in a.reshape(-1) for v in x.values]
+    flat = [v for x in a.reshape(-1) for v in frame.value(x).values]
     return objects(flat, (*a.shape, 2))
 
 
@@ -946,7 +942,7 @@ def _iota_pair(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarra
 
 
 def _unwrap(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    return [_key_data(ins[0], aval_of(eqn.invars[0]))]
+    return [_key_data(frame, ins[0], aval_of(eqn.invars[0]))]
 
 
 def _wrap(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
+from jax.interpreters import mlir
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
+from ..._device import planning_device
 from ..._types import Aval, Value
 
 
@@ -36,7 +40,7 @@ def call(
         aliases: Which outputs take the place of which inputs.
     """
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in outputs]
-    params = triton.CompilerParams(num_warps=min(max(block // 32, 1), 8))
+    params = triton.CompilerParams(num_warps=max(block // 32, 1))
     settings: dict[str, Any] = {} if interpret else {"compiler_params": params}
     run = pl.pallas_call(
         lambda *refs: kernel(pl.program_id(0), *refs),
@@ -47,7 +51,32 @@ def call(
         name="fused_loop",
         **settings,
     )
-    return list(run(*inputs))
+    device = planning_device()
+    if interpret or device.is_here:
+        return list(run(*inputs))
+    return _elsewhere_p.bind(*inputs, run=run, types=tuple(types), kind=device.kind)
 
 
 when = pl.when
+
+# Pallas asks JAX for the kind of GPU while a program is lowered. Where there is none,
+# it has to be told, and only then: the mesh by which it is told is in types of arrays.
+_elsewhere_p = jex.Primitive("fused_loop_elsewhere")
+_elsewhere_p.multiple_results = True
+
+
+@_elsewhere_p.def_abstract_eval
+def _types(*_: Aval, types: tuple[Any, ...], **__: Any) -> list[Aval]:
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in types]
+
+
+def _lower(context: Any, *inputs: Any, run: Any, types: Any, kind: str) -> Any:
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    auto = (AxisType.Auto,)
+    with use_abstract_mesh(
+        AbstractMesh((1,), ("device",), axis_types=auto, abstract_device=device)
+    ):
+        return mlir.lower_fun(run, multiple_results=True)(context, *inputs)
+
+
+mlir.register_lowering(_elsewhere_p, _lower)
