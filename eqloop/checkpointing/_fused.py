@@ -3,13 +3,21 @@
 import dataclasses
 from typing import final
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import Arrays
 from .._device import planning_device
+from .._programs import constant
+from .._types import Value
 from ._schedules import make_count
 from .engine._layout import AbstractRunner, Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
-from .fused._kernels import Settings
+from .engine._step import Step, make_step
+from .fused._kernels import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
 
 
@@ -90,6 +98,31 @@ class Fused(AbstractSchedule):
         if not self.interpret and planning_device().platform != "gpu":
             return None
         return FusedRunner(Settings(self.block, self.interpret))
+
+    def prepared(self, step: Step, consts: Arrays) -> tuple[Step, list[Value]]:
+        """The step with tables of integers in it: indices that a kernel then knows."""
+        known = [
+            not isinstance(c, jax.core.Tracer)
+            and jnp.issubdtype(c.dtype, jnp.signedinteger)
+            and 0 < c.ndim
+            and c.size <= MOST_KNOWN
+            for c in consts
+        ]
+        if self.runner is None or not any(known):
+            return step, list(consts)
+        dtypes = [c.dtype for c in consts]
+
+        def move(left: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+            values = iter(left)
+            every = [
+                constant(np.asarray(c)).astype(d) if flag else next(values)
+                for c, flag, d in zip(consts, known, dtypes, strict=True)
+            ]
+            return step(every, carry, x)
+
+        left = [c for c, flag in zip(consts, known, strict=True) if not flag]
+        types = list(map(jax.typeof, left)), step.carry_types, step.x_types
+        return make_step(move, *types), left
 
     def _nests(self, length: int) -> tuple[Nest, ...]:
         every = self.every

@@ -195,7 +195,8 @@ def _opened(
     env = dict(zip(jaxpr.invars, ins, strict=True))
 
     def constant(value: Any) -> Val:
-        val = classes.val(jax.typeof(value))
+        aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
+        val = classes.val(aval)
         if not val.shape and not jax.dtypes.issubdtype(
             val.aval.dtype, jax.dtypes.extended
         ):
@@ -211,6 +212,9 @@ def _opened(
         given, outs = list(map(read, eqn.invars)), None
         if (formula := formula_of(eqn)) is not None:
             outs = _opened(classes, formula.expanded, given, ops)
+        elif eqn.primitive.name == "constant":
+            array = np.asarray(eqn.params["numbers"], np.int32)
+            outs = [constant(array.reshape(eqn.params["shape"]))]
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):

@@ -64,6 +64,10 @@ class Settings:
         return max(min(block, 1 << (rows - 1).bit_length()), least)
 
 
+# Tables of no more numbers are known to the compiler.
+MOST_KNOWN = 4096
+
+
 class _Traced:
     """Programs of one row, as far as a kernel needs them.
 
@@ -81,7 +85,13 @@ class _Traced:
         self.all_rows = frozenset(found.roots)
         self.block = settings.block_of(found.count)
         self.blocks = -(-found.count // self.block)
-        self.lifted = [self.leaf(val) for val, _ in classes.lifted]
+        # Small tables are numbers in the program, unless each row has its own part.
+        is_small = lambda val: val.aval.size <= MOST_KNOWN and not self.differs(val)
+        known = [is_small(val) for val, _ in classes.lifted]
+        self._known = [pair for pair, flag in zip(classes.lifted, known) if flag]
+        self._read = [pair for pair, flag in zip(classes.lifted, known) if not flag]
+        self.lifted = [self.leaf(val) for val, _ in self._read]
+        self.lifted_values = [value for _, value in self._read]
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
         """How an array lies in memory."""
@@ -105,14 +115,16 @@ class _Traced:
         def run(*flat: Value) -> list[Value]:
             ins, numbers, lifted = split(flat, *counts)
             row = OneRow(self.classes, self.found, numbers)
-            row.with_lifted(lifted)
+            values = [np.asarray(value) for _, value in self._known]
+            pairs = zip((*self._known, *self._read), (*values, *lifted), strict=True)
+            row.with_lifted({id(val): value for (val, _), value in pairs})
             return row.run(program, ins, want)
 
         row = OneRow(self.classes, self.found, ())
         number = jax.core.ShapedArray((), np.dtype("int32"))
         types = [row.type_of(val) for val in program.ins]
         types += [number] * counts[1]
-        types += [row.type_of(val) for val, _ in self.classes.lifted]
+        types += [row.type_of(val) for val, _ in self._read]
         return jax.make_jaxpr(run)(*types)
 
     def differs(self, val: Val) -> bool:
@@ -272,8 +284,7 @@ class Forward:
             for leaf, ref, values in zip(h_leaves, out, carry, strict=True):
                 leaf.write(ref, rows, values)
 
-        lifted = [value for _, value in of.classes.lifted]
-        arrays = [*consts, *lifted, *init, *xs]
+        arrays = [*consts, *of.lifted_values, *init, *xs]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
         made = of.run(kernel, given, outs)
         made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=True)]
@@ -612,8 +623,7 @@ class Backward:
                 for out, ref, values in zip(group, refs, arrays, strict=True):
                     out.write(ref, rows, values)
 
-        lifted = [value for _, value in of.classes.lifted]
-        arrays = [*consts, *lifted, *xs, *zs, *stored, *carried]
+        arrays = [*consts, *of.lifted_values, *xs, *zs, *stored, *carried]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
         outputs = [out.leaf for group in groups for out in group]
         made = of.run(kernel, given, [*outputs, *scratch])

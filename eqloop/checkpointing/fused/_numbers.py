@@ -292,6 +292,9 @@ _REDUCTIONS: dict[str, Callable[..., Value]] = {
 
 def _pairwise(f: Callable[..., Value], dtype: Any, name: str) -> Callable[..., Any]:
     def run(a: Any, b: Any) -> Any:
+        if isinstance(a, Parts) or isinstance(b, Parts):
+            of = _COMPLEX["add" if f is lax.add else "mul"]
+            return _complex(of, {}, [a, b], [dtype, dtype], parts_of(dtype)[1])
         if _is_known(a) and _is_known(b):
             with jax.ensure_compile_time_eval():
                 return np.asarray(f(*alike([dtype, dtype], [a, b])))[()]
@@ -979,23 +982,33 @@ def _of_parts(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
         )
     _, part = parts_of(avals[0].dtype if out.dtype == bool else out.dtype)
 
-    def pair(x: Any, aval: Any) -> tuple[Value, Value]:
+    dtypes = [aval.dtype for aval in avals]
+    run = lambda *xs: _complex(f, eqn.params, xs, dtypes, part)
+    found = _map(run, *(_valued(frame, a) for a in ins))
+    if name == "convert_element_type" and parts_of(out.dtype)[0] == 1:
+        found = _map(lambda x: x.values[0], found)
+    return [found]
+
+
+def _complex(
+    f: Callable[..., Any],
+    params: Any,
+    xs: Sequence[Any],
+    dtypes: Sequence[Any],
+    part: Any,
+) -> Any:
+    """An operation on complex numbers, of which real ones have no second part."""
+    zero, flat = np.zeros((), part)[()], list[Any]()
+    for x, dtype in zip(xs, dtypes, strict=True):
         if isinstance(x, Parts):
-            return x.values
-        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
-            x = np.asarray(x)
-            return np.asarray(x.real, part)[()], np.asarray(x.imag, part)[()]
-        return (
-            x if _is_known(x) else jnp.asarray(x, aval.dtype).astype(part)
-        ), np.zeros((), part)[()]
-
-    def run(*xs: Any) -> Any:
-        flat = [v for x, aval in zip(xs, avals, strict=True) for v in pair(x, aval)]
-        made = alike([part] * len(flat), flat)
-        found = f(eqn.params, *zip(made[::2], made[1::2], strict=True))
-        return Parts(found) if isinstance(found, tuple) else found
-
-    return [_map(run, *(_valued(frame, a) for a in ins))]
+            flat += x.values
+        elif _is_known(x):
+            flat += [np.asarray(y, part)[()] for y in (np.real(x), np.imag(x))]
+        else:
+            flat += [jnp.asarray(x, dtype).astype(part), zero]
+    made = alike([part] * len(flat), flat)
+    found = f(params, *zip(made[::2], made[1::2], strict=True))
+    return Parts(tuple(found)) if isinstance(found, tuple) else found
 
 
 def _times(_: Any, x: Any, y: Any) -> tuple[Value, Value]:

@@ -42,10 +42,9 @@ class OneRow:
         self.classes, self.found, self.numbers = classes, found, numbers
         self._lifted = dict[int, Value]()
 
-    def with_lifted(self, values: Sequence[Value]) -> None:
-        """Sets the constant arrays of the programs."""
-        pairs = zip(self.classes.lifted, values, strict=True)
-        self._lifted = {id(val): value for (val, _), value in pairs}
+    def with_lifted(self, values: dict[int, Value]) -> None:
+        """Sets the constant arrays of the programs, by their `id`."""
+        self._lifted = values
 
     def is_row(self, val: Val) -> list[bool]:
         """For each axis of an array, whether it is gone."""
