@@ -125,20 +125,16 @@ class Fused(AbstractSchedule):
         return make_step(move, *types), left
 
     def _nests(self, length: int) -> tuple[Nest, ...]:
-        every = self.every
-        if every is None:
+        if self.every is None:
             # The fewest levels whose slots are no more than twice those of `Recursive`.
             most = 2 * max(sum(nest.slots for nest in nests(length, 16)), 1)
-            depth = 1
-            while depth * -(-_root(length, depth) // 1) > most:
-                depth += 1
-            return nests(length, max(_root(length, depth), 2))
-        count, rest = divmod(length, min(every, length))
-        levels = (count, every) if every > 1 else (count,)
-        parts = [Nest(levels if every < length else (1, length))]
-        if rest:
-            parts.append(Nest((1, rest) if rest > 1 else (1,)))
-        return tuple(parts)
+            depth = next(d for d in range(1, 64) if d * _root(length, d) <= most)
+            if depth != 2:
+                return nests(length, max(_root(length, depth), 2))
+        every = min(self.every or _root(length, 2), length)
+        count, rest = divmod(length, every)
+        parts = [Nest((count, every) if every > 1 else (count,))]
+        return (*parts, Nest((1, rest))) if rest else tuple(parts)
 
 
 def _root(length: int, depth: int) -> int:

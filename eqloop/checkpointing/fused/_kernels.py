@@ -19,25 +19,27 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split, sum_dtype, zero_array
-from ..._types import Aval, Index, Value
+from ..._programs import aval_of, equations
+from ..._types import Index, Value
 from ..engine._backward_step import BackwardStep, program_of
 from ..engine._loop import Loop
 from ..engine._step import Step
 from ..engine.orders._levels import Nest
 from ._axes import NO_ROWS, Classes, Found, Program, Rows, Val, program_of_jaxpr
+from ._entries import Stored, parts_of
 from ._leaves import Leaf, RowNumbers
 from ._numbers import (
     Numbers,
-    Stored,
     as_vectors,
     from_vectors,
+    is_large,
     mapped_number,
     objects,
-    parts_of,
 )
 from ._one_row import OneRow
-from ._pallas import call, when
+from ._pallas import call, waiting, when
 from ._pending import find_rows, mark, refuse_pending
+from ._tiles import NotTiledError, Tiles, padded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,29 @@ class _Traced:
         types += [row.type_of(val) for val, _ in self._read]
         return jax.make_jaxpr(run)(*types)
 
+    def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
+        """Memory by which numbers become tiles, if any product is one of tiles."""
+        dots = [
+            eqn
+            for program in programs
+            for eqn in equations(program)
+            if eqn.primitive.name == "dot_general"
+        ]
+        sizes = [n for eqn in dots for n in _dot_sizes(eqn)]
+        if not sizes:
+            return []
+        dtypes = [aval_of(eqn.outvars[0]).dtype for eqn in dots]
+        dtype = max((d for d in dtypes), key=lambda d: d.itemsize)
+        rows = padded(max(sizes))
+        return [jax.ShapeDtypeStruct((rows, self.blocks * self.block), dtype)]
+
+    def evaluating(self, rows: RowNumbers, room: Sequence[Any]) -> Numbers:
+        """What evaluates programs in a kernel."""
+        if not room:
+            return Numbers(self.block)
+        wait = waiting(self.settings.interpret)
+        return Numbers(self.block, Tiles(room[0], rows.own, rows.are_there, wait))
+
     def differs(self, val: Val) -> bool:
         """Whether rows have other numbers of an array."""
         return bool(val.pending) or any(r is not None for r in self.rows(val))
@@ -156,6 +181,16 @@ class _Traced:
             block=self.block,
             interpret=self.settings.interpret,
         )
+
+
+def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:
+    """The sizes of a product of matrices, if it is one of tiles."""
+    (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+    l, r = (aval_of(v) for v in eqn.invars)
+    k, b = (math.prod(l.shape[i] for i in axes) for axes in (lc, lb))
+    m, n = l.size // max(k * b, 1), r.size // max(k * b, 1)
+    is_tile = b == 1 and jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.floating)
+    return [m, n, k] if is_tile and is_large(m, n, k) else []
 
 
 class Forward:
@@ -222,18 +257,16 @@ class Forward:
         y_leaves = [of.leaf(v, (0, loop.rows)) for v in y_vals if has_rows]
         held = held or (False,) * len(h_vals)
         s_leaves = [of.leaf(v, (0, slots)) for v in pick(h_vals, held)]
-        program, numbers = of.program(self._program), Numbers(of.block)
+        program = of.program(self._program)
         ins = [*c_leaves, *of.lifted, *h_leaves, *x_leaves]
-        outs = [*h_leaves, *y_leaves, *s_leaves]
+        outs, room = [*h_leaves, *y_leaves, *s_leaves], of.room(program)
         counts = len(c_leaves), len(of.lifted), len(h_leaves), len(x_leaves)
-        flat = lambda arrays: [v for vs in arrays for v in vs]
+        counts = (*counts, len(h_leaves), len(y_leaves), len(s_leaves))
 
         def kernel(number: Any, *refs: Any) -> None:
             rows = of.numbered(number)
-            c, lifted, h, x, *others = split(
-                refs, *counts, len(h_leaves), len(y_leaves)
-            )
-            out, y, stored = others
+            c, lifted, h, x, out, y, stored, scratch = split(refs, *counts)
+            numbers = of.evaluating(rows, scratch)
             const = [
                 leaf.read(ref, rows) for leaf, ref in zip(c_leaves, c, strict=True)
             ]
@@ -266,19 +299,20 @@ class Forward:
                 return _carried(of, h_vals, made)
 
             start = row = 0
-            for nest in nests:
+            for nest, length in _joined(nests):
 
                 def segment(
-                    i: Index, carry: Any, nest=nest, start=start, row=row
+                    i: Index, carry: Any, nest=nest, start=start, row=row, end=length
                 ) -> Any:
                     if stored:
                         store(row + i, carry)
-                    first = start + i * nest.stride
-                    go = lambda j, carry: move(first + j, carry)
-                    return lax.fori_loop(0, nest.stride, go, carry)
+                    first = i * nest.stride
+                    go = lambda j, carry: move(start + first + j, carry)
+                    return lax.fori_loop(0, _steps(nest, first, end), go, carry)
 
-                carry = lax.fori_loop(0, nest.levels[0], segment, carry)
-                start, row = start + nest.length, row + nest.levels[0]
+                count = -(-length // nest.stride)
+                carry = lax.fori_loop(0, count, segment, carry)
+                start, row = start + length, row + count
             if keeps_last and stored:
                 store(row, carry)
             for leaf, ref, values in zip(h_leaves, out, carry, strict=True):
@@ -286,12 +320,33 @@ class Forward:
 
         arrays = [*consts, *of.lifted_values, *init, *xs]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
-        made = of.run(kernel, given, outs)
-        made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=True)]
+        made = of.run(kernel, given, [*outs, *room])
+        made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=False)]
         carry, ys, stored = split(made, len(h_leaves), len(y_leaves))
         if not has_rows:
             ys = list(map(zero_array, loop.stacked_types(self.step.y_types)))
         return carry, ys, stored
+
+
+def _joined(nests: Sequence[Nest]) -> list[tuple[Nest, int]]:
+    """Nests with the number of their steps; a shorter last segment is part of one.
+
+    A kernel has the step once for each of them, and so compiles in half of the time.
+    """
+    joined = [(nest, nest.length) for nest in nests]
+    if len(nests) == 2:
+        first, last = nests
+        is_short = last.levels[0] == 1 and last.length < first.stride
+        if is_short and len(first.levels) == 2:
+            return [(first, first.length + last.length)]
+    return joined
+
+
+def _steps(nest: Nest, first: Index, end: Any) -> Any:
+    """How many steps the segment has that starts at a step, if there are so many."""
+    if isinstance(end, int) and end % nest.stride == 0:
+        return nest.stride
+    return jnp.minimum(nest.stride, end - first)
 
 
 def _write_kept(
@@ -370,6 +425,17 @@ class _Summed(NamedTuple):
         leaf = Leaf.of(aval, [*more, *rows], at)
         return cls(val, leaf, tuple(range(len(more))), False)
 
+    def zeros(self, of: _Traced) -> list[Value]:
+        """What is carried before the first term."""
+        return [jnp.zeros(of.block, self.leaf.number)] * of.leaf(self.val).count
+
+    def added(
+        self, of: _Traced, numbers: Numbers, total: list[Value], array: np.ndarray
+    ) -> list[Value]:
+        """What is carried after another term."""
+        values = of.vectors(array, self.val, self.leaf.dtype)
+        return [t + v for t, v in zip(total, values, strict=True)]
+
     def write(
         self, ref: Any, rows: RowNumbers, values: Sequence[Value], time: Any = None
     ) -> None:
@@ -387,6 +453,55 @@ class _Summed(NamedTuple):
         """The sum, from what the kernel has written."""
         x = self.leaf.closed(x)
         return jnp.sum(x, self.over) if self.over else x
+
+
+class _Matrix(NamedTuple):
+    """A sum of products of two vectors over steps and rows, in a tile of each block.
+
+    Attributes:
+        val: It, at one step.
+        blocks: How many blocks there are.
+        which: Which of the sums it is.
+    """
+
+    val: Val
+    blocks: int
+    which: int
+
+    @property
+    def leaf(self) -> jax.ShapeDtypeStruct:
+        m, n = map(padded, self.val.shape)
+        return jax.ShapeDtypeStruct((self.blocks, m, n), self.val.aval.dtype)
+
+    def zeros(self, of: _Traced) -> Value:
+        return jnp.zeros(self.leaf.shape[1:], self.leaf.dtype)
+
+    def added(
+        self, of: _Traced, numbers: Numbers, total: Value, array: np.ndarray
+    ) -> Value:
+        return total + numbers.outer(array, self.leaf.dtype, self.which)
+
+    def write(self, ref: Any, rows: RowNumbers, total: Value) -> None:
+        m, n = total.shape
+        index = [lax.broadcasted_iota(np.dtype("int32"), (m, n), i) for i in range(2)]
+        ref[(jnp.full((m, n), rows.number, np.dtype("int32")), *index)] = total
+
+    def total(self, x: Value) -> Value:
+        m, n = self.val.shape
+        return jnp.sum(x, 0)[:m, :n]
+
+
+def _is_matrix(out: _Summed, room: Sequence[jax.ShapeDtypeStruct]) -> bool:
+    """Whether a sum may be one of products of two vectors, in a tile."""
+    val, shape = out.val, out.val.shape
+    return (
+        out.by_block
+        and len(shape) == 2
+        and is_large(*shape, 1)
+        and len(room) > 0
+        and room[0].dtype == out.leaf.dtype == val.aval.dtype
+        and padded(max(shape)) <= room[0].shape[0]
+    )
 
 
 @dataclasses.dataclass
@@ -440,6 +555,7 @@ class Backward:
         # A scratch has a number for each row: one row must not read that of another.
         self.traced.carries = True
         self._again, self._pull = again, pull
+        self._not_tiled = set[int]()
         self._vals = c2, h2, x2, z2, g2, sums, before, ct_x
 
     @property
@@ -494,16 +610,15 @@ class Backward:
         x_outs = [
             _Summed.of(of, v, v.aval.dtype, t) for v, t in zip(ct_x, times, strict=True)
         ]
-        groups = (sum_outs, g_outs, x_outs)
         depth = max(len(nest.levels) for nest in nests) - 1
         rooms = [
             max(nest.levels[d + 1] for nest in nests if len(nest.levels) > d + 1)
             for d in range(depth)
         ]
-        padded = of.blocks * of.block
+        columns = of.blocks * of.block
         # A scratch for each level, in which rows are adjacent.
         scratch = [
-            jax.ShapeDtypeStruct((n, max(leaf.count, 1), padded), leaf.number)
+            jax.ShapeDtypeStruct((n, max(leaf.count, 1), columns), leaf.number)
             for n in rooms
             for leaf in h_leaves
         ]
@@ -512,11 +627,20 @@ class Backward:
             len(group)
             for group in (c_leaves, of.lifted, x_leaves, z_leaves, s_leaves, g_leaves)
         ]
-        numbers = Numbers(of.block)
+        room = of.room(again, pull)
+        sum_outs = [
+            _Matrix(out.val, of.blocks, i)
+            if _is_matrix(out, room) and i not in self._not_tiled
+            else out
+            for i, out in enumerate(sum_outs)
+        ]
+        groups = (sum_outs, g_outs, x_outs)
 
         def kernel(number: Any, *refs: Any) -> None:
             rows = of.numbered(number)
             c, lifted, x, z, s, g, *outs = split(refs, *counts, *map(len, groups))
+            scratch, own_room = split(outs[3], depth * len(h_leaves))
+            numbers = of.evaluating(rows, own_room)
             read = lambda leaves, refs, *time: [
                 leaf.read(ref, rows, *time)
                 for leaf, ref in zip(leaves, refs, strict=True)
@@ -524,7 +648,7 @@ class Backward:
             const = read(c_leaves, c)
             more = [*of.known(rows), *read(of.lifted, lifted)]
             levels = [
-                outs[3][d * len(h_leaves) : (d + 1) * len(h_leaves)]
+                scratch[d * len(h_leaves) : (d + 1) * len(h_leaves)]
                 for d in range(depth)
             ]
 
@@ -553,8 +677,8 @@ class Backward:
                 )
                 terms, going, cts = split(made, len(sums), len(g_vals))
                 totals = [
-                    [t + v for t, v in zip(total, of.vectors(a, val, d), strict=True)]
-                    for total, a, val, d in zip(totals, terms, sums, wide, strict=True)
+                    out.added(of, numbers, total, array)
+                    for out, total, array in zip(sum_outs, totals, terms, strict=True)
                 ]
                 for out, ref, a in zip(x_outs, outs[2], cts, strict=True):
                     out.write(ref, rows, of.vectors(a, out.val), index)
@@ -569,17 +693,22 @@ class Backward:
                 ]
 
             def reverse(
-                level: int, nest: Nest, start: Index, first: Index, state: Any
+                level: int, nest: Nest, start: Index, first: Index, end: Any, state: Any
             ) -> Any:
-                """Takes back the segments of a level, the last one first."""
+                """Takes back the segments of a level, the last one first.
+
+                There are steps up to `end`, counted from `start`.
+                """
+                count = -(-end // nest.stride)
 
                 def segment(i: Index, state: Any) -> Any:
-                    i = nest.levels[0] - 1 - i
+                    i = count - 1 - i
                     position = start + i * nest.stride
                     carry = stored_at(level, first + i)
                     if len(nest.levels) == 1:
                         return taken(position, carry, state)
-                    within = nest.within
+                    within, steps = nest.within, _steps(nest, i * nest.stride, end)
+                    parts = -(-steps // within.stride)
 
                     def fill(j: Index, carry: Any) -> Any:
                         put(j, carry)
@@ -597,28 +726,23 @@ class Backward:
                     # After its last carry, a segment does not have to be run on.
                     last = carry
                     if within.levels[0] > 1:
-                        last = lax.fori_loop(0, within.levels[0] - 1, fill, carry)
-                    put(within.levels[0] - 1, last)
-                    return reverse(level + 1, within, position, 0, state)
+                        last = lax.fori_loop(0, parts - 1, fill, carry)
+                    put(parts - 1, last)
+                    return reverse(level + 1, within, position, 0, steps, state)
 
-                return lax.fori_loop(0, nest.levels[0], segment, state)
+                return lax.fori_loop(0, count, segment, state)
 
             going = [
                 of.vectors(_first_only(of, a, over(v), more), v)
                 for a, v in zip(read(g_leaves, g), g_vals, strict=True)
             ]
-            zeros = [
-                [jnp.zeros(of.block, parts_of(d)[1])] * of.leaf(v).count
-                for v, d in zip(sums, wide, strict=True)
-            ]
-            state = (zeros, going)
-            position, row = (
-                sum(n.length for n in nests),
-                sum(n.levels[0] for n in nests),
-            )
-            for nest in reversed(nests):
-                position, row = position - nest.length, row - nest.levels[0]
-                state = reverse(-1, nest, position, row, state)
+            state = ([out.zeros(of) for out in sum_outs], going)
+            joined = _joined(nests)
+            position = sum(length for _, length in joined)
+            row = sum(nest.levels[0] for nest in nests)
+            for nest, length in reversed(joined):
+                position, row = position - length, row - -(-length // nest.stride)
+                state = reverse(-1, nest, position, row, length, state)
             for group, refs, arrays in zip(groups[:2], outs[:2], state, strict=True):
                 for out, ref, values in zip(group, refs, arrays, strict=True):
                     out.write(ref, rows, values)
@@ -626,7 +750,11 @@ class Backward:
         arrays = [*consts, *of.lifted_values, *xs, *zs, *stored, *carried]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
         outputs = [out.leaf for group in groups for out in group]
-        made = of.run(kernel, given, [*outputs, *scratch])
+        try:
+            made = of.run(kernel, given, [*outputs, *scratch, *room])
+        except NotTiledError as error:
+            self._not_tiled.add(error.which)
+            return self(nests, consts, xs, zs, stored, carried)
         made = split(made, *map(len, groups))[:3]
         total = lambda out, x: out.total(x)
         return tuple(list(map(total, *pair)) for pair in zip(groups, made, strict=True))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._types import Aval, Value
-from ._numbers import Parts, Stored, objects, parts_of
+from ._entries import Parts, Stored, parts_of
+from ._numbers import objects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,8 @@ class Leaf:
         count = parts_of(self.dtype)[0]
         get = lambda k: ref[self.at(rows, k, time)]
         if count == 1:
-            made = [Stored(get, k) for k in range(self.count)]
+            is_table = not self.rows and time is None
+            made = [Stored(get, k, is_table) for k in range(self.count)]
         else:
             made = [
                 Stored(

@@ -10,7 +10,6 @@ An array of one row is an array of objects here, one for each of its entries:
 What only moves entries computes nothing. Its primitive is run on their positions.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -26,40 +25,15 @@ from ..._programs import aval_of, reached
 from ..._types import Value
 from . import _formulas as formulas
 from ._axes import ELEMENTWISE, refuse, scan_counts
+from ._entries import Parts, Products, Stored, is_known, parts_of
+from ._tiles import NotTiledError, Tiles
 
+# From so many products on, a product of matrices is one of tiles.
+_LEAST_OF_TILES = 64
 # An inner scan of no more steps is written out.
 _UNROLLED = 64
 # The most products that are written out.
 MOST_PRODUCTS = 65536
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stored:
-    """A number in memory, which all rows share or which each has its own of.
-
-    Attributes:
-        read: Reads the number at an offset along its array, flat for one row.
-        at: Where it is.
-    """
-
-    read: Callable[[Any], Value]
-    at: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
-    """A number that consists of several."""
-
-    values: tuple[Any, ...]
-
-
-def parts_of(dtype: Any) -> tuple[int, Any]:
-    """Of how many numbers an entry consists, and of which dtype these are."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return 2, np.dtype("uint32")
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return 2, np.dtype("float32" if dtype == np.complex64 else "float64")
-    return 1, dtype
 
 
 def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
@@ -81,14 +55,21 @@ class Numbers:
 
     Attributes:
         block: How many rows that are.
+        tiles: Multiplies by larger matrices; `None` to write out all products.
     """
 
-    def __init__(self, block: int):
-        self.block = block
+    def __init__(self, block: int, tiles: Tiles | None = None):
+        self.block, self.tiles = block, tiles
+
+    def outer(self, array: np.ndarray, dtype: Any, which: int) -> Value:
+        """The sum over the rows of the block of a matrix of products, as a tile."""
+        if self.tiles is None:
+            raise NotTiledError(which)
+        return self.tiles.outer(_Frame(self.block), array, dtype, which)
 
     def run(self, closed: jex.ClosedJaxpr, ins: Sequence[np.ndarray]) -> list[Any]:
         """The outputs of a program, given its inputs."""
-        frame = _Frame(self.block)
+        frame = _Frame(self.block, self.tiles)
         jaxpr = closed.jaxpr
         env = dict(zip(jaxpr.invars, ins, strict=True))
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -107,15 +88,21 @@ class Numbers:
 class _Frame:
     """One level of a program: what was read from memory is there within it."""
 
-    def __init__(self, block: int):
-        self.block, self._read = block, dict[int, Any]()
+    def __init__(self, block: int, tiles: Tiles | None = None):
+        self.block, self.tiles, self._read = block, tiles, dict[int, Any]()
+
+    @property
+    def numbers(self) -> Numbers:
+        """What evaluates the programs within this one."""
+        return Numbers(self.block, self.tiles)
 
     def value(self, x: Any) -> Any:
-        """An entry that is no longer in memory."""
-        if not isinstance(x, Stored):
+        """An entry that is a number now, and not to be read or to be computed."""
+        if not isinstance(x, Stored | Products):
             return x
         if id(x) not in self._read:
-            self._read[id(x)] = (x, x.read(x.at))
+            found = x.value(self.value) if isinstance(x, Products) else x.read(x.at)
+            self._read[id(x)] = (x, found)
         return self._read[id(x)][1]
 
     def vector(self, x: Any, dtype: Any) -> Value:
@@ -163,8 +150,9 @@ def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> A
     return objects(values, shape)
 
 
-def _is_known(x: Any) -> bool:
-    return isinstance(x, np.generic | bool | int | float)
+def is_large(m: int, n: int, k: int) -> bool:
+    """Whether a product of matrices of these sizes is one of tiles."""
+    return m * n * k >= _LEAST_OF_TILES
 
 
 def _map(f: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
@@ -185,7 +173,7 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
     name, p = eqn.primitive.name, eqn.params
     dtypes = [aval_of(v).dtype for v in eqn.invars]
     to = aval_of(eqn.outvars[0]).dtype
-    if all(map(_is_known, xs)) and name not in _WRITTEN:
+    if all(map(is_known, xs)) and name not in _WRITTEN:
         with jax.ensure_compile_time_eval():
             made = [jnp.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
             return np.asarray(eqn.primitive.bind(*made, **_params(p)))[()]
@@ -215,11 +203,11 @@ def _simplified(name: str, xs: Sequence[Any]) -> Any:
     if name in ("add", "add_any", "mul"):
         neutral = 1 if name == "mul" else 0
         for x, other in (xs, reversed(xs)):
-            if _is_known(x) and x == neutral:
+            if is_known(x) and x == neutral:
                 return other
-    if name == "sub" and _is_known(xs[1]) and xs[1] == 0:
+    if name == "sub" and is_known(xs[1]) and xs[1] == 0:
         return xs[0]
-    if name == "select_n" and _is_known(xs[0]):
+    if name == "select_n" and is_known(xs[0]):
         return xs[1 + int(xs[0])]
     return None
 
@@ -295,7 +283,7 @@ def _pairwise(f: Callable[..., Value], dtype: Any, name: str) -> Callable[..., A
         if isinstance(a, Parts) or isinstance(b, Parts):
             of = _COMPLEX["add" if f is lax.add else "mul"]
             return _complex(of, {}, [a, b], [dtype, dtype], parts_of(dtype)[1])
-        if _is_known(a) and _is_known(b):
+        if is_known(a) and is_known(b):
             with jax.ensure_compile_time_eval():
                 return np.asarray(f(*alike([dtype, dtype], [a, b])))[()]
         if name in ("reduce_sum", "cumsum"):
@@ -368,20 +356,13 @@ def _arg(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     p, out = eqn.params, aval_of(eqn.outvars[0])
     (lc, rc), (lb, rb) = p["dimension_numbers"]
-    l, r = (_valued(frame, a) for a in ins)
+    l, r = ins
     free = lambda a, *gone: [i for i in range(a.ndim) if not any(i in g for g in gone)]
     lf, rf = free(l, lb, lc), free(r, rb, rc)
     shape = lambda a, axes: math.prod(a.shape[i] for i in axes)
     batch, k = shape(l, lb), shape(l, lc)
     l = l.transpose([*lb, *lf, *lc]).reshape(batch, shape(l, lf), k)
     r = r.transpose([*rb, *rf, *rc]).reshape(batch, shape(r, rf), k)
-    if batch * l.shape[1] * r.shape[1] * k > MOST_PRODUCTS:
-        refuse(
-            eqn,
-            "Use another schedule, such as `el.Chunked(32)`.",
-            f"multiplies {batch * l.shape[1] * r.shape[1] * k} numbers of a row, which "
-            f"is too many for a kernel",
-        )
     # Narrow floats are added up in float32, as XLA does.
     dtypes = [aval_of(v).dtype for v in eqn.invars]
     wide = out.dtype
@@ -391,13 +372,30 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     add = _pairwise(lax.add, wide, "reduce_sum")
 
     def cast(x: Any, dtype: Any) -> Any:
-        if _is_known(x) or dtype == wide:
+        if is_known(x) or dtype == wide:
             return x
         return jnp.asarray(x, dtype).astype(wide)
 
     def product(u: Any, v: Any) -> Any:
         simple = _simplified("mul", [u, v])
         return mul(u, v) if simple is None else simple
+
+    if batch == 1 and is_large(l.shape[1], r.shape[1], k) and wide == out.dtype:
+        if k == 1:
+            made = [Products(((u[0], v[0]),), product, add) for u in l[0] for v in r[0]]
+            return [objects(made, out.shape)]
+        if frame.tiles is not None:
+            made = frame.tiles.product(frame, l[0], r[0], wide)
+            if made is not None:
+                return [objects(made, out.shape)]
+    if batch * l.shape[1] * r.shape[1] * k > MOST_PRODUCTS:
+        refuse(
+            eqn,
+            "Use another schedule, such as `el.Chunked(32)`.",
+            f"multiplies {batch * l.shape[1] * r.shape[1] * k} numbers of a row, which "
+            f"is too many for a kernel",
+        )
+    l, r = _valued(frame, l), _valued(frame, r)
 
     # Zeros that are known, as of padded cotangents, take no part.
     def total(us: Any, vs: Any) -> Any:
@@ -411,7 +409,7 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
             else np.zeros((), wide)[()]
         )
         return (
-            found if wide == out.dtype or _is_known(found) else found.astype(out.dtype)
+            found if wide == out.dtype or is_known(found) else found.astype(out.dtype)
         )
 
     values = [total(u, v) for b in range(batch) for u in l[b] for v in r[b]]
@@ -420,7 +418,7 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 
 def _chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
     """The choice of a number, which is in range."""
-    if _is_known(at):
+    if is_known(at):
         return choices[int(at)]
     of_parts = isinstance(choices[0], Parts)
     if of_parts:
@@ -439,7 +437,7 @@ def _chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
 
 def _clamped(at: Any, dtype: Any, most: int) -> Any:
     """The start of a slice, moved into range."""
-    if _is_known(at):
+    if is_known(at):
         return np.int32(min(max(int(at), 0), most))
     at = jnp.asarray(at, dtype).astype(jnp.int32)
     return jnp.minimum(jnp.maximum(at, 0), most)
@@ -452,7 +450,7 @@ def _taken(frame: _Frame, a: np.ndarray, starts: Any, sizes: Any, dtype: Any) ->
             continue
         a = np.moveaxis(a, axis, 0)
         out = np.empty((size, *a.shape[1:]), object)
-        table = _strided(a) if not _is_known(start) else None
+        table = _strided(a) if not is_known(start) else None
         for i in range(size):
             rows = a[i : i + a.shape[0] - size + 1].reshape(a.shape[0] - size + 1, -1)
             if table is not None:
@@ -460,7 +458,7 @@ def _taken(frame: _Frame, a: np.ndarray, starts: Any, sizes: Any, dtype: Any) ->
                 read, step = table
                 got = [read(x.at + start * step) for x in rows[0]]
             else:
-                rows = rows if _is_known(start) else _valued(frame, rows)
+                rows = rows if is_known(start) else _valued(frame, rows)
                 got = [_chosen(start, list(column), dtype) for column in rows.T]
             out[i] = objects(got, a.shape[1:]) if a.ndim > 1 else got[0]
         a = np.moveaxis(out, 0, axis)
@@ -494,7 +492,7 @@ def _put(
     frame: _Frame, a: np.ndarray, new: np.ndarray, starts: Any, dtype: Any, f: Any
 ) -> Any:
     """An array with a part from these starts on replaced by `f(old, new)`."""
-    if all(map(_is_known, starts)):
+    if all(map(is_known, starts)):
         out = a.copy()
         part = tuple(
             slice(int(s), int(s) + n) for s, n in zip(starts, new.shape, strict=True)
@@ -514,10 +512,10 @@ def _put(
                 for (_, w), n, m in zip(hits, a.shape, new.shape, strict=True)
             ):
                 continue
-            if any(_is_known(s) and int(s) != w for s, w in hits):
+            if any(is_known(s) and int(s) != w for s, w in hits):
                 continue
             hit = functools.reduce(
-                lambda p, q: p & q, [s == w for s, w in hits if not _is_known(s)]
+                lambda p, q: p & q, [s == w for s, w in hits if not is_known(s)]
             )
             now = _where(hit, f(old, frame.value(new[k])), now, dtype)
         out[index] = now
@@ -606,7 +604,7 @@ def _starts(
         start, most = frame.value(at[n]), shape[axis] - sizes[axis]
         starts[axis] = _clamped(start, dtype, most)
         ok = (start >= 0) & (start <= most)
-        if not (_is_known(start) and bool(ok)):
+        if not (is_known(start) and bool(ok)):
             inside = ok if inside is None else inside & ok
     for axis, k in zip(own, theirs, strict=True):
         starts[axis] = np.int32(index[k])
@@ -775,7 +773,7 @@ def _settled_marks(
 
 
 def _while(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    p, numbers = eqn.params, Numbers(frame.block)
+    p, numbers = eqn.params, frame.numbers
     n, m = p["cond_nconsts"], p["body_nconsts"]
     cond, body = _closed(p["cond_jaxpr"]), _closed(p["body_jaxpr"])
     of_cond, of_body, init = ins[:n], ins[n : n + m], ins[n + m :]
@@ -809,10 +807,10 @@ def _while(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 
 def _cond(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     index, *given = ins
-    at, numbers = frame.value(index[()]), Numbers(frame.block)
+    at, numbers = frame.value(index[()]), frame.numbers
     branches = [_closed(b) for b in eqn.params["branches"]]
     avals = [aval_of(v) for v in eqn.outvars]
-    if _is_known(at):
+    if is_known(at):
         return numbers.run(branches[min(max(int(at), 0), len(branches) - 1)], given)
     every = [True] * len(avals)
 
@@ -833,7 +831,7 @@ def _cond(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scan(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    p, numbers = eqn.params, Numbers(frame.block)
+    p, numbers = eqn.params, frame.numbers
     (n, m), body, length = scan_counts(eqn), _closed(p["jaxpr"]), p["length"]
     consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
     ys = [aval_of(v) for v in eqn.outvars[m:]]
@@ -897,7 +895,7 @@ def _key_bits(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
             for a, k, v in zip(own, is_key, avals, strict=True)
         ]
         program = jax.make_jaxpr(functools.partial(f, eqn.params))(*types)
-        (made,) = Numbers(frame.block).run(program, own)
+        (made,) = frame.numbers.run(program, own)
         flat = list(made.reshape(-1))
         if to_key:
             flat = [Parts(tuple(flat[i : i + 2])) for i in range(0, len(flat), 2)]
@@ -965,7 +963,7 @@ def _of_parts(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
 
         def select(which: Any, *cases: Any) -> Any:
             return _chosen(
-                jnp.asarray(which).astype(jnp.int32) if not _is_known(which) else which,
+                jnp.asarray(which).astype(jnp.int32) if not is_known(which) else which,
                 list(cases),
                 out.dtype,
             )
@@ -1002,7 +1000,7 @@ def _complex(
     for x, dtype in zip(xs, dtypes, strict=True):
         if isinstance(x, Parts):
             flat += x.values
-        elif _is_known(x):
+        elif is_known(x):
             flat += [np.asarray(y, part)[()] for y in (np.real(x), np.imag(x))]
         else:
             flat += [jnp.asarray(x, dtype).astype(part), zero]
@@ -1082,8 +1080,24 @@ _RULES: dict[str, Callable[..., list[np.ndarray]]] = {
 }
 
 
+def _has_products(array: np.ndarray) -> bool:
+    return array.size > 0 and all(
+        isinstance(x, Products) or (is_known(x) and x == 0) for x in array.reshape(-1)
+    )
+
+
+def _added_products(x: Any, y: Any) -> Any:
+    if isinstance(x, Products) and isinstance(y, Products):
+        return Products(x.pairs + y.pairs, x.multiply, x.add)
+    return _simplified("add", [x, y])
+
+
 def _evaluate(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     name = eqn.primitive.name
+    if name in ("add", "add_any") and all(map(_has_products, ins)):
+        sums = _map(_added_products, *ins)
+        if all(x is not None for x in sums.reshape(-1)):
+            return [sums]
     if (rule := _RULES.get(name)) is not None:
         return rule(frame, eqn, ins)
     if name not in ELEMENTWISE:

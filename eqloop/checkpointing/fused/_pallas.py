@@ -54,10 +54,19 @@ def call(
     device = planning_device()
     if interpret or device.is_here:
         return list(run(*inputs))
-    return _elsewhere_p.bind(*inputs, run=run, types=tuple(types), kind=device.kind)
+    given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+    with use_abstract_mesh(_mesh_of(device.kind)):
+        program = jax.make_jaxpr(run)(*given)
+    return _elsewhere_p.bind(*inputs, program=program, kind=device.kind)
 
 
 when = pl.when
+
+
+def waiting(interpret: bool) -> Callable[[], None]:
+    """What has the threads of a block wait for one another."""
+    return (lambda: None) if interpret else triton.debug_barrier
+
 
 # Pallas asks JAX for the kind of GPU while a program is lowered. Where there is none,
 # it has to be told, and only then: the mesh by which it is told is in types of arrays.
@@ -66,17 +75,21 @@ _elsewhere_p.multiple_results = True
 
 
 @_elsewhere_p.def_abstract_eval
-def _types(*_: Aval, types: tuple[Any, ...], **__: Any) -> list[Aval]:
-    return [jax.core.ShapedArray(t.shape, t.dtype) for t in types]
+def _types(*_: Aval, program: jex.ClosedJaxpr, kind: str) -> list[Aval]:
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in program.out_avals]
 
 
-def _lower(context: Any, *inputs: Any, run: Any, types: Any, kind: str) -> Any:
-    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
-    auto = (AxisType.Auto,)
-    with use_abstract_mesh(
-        AbstractMesh((1,), ("device",), axis_types=auto, abstract_device=device)
-    ):
-        return mlir.lower_fun(run, multiple_results=True)(context, *inputs)
+def _lower(context: Any, *inputs: Any, program: jex.ClosedJaxpr, kind: str) -> Any:
+    run = mlir.lower_fun(jex.jaxpr_as_fun(program), multiple_results=True)
+    with use_abstract_mesh(_mesh_of(kind)):
+        return run(context, *inputs)
 
 
 mlir.register_lowering(_elsewhere_p, _lower)
+
+
+def _mesh_of(kind: str) -> AbstractMesh:
+    """A mesh that tells Pallas which GPU a kernel is for."""
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    types = (AxisType.Auto,)
+    return AbstractMesh((1,), ("device",), axis_types=types, abstract_device=device)
