@@ -173,10 +173,13 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
     name, p = eqn.primitive.name, eqn.params
     dtypes = [aval_of(v).dtype for v in eqn.invars]
     to = aval_of(eqn.outvars[0]).dtype
-    if all(map(is_known, xs)) and name not in _WRITTEN:
-        with jax.ensure_compile_time_eval():
-            made = [jnp.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
-            return np.asarray(eqn.primitive.bind(*made, **_params(p)))[()]
+    if all(map(is_known, xs)):
+        if (fold := _KNOWN.get(name)) is not None:
+            made = [np.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
+            with np.errstate(all="ignore"):
+                return np.asarray(fold(*made), to)[()]
+        if name == "convert_element_type" and dtypes[0].kind in "biuf":
+            return np.asarray(xs[0]).astype(to)[()]
     if (simple := _simplified(name, xs)) is not None:
         return simple
     if name == "convert_element_type":
@@ -192,6 +195,30 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
         except TypeError:
             refuse(eqn, "Use float32 for it.", "is not there in float64 in a kernel")
     return eqn.primitive.bind(*made, **_params(p))
+
+
+# What is known is computed while tracing: without JAX, which may be compiling for a
+# device that is not here.
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.bitwise_not,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
+}
 
 
 def _params(params: dict[str, Any]) -> dict[str, Any]:
@@ -231,36 +258,61 @@ _WRITTEN: dict[str, Callable[..., Value]] = {
     "clamp": lambda p, a, x, b: jnp.minimum(jnp.maximum(a, x), b),
 }
 
-# What only moves entries. All of its operands are moved, or the first few.
-_MOVES = {
-    "broadcast_in_dim": 1,
-    "reshape": 1,
-    "squeeze": 1,
-    "expand_dims": 1,
-    "transpose": 1,
-    "rev": 1,
-    "slice": 1,
-    "concatenate": None,
-    "stack": None,
-    "unstack": None,
-    "split": None,
-    "pad": None,
+def _broadcast(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
+    sizes = [1] * len(p["shape"])
+    for n, i in zip(a.shape, p["broadcast_dimensions"], strict=True):
+        sizes[i] = n
+    return np.broadcast_to(a.reshape(sizes), p["shape"])
+
+
+def _sliced(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
+    steps = p["strides"] or [1] * a.ndim
+    bounds = zip(p["start_indices"], p["limit_indices"], steps, strict=True)
+    return a[tuple(slice(*map(int, bound)) for bound in bounds)]
+
+
+def _padded(p: dict[str, Any], a: np.ndarray, value: np.ndarray) -> np.ndarray:
+    config = [tuple(map(int, c)) for c in p["padding_config"]]
+    sizes = [
+        low + high + n + max(n - 1, 0) * within
+        for n, (low, high, within) in zip(a.shape, config, strict=True)
+    ]
+    # What is cut off by negative padding is put in first.
+    grown = [size + max(-low, 0) + max(-high, 0) for size, (low, high, _) in zip(sizes, config, strict=True)]
+    out = np.empty(grown, object)
+    out.reshape(-1)[:] = objects([value[()]], ())
+    at = [slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * w, w + 1) for n, (low, _, w) in zip(a.shape, config, strict=True)]
+    out[tuple(at)] = a
+    cut = [slice(max(-low, 0), max(-low, 0) + size) for size, (low, _, _) in zip(sizes, config, strict=True)]
+    return out[tuple(cut)]
+
+
+def _parted(p: dict[str, Any], a: np.ndarray) -> list[np.ndarray]:
+    return np.split(a, np.cumsum(p["sizes"])[:-1], p["axis"])
+
+
+# What only moves entries, in NumPy: nothing is computed.
+_MOVES: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda p, a: a.reshape(p["new_sizes"]),
+    "squeeze": lambda p, a: np.squeeze(a, tuple(p["dimensions"])),
+    "transpose": lambda p, a: a.transpose(p["permutation"]),
+    "rev": lambda p, a: np.flip(a, p["dimensions"]),
+    "slice": _sliced,
+    "concatenate": lambda p, *a: np.concatenate(a, p["dimension"]),
+    "stack": lambda p, *a: np.stack(a, p["axis"]),
+    "unstack": lambda p, a: list(np.moveaxis(a, p["axis"], 0)),
+    "split": _parted,
+    "pad": _padded,
 }
 
 
 def _moved(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    ins = ins[: _MOVES[eqn.primitive.name]]
-    starts = np.cumsum([0, *(x.size for x in ins)])
-    at = [
-        np.arange(x.size, dtype=np.int32).reshape(x.shape) + np.int32(k)
-        for x, k in zip(ins, starts, strict=False)
-    ]
-    with jax.ensure_compile_time_eval():
-        found = eqn.primitive.bind(*map(jnp.asarray, at), **_params(eqn.params))
+    move, arity = _MOVES[eqn.primitive.name], len(eqn.invars)
+    found = move(eqn.params, *ins[:arity])
     found = found if eqn.primitive.multiple_results else [found]
-    entries = np.concatenate([x.reshape(-1) for x in ins])
-    pick = lambda at: objects([entries[i] for i in at.reshape(-1)], at.shape)
-    return [pick(np.asarray(at)) for at in found]
+    # The row of an array with one axis is an entry.
+    return [a if isinstance(a, np.ndarray) else objects([a], ()) for a in found]
 
 
 _REDUCTIONS: dict[str, Callable[..., Value]] = {
@@ -284,8 +336,9 @@ def _pairwise(f: Callable[..., Value], dtype: Any, name: str) -> Callable[..., A
             of = _COMPLEX["add" if f is lax.add else "mul"]
             return _complex(of, {}, [a, b], [dtype, dtype], parts_of(dtype)[1])
         if is_known(a) and is_known(b):
-            with jax.ensure_compile_time_eval():
-                return np.asarray(f(*alike([dtype, dtype], [a, b])))[()]
+            fold = {lax.add: np.add, lax.mul: np.multiply}.get(f)
+            if fold is not None:
+                return np.asarray(fold(a, b), dtype)[()]
         if name in ("reduce_sum", "cumsum"):
             if (simple := _simplified("add", [a, b])) is not None:
                 return simple
@@ -380,11 +433,11 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
         simple = _simplified("mul", [u, v])
         return mul(u, v) if simple is None else simple
 
-    if batch == 1 and is_large(l.shape[1], r.shape[1], k) and wide == out.dtype:
-        if k == 1:
+    if batch == 1 and wide == out.dtype:
+        if k == 1 and min(l.shape[1], r.shape[1]) > 1:
             made = [Products(((u[0], v[0]),), product, add) for u in l[0] for v in r[0]]
             return [objects(made, out.shape)]
-        if frame.tiles is not None:
+        if frame.tiles is not None and is_large(l.shape[1], r.shape[1], k):
             made = frame.tiles.product(frame, l[0], r[0], wide)
             if made is not None:
                 return [objects(made, out.shape)]
