@@ -92,6 +92,10 @@ class AbstractRunner(abc.ABC):
             carried: What is carried back from the end of the loop.
         """
 
+    @abc.abstractmethod
+    def described(self, step: Step, loop: Loop) -> str:
+        """How it runs a loop, or why it does not, for the table of a plan."""
+
 
 class AbstractLayout(abc.ABC):
     """What the two primitives ask of any layout: a frozen, hashable dataclass.

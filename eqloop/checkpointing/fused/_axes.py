@@ -90,6 +90,7 @@ class Classes:
     Attributes:
         lifted: Constant arrays in the programs, which become further inputs.
         rows: Those that are taken to be rows.
+        around: The call that is being opened, whose line is known if others are not.
     """
 
     def __init__(self) -> None:
@@ -97,6 +98,7 @@ class Classes:
         self._why = dict[int, Callable[[], str]]()
         self.lifted = list[tuple[Val, Value]]()
         self.rows: Rows = NO_ROWS
+        self.around: jex.JaxprEqn | None = None
 
     def val(self, aval: Aval, literal: Any = None) -> Val:
         first = len(self._parent)
@@ -146,14 +148,26 @@ class NotInKernelError(TypeError):
     """A step that cannot be in a kernel, because of one of its operations."""
 
 
-def refuse(eqn: jex.JaxprEqn, instead: str, why: str = "cannot be in a kernel") -> Any:
+_INSTEAD = (
+    "Compute it outside of the loop, or use another schedule, such as `el.Chunked(32)`."
+)
+
+
+def refuse(
+    eqn: jex.JaxprEqn,
+    instead: str = _INSTEAD,
+    why: str = "cannot be in a kernel",
+    around: jex.JaxprEqn | None = None,
+) -> Any:
     """Raises an error that names an operation and its line."""
-    raise NotInKernelError(f"Fused: {said(eqn)} {why}. {instead}")
+    raise NotInKernelError(f"Fused: {said(eqn, around)} {why}. {instead}")
 
 
-def said(eqn: jex.JaxprEqn) -> str:
+def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
     """An operation and where it is, in words."""
     place = place_of(eqn.source_info)
+    if place is None and around is not None:
+        place = place_of(around.source_info)
     return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"
 
 
@@ -219,7 +233,9 @@ def _opened(
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):
                 inner = jex.ClosedJaxpr(inner, ())
+            around, classes.around = classes.around, eqn
             outs = _opened(classes, inner, given, ops)
+            classes.around = around
         if outs is None:
             outs = [classes.val(aval_of(var)) for var in eqn.outvars]
             op = Op(eqn, given, outs)
@@ -233,11 +249,7 @@ def _rule(classes: Classes, op: Op) -> None:
     """Puts the axes of one operation into classes."""
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:
-        refuse(
-            op.eqn,
-            "Compute it outside of the loop, or use another schedule, such as "
-            "`el.Chunked(32)`.",
-        )
+        refuse(op.eqn, around=classes.around)
     (rule or _elementwise)(classes, op)
 
 

@@ -186,7 +186,7 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
         if dtypes[0] == to:
             return xs[0]
         return jnp.asarray(xs[0], dtypes[0]).astype(to)
-    if name == "select_n" and len(xs) > 3:
+    if name == "select_n" and dtypes[0] != bool:
         return _chosen(xs[0], xs[1:], to)
     made = alike(dtypes, xs)
     if name in _WRITTEN:
@@ -258,6 +258,7 @@ _WRITTEN: dict[str, Callable[..., Value]] = {
     "clamp": lambda p, a, x, b: jnp.minimum(jnp.maximum(a, x), b),
 }
 
+
 def _broadcast(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
     sizes = [1] * len(p["shape"])
     for n, i in zip(a.shape, p["broadcast_dimensions"], strict=True):
@@ -278,12 +279,21 @@ def _padded(p: dict[str, Any], a: np.ndarray, value: np.ndarray) -> np.ndarray:
         for n, (low, high, within) in zip(a.shape, config, strict=True)
     ]
     # What is cut off by negative padding is put in first.
-    grown = [size + max(-low, 0) + max(-high, 0) for size, (low, high, _) in zip(sizes, config, strict=True)]
+    grown = [
+        size + max(-low, 0) + max(-high, 0)
+        for size, (low, high, _) in zip(sizes, config, strict=True)
+    ]
     out = np.empty(grown, object)
     out.reshape(-1)[:] = objects([value[()]], ())
-    at = [slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * w, w + 1) for n, (low, _, w) in zip(a.shape, config, strict=True)]
+    at = [
+        slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * w, w + 1)
+        for n, (low, _, w) in zip(a.shape, config, strict=True)
+    ]
     out[tuple(at)] = a
-    cut = [slice(max(-low, 0), max(-low, 0) + size) for size, (low, _, _) in zip(sizes, config, strict=True)]
+    cut = [
+        slice(max(-low, 0), max(-low, 0) + size)
+        for size, (low, _, _) in zip(sizes, config, strict=True)
+    ]
     return out[tuple(cut)]
 
 
@@ -1154,7 +1164,7 @@ def _evaluate(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
     if (rule := _RULES.get(name)) is not None:
         return rule(frame, eqn, ins)
     if name not in ELEMENTWISE:
-        refuse(eqn, "Use another schedule, such as `el.Chunked(32)`.")
+        refuse(eqn)
     avals = [*map(aval_of, eqn.invars), aval_of(eqn.outvars[0])]
     if any(parts_of(aval.dtype)[0] > 1 for aval in avals):
         return _of_parts(frame, eqn, ins)

@@ -40,7 +40,8 @@ def call(
         aliases: Which outputs take the place of which inputs.
     """
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in outputs]
-    params = triton.CompilerParams(num_warps=max(block // 32, 1))
+    # Loads of later steps ahead of time would take shared memory several times over.
+    params = triton.CompilerParams(num_warps=max(block // 32, 1), num_stages=1)
     settings: dict[str, Any] = {} if interpret else {"compiler_params": params}
     run = pl.pallas_call(
         lambda *refs: kernel(pl.program_id(0), *refs),

@@ -120,7 +120,9 @@ def rows_of(classes: Classes, val: Val) -> Rows:
 
 
 def _check(classes: Classes, op: Op, spoiled: Rows) -> None:
-    refuse_pending(classes, spoiled, lambda: f"{said(op.eqn)} adds up over them")
+    refuse_pending(
+        classes, spoiled, lambda: f"{said(op.eqn)} reads a sum over all of them"
+    )
 
 
 def _of(classes: Classes, op: Op) -> list[Rows]:

@@ -17,10 +17,11 @@ from ..engine._walk import Walk
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
+from ._axes import Found
 from ._kernels import Backward, Forward, Settings
 
-# A step without rows that carries more numbers is not taken for a single row.
-_MOST_OF_ONE_ROW = 256
+# A row that carries more numbers is none: they are written out one by one.
+_MOST_OF_A_ROW = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +55,22 @@ class FusedRunner(AbstractRunner):
     ) -> Cotangents | None:
         sweep, order = walk.sweep, layout.order
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
+        if self._declines(sweep.step, kernel.found) is not None:
+            return None  # it was said of the way there
         assert isinstance(order, Nested)
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
         made = kernel(order.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
         return Cotangents(*made)
+
+    def described(self, step: Step, loop: Loop) -> str:
+        if (why := self.why_not(step, loop)) is not None:
+            return f"none: {why}"
+        found = forward_kernel(step, loop, self.settings).found
+        numbers = _numbers(step) // max(found.count, 1)
+        rows = f"{found.count} rows" if found.count > 1 else "one row"
+        why = f"; no more rows, as {found.reason}" if found.reason else ""
+        return f"one each way, {rows} of about {max(numbers, 1)} numbers{why}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
@@ -67,9 +79,13 @@ class FusedRunner(AbstractRunner):
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
-        found = forward_kernel(step, loop, self.settings).found
-        if found.roots or _numbers(step) <= _MOST_OF_ONE_ROW:
+        return self._declines(step, forward_kernel(step, loop, self.settings).found)
+
+    def _declines(self, step: Step, found: Found) -> str | None:
+        if _numbers(step) <= _MOST_OF_A_ROW * found.count:
             return None
+        if found.roots:
+            return f"a row carries {_numbers(step) // found.count} numbers, too many"
         return (
             f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
         )
