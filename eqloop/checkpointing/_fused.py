@@ -127,7 +127,7 @@ class Fused(AbstractSchedule):
     def _nests(self, length: int) -> tuple[Nest, ...]:
         if self.every is None:
             # The fewest levels whose slots are no more than twice those of `Recursive`.
-            most = 2 * max(sum(nest.slots for nest in nests(length, 16)), 1)
+            most = 2 * max(Nested(nests(length, 16)).slots, 1)
             depth = next(d for d in range(1, 64) if d * _root(length, d) <= most)
             if depth != 2:
                 return nests(length, max(_root(length, depth), 2))

@@ -233,7 +233,8 @@ def _opened(
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):
                 inner = jex.ClosedJaxpr(inner, ())
-            around, classes.around = classes.around, eqn
+            around = classes.around
+            classes.around = eqn if place_of(eqn.source_info) else around
             outs = _opened(classes, inner, given, ops)
             classes.around = around
         if outs is None:

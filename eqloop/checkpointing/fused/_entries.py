@@ -68,3 +68,13 @@ def parts_of(dtype: Any) -> tuple[int, Any]:
 
 def is_known(x: Any) -> bool:
     return isinstance(x, np.generic | bool | int | float)
+
+
+def values_of(x: Any, dtype: Any) -> tuple[Any, ...]:
+    """The numbers that an entry consists of."""
+    if isinstance(x, Parts):
+        return x.values
+    count, part = parts_of(dtype)
+    if count == 1:
+        return (x,)
+    return tuple(np.asarray(v, part)[()] for v in (np.real(x), np.imag(x)))

@@ -25,7 +25,7 @@ from ..._programs import aval_of, reached
 from ..._types import Value
 from . import _formulas as formulas
 from ._axes import ELEMENTWISE, refuse, scan_counts
-from ._entries import Parts, Products, Stored, is_known, parts_of
+from ._entries import Parts, Products, Stored, is_known, parts_of, values_of
 from ._tiles import NotTiledError, Tiles
 
 # From so many products on, a product of matrices is one of tiles.
@@ -111,11 +111,9 @@ class _Frame:
 
     def vectors(self, array: np.ndarray, dtype: Any) -> list[Value]:
         """All entries, and their parts, as vectors."""
-        count, dtype = parts_of(dtype)
-        flat = array.reshape(-1)
-        if count == 1:
-            return [self.vector(x, dtype) for x in flat]
-        return [self.vector(v, dtype) for x in flat for v in self.value(x).values]
+        _, part = parts_of(dtype)
+        entries = map(self.value, array.reshape(-1))
+        return [self.vector(v, part) for x in entries for v in values_of(x, dtype)]
 
 
 def as_vectors(
@@ -483,18 +481,14 @@ def _chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
     """The choice of a number, which is in range."""
     if is_known(at):
         return choices[int(at)]
-    of_parts = isinstance(choices[0], Parts)
-    if of_parts:
-        _, part = parts_of(dtype)
-        columns = zip(*(c.values for c in choices), strict=True)
+    count, part = parts_of(dtype)
+    if count > 1:
+        columns = zip(*(values_of(c, dtype) for c in choices), strict=True)
         return Parts(tuple(_chosen(at, list(c), part) for c in columns))
     found = choices[0]
     for i, choice in enumerate(choices[1:], 1):
-        if choice is found:
-            continue
-        a, b = alike([dtype, dtype], [choice, found])
-        hit, a, b = alike([np.bool_, dtype, dtype], [at == i, a, b])
-        found = jnp.where(hit, a, b)
+        if choice is not found:
+            found = _where(at == i, choice, found, dtype)
     return found
 
 
@@ -586,9 +580,9 @@ def _put(
 
 
 def _where(hit: Any, a: Any, b: Any, dtype: Any) -> Any:
-    if isinstance(a, Parts):
-        _, part = parts_of(dtype)
-        pairs = zip(a.values, b.values, strict=True)
+    count, part = parts_of(dtype)
+    if count > 1:
+        pairs = zip(values_of(a, dtype), values_of(b, dtype), strict=True)
         return Parts(tuple(_where(hit, x, y, part) for x, y in pairs))
     return jnp.where(*alike([np.bool_, dtype, dtype], [hit, a, b]))
 
@@ -790,10 +784,9 @@ def _leaves(
         if differs:
             values += frame.vectors(array, aval.dtype)
             continue
-        count, dtype = parts_of(aval.dtype)
-        for x in array.reshape(-1):
-            x = frame.value(x)
-            values += [jnp.asarray(v, dtype) for v in (x.values if count > 1 else [x])]
+        _, part = parts_of(aval.dtype)
+        for x in map(frame.value, array.reshape(-1)):
+            values += [jnp.asarray(v, part) for v in values_of(x, aval.dtype)]
     return values
 
 
