@@ -49,10 +49,14 @@ class Settings:
     Attributes:
         block: How many rows a block has; `None` to choose.
         interpret: Whether they are interpreted.
+        most: The most steps that one launch runs; `None` for as many as take a second
+            or so. A device that also draws a screen stops kernels of several seconds,
+            and none can be interrupted.
     """
 
     block: int | None = None
     interpret: bool = False
+    most: int | None = None
 
     def block_of(self, rows: int) -> int:
         """How many rows a block has if there are so many: a power of two."""
@@ -166,17 +170,35 @@ class _Traced:
         dtype = dtype or val.aval.dtype
         return as_vectors(self.block, array, dtype, self.carries or self.differs(val))
 
+    def steps_at_once(self, *programs: jex.ClosedJaxpr) -> int:
+        """How many steps one launch runs, if these programs are a step of it."""
+        if self.settings.most is not None:
+            return self.settings.most
+        # Of an operation on a number of each row, a GPU does some 1e13 a second, and
+        # one after the other some 3e8.
+        work = sum(
+            max(aval_of(var).size for var in eqn.outvars)
+            for program in programs
+            for eqn in equations(program)
+            if eqn.outvars
+        )
+        seconds = work * max(self.found.count / 1e13, 1 / 3e8)
+        return max(int(1 / seconds), 1) if seconds else 2**31 - 1
+
     def run(
         self,
         kernel: Callable[..., None],
         inputs: Sequence[Value],
         outputs: Sequence[Leaf | jax.ShapeDtypeStruct],
+        aliases: dict[int, int] | None = None,
     ) -> list[Value]:
-        types = [x.type if isinstance(x, Leaf) else x for x in outputs]
+        """Runs a kernel. `aliases` says which inputs become which outputs."""
+        types = list(map(_type_of, outputs))
         return call(
             kernel,
             inputs,
             types,
+            aliases=aliases,
             blocks=self.blocks,
             block=self.block,
             interpret=self.settings.interpret,
@@ -261,11 +283,18 @@ class Forward:
         ins = [*c_leaves, *of.lifted, *h_leaves, *x_leaves]
         outs, room = [*h_leaves, *y_leaves, *s_leaves], of.room(program)
         counts = len(c_leaves), len(of.lifted), len(h_leaves), len(x_leaves)
+        joined = _joined(nests)
+        at_once = of.steps_at_once(program)
+        if not any(held) and len(joined) == 1 and joined[0][1] > at_once:
+            joined = [(Nest((-(-joined[0][1] // at_once), at_once)), joined[0][1])]
+        pieces = _Pieces.of(joined, at_once)
+        kept = [*y_leaves, *s_leaves]
+        counts = (1, *counts, len(kept) * pieces.are_several)
         counts = (*counts, len(h_leaves), len(y_leaves), len(s_leaves))
 
         def kernel(number: Any, *refs: Any) -> None:
             rows = of.numbered(number)
-            c, lifted, h, x, out, y, stored, scratch = split(refs, *counts)
+            first, c, lifted, h, x, _, out, y, stored, scratch = split(refs, *counts)
             numbers = of.evaluating(rows, scratch)
             const = [
                 leaf.read(ref, rows) for leaf, ref in zip(c_leaves, c, strict=True)
@@ -299,7 +328,7 @@ class Forward:
                 return _carried(of, h_vals, made)
 
             start = row = 0
-            for nest, length in _joined(nests):
+            for nest, length in joined:
 
                 def segment(
                     i: Index, carry: Any, nest=nest, start=start, row=row, end=length
@@ -311,7 +340,7 @@ class Forward:
                     return lax.fori_loop(0, _steps(nest, first, end), go, carry)
 
                 count = -(-length // nest.stride)
-                carry = lax.fori_loop(0, count, segment, carry)
+                carry = lax.fori_loop(*pieces.bounds(count, first), segment, carry)
                 start, row = start + length, row + count
             if keeps_last and stored:
                 store(row, carry)
@@ -320,12 +349,68 @@ class Forward:
 
         arrays = [*consts, *of.lifted_values, *init, *xs]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
-        made = of.run(kernel, given, [*outs, *room])
+        before, carry, after = split(given, len(given) - len(xs) - len(init), len(init))
+
+        def launch(first: Value, carry: Arrays, so_far: Arrays) -> list[Value]:
+            inputs = [first, *before, *carry, *after]
+            at = {len(inputs) + i: len(carry) + i for i in range(len(so_far))}
+            return of.run(kernel, [*inputs, *so_far], [*outs, *room], at)
+
+        def next_piece(i: Value, state: list[Value]) -> list[Value]:
+            made = launch(pieces.first(i), *split(state, len(carry)))
+            return made[: len(state)]
+
+        if pieces.are_several:
+            state = [*carry, *(_zeros(leaf.type) for leaf in kept)]
+            made = lax.fori_loop(0, pieces.count, next_piece, state)
+        else:
+            made = launch(pieces.first(0), carry, [])
         made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=False)]
         carry, ys, stored = split(made, len(h_leaves), len(y_leaves))
         if not has_rows:
             ys = list(map(zero_array, loop.stacked_types(self.step.y_types)))
         return carry, ys, stored
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+    """A loop in several launches, each of so many segments.
+
+    Attributes:
+        count: How many launches there are.
+        size: How many segments each of them runs.
+    """
+
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, joined: Sequence[tuple[Nest, int]], most: int) -> "_Pieces":
+        """For launches of so many steps at most, or of one segment."""
+        if len(joined) > 1:
+            return cls(1, 0)
+        ((nest, length),) = joined
+        segments, size = -(-length // nest.stride), max(most // nest.stride, 1)
+        return cls(-(-segments // size), size)
+
+    @property
+    def are_several(self) -> bool:
+        return self.count > 1
+
+    def first(self, piece: Index) -> Value:
+        """The first segment of a piece, as an array for a kernel."""
+        return jnp.full((1,), piece * self.size, np.dtype("int32"))
+
+    def bounds(self, segments: int, refs: Sequence[Any]) -> tuple[Index, Index]:
+        """From which segment on, and up to which, a launch runs."""
+        if not self.are_several:
+            return 0, segments
+        first = refs[0][0]
+        return first, jnp.minimum(first + self.size, segments)
+
+
+def _zeros(aval: jax.ShapeDtypeStruct) -> Value:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _joined(nests: Sequence[Nest]) -> list[tuple[Nest, int]]:
@@ -635,10 +720,14 @@ class Backward:
             for i, out in enumerate(sum_outs)
         ]
         groups = (sum_outs, g_outs, x_outs)
+        joined = _joined(nests)
+        pieces = _Pieces.of(joined, of.steps_at_once(again, pull))
+        counts = [1, *counts, len(x_outs) * pieces.are_several]
 
         def kernel(number: Any, *refs: Any) -> None:
             rows = of.numbered(number)
-            c, lifted, x, z, s, g, *outs = split(refs, *counts, *map(len, groups))
+            parts = split(refs, *counts, *map(len, groups))
+            first_piece, c, lifted, x, z, s, g, _, *outs = parts
             scratch, own_room = split(outs[3], depth * len(h_leaves))
             numbers = of.evaluating(rows, own_room)
             read = lambda leaves, refs, *time: [
@@ -693,16 +782,23 @@ class Backward:
                 ]
 
             def reverse(
-                level: int, nest: Nest, start: Index, first: Index, end: Any, state: Any
+                level: int,
+                nest: Nest,
+                start: Index,
+                first: Index,
+                end: Any,
+                state: Any,
+                only: tuple[Index, Index] | None = None,
             ) -> Any:
                 """Takes back the segments of a level, the last one first.
 
-                There are steps up to `end`, counted from `start`.
+                There are steps up to `end`, counted from `start`; `only` some of the
+                segments are taken back.
                 """
-                count = -(-end // nest.stride)
+                low, count = only or (0, -(-end // nest.stride))
 
                 def segment(i: Index, state: Any) -> Any:
-                    i = count - 1 - i
+                    i = count - 1 - (i - low)
                     position = start + i * nest.stride
                     carry = stored_at(level, first + i)
                     if len(nest.levels) == 1:
@@ -730,19 +826,20 @@ class Backward:
                     put(parts - 1, last)
                     return reverse(level + 1, within, position, 0, steps, state)
 
-                return lax.fori_loop(0, count, segment, state)
+                return lax.fori_loop(low, count, segment, state)
 
             going = [
                 of.vectors(_first_only(of, a, over(v), more), v)
                 for a, v in zip(read(g_leaves, g), g_vals, strict=True)
             ]
             state = ([out.zeros(of) for out in sum_outs], going)
-            joined = _joined(nests)
             position = sum(length for _, length in joined)
             row = sum(nest.levels[0] for nest in nests)
             for nest, length in reversed(joined):
-                position, row = position - length, row - -(-length // nest.stride)
-                state = reverse(-1, nest, position, row, length, state)
+                segments = -(-length // nest.stride)
+                position, row = position - length, row - segments
+                only = pieces.bounds(segments, first_piece)
+                state = reverse(-1, nest, position, row, length, state, only)
             for group, refs, arrays in zip(groups[:2], outs[:2], state, strict=True):
                 for out, ref, values in zip(group, refs, arrays, strict=True):
                     out.write(ref, rows, values)
@@ -750,14 +847,41 @@ class Backward:
         arrays = [*consts, *of.lifted_values, *xs, *zs, *stored, *carried]
         given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
         outputs = [out.leaf for group in groups for out in group]
+
+        def launch(first: Value, g: Arrays, so_far: Arrays) -> list[list[Value]]:
+            inputs = [first, *given[: len(given) - len(g)], *g]
+            at = len(sum_outs) + len(g_outs)
+            aliases = {len(inputs) + i: at + i for i in range(len(so_far))}
+            outs = [*outputs, *scratch, *room]
+            made = of.run(kernel, [*inputs, *so_far], outs, aliases)
+            return split(made, *map(len, groups))[:3]
+
+        def piece_before(i: Value, state: Any) -> Any:
+            totals, g, so_far = state
+            g = [leaf.opened(x) for leaf, x in zip(g_leaves, g, strict=True)]
+            terms, g, so_far = launch(pieces.first(pieces.count - 1 - i), g, so_far)
+            totals = [t + x for t, x in zip(totals, terms, strict=True)]
+            return totals, _totals(g_outs, g), so_far
+
         try:
-            made = of.run(kernel, given, [*outputs, *scratch, *room])
+            if pieces.are_several:
+                zeros = lambda outs: [_zeros(_type_of(out.leaf)) for out in outs]
+                state = zeros(sum_outs), list(carried), zeros(x_outs)
+                made = lax.fori_loop(0, pieces.count, piece_before, state)
+                return _totals(sum_outs, made[0]), made[1], _totals(x_outs, made[2])
+            made = launch(pieces.first(0), given[len(given) - len(carried) :], [])
         except NotTiledError as error:
             self._not_tiled.add(error.which)
             return self(nests, consts, xs, zs, stored, carried)
-        made = split(made, *map(len, groups))[:3]
-        total = lambda out, x: out.total(x)
-        return tuple(list(map(total, *pair)) for pair in zip(groups, made, strict=True))
+        return tuple(_totals(*pair) for pair in zip(groups, made, strict=True))
+
+
+def _totals(outs: Sequence[Any], made: Sequence[Value]) -> list[Value]:
+    return [out.total(x) for out, x in zip(outs, made, strict=True)]
+
+
+def _type_of(leaf: Leaf | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return leaf.type if isinstance(leaf, Leaf) else leaf
 
 
 def _or_zeros(array: np.ndarray, is_kept: Value) -> np.ndarray:
