@@ -101,13 +101,7 @@ class Fused(AbstractSchedule):
 
     def prepared(self, step: Step, consts: Arrays) -> tuple[Step, list[Value]]:
         """The step with tables of integers in it: indices that a kernel then knows."""
-        known = [
-            not isinstance(c, jax.core.Tracer)
-            and jnp.issubdtype(c.dtype, jnp.signedinteger)
-            and 0 < c.ndim
-            and c.size <= MOST_KNOWN
-            for c in consts
-        ]
+        known = list(map(_is_table, consts))
         if self.runner is None or not any(known):
             return step, list(consts)
         dtypes = [c.dtype for c in consts]
@@ -135,6 +129,15 @@ class Fused(AbstractSchedule):
         count, rest = divmod(length, every)
         parts = [Nest((count, every) if every > 1 else (count,))]
         return (*parts, Nest((1, rest))) if rest else tuple(parts)
+
+
+def _is_table(const: Value) -> bool:
+    """Whether a const is a known array of a few integers, or of booleans."""
+    if isinstance(const, jax.core.Tracer) or not 0 < const.size <= MOST_KNOWN:
+        return False
+    if jnp.issubdtype(const.dtype, jax.dtypes.extended):
+        return False
+    return const.dtype.kind in "bi" and bool(np.all(np.asarray(const) < 2**31))
 
 
 def _root(length: int, depth: int) -> int:
