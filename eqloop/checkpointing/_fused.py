@@ -88,6 +88,12 @@ class Fused(AbstractSchedule):
                     f"{self.block}."
                 )
 
+    def __repr__(self) -> str:
+        settings = [] if self.every is None else [f"every={self.every}"]
+        settings += [] if self.block is None else [f"block={self.block}"]
+        settings += ["interpret=True"] * self.interpret
+        return f"Fused({', '.join(settings)})"
+
     def layout(self, loop: LoopSpec) -> Layout:
         """Segments of so many steps, or levels of them."""
         return Layout(Nested(self._nests(loop.length)), runner=self.runner)
