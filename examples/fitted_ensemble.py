@@ -78,7 +78,7 @@ def main():
         if i % 20 == 0:
             print(f"  update {i:>3}: loss {value:.4f}, the numbers are {numbers}")
     off = jnp.max(jnp.abs(numbers / TRUE - 1))
-    print(f"\nAt the start the numbers are off by {jnp.max(jnp.abs(GUESS / TRUE - 1)):.2f}")
+    print(f"\nThe numbers were off by {jnp.max(jnp.abs(GUESS / TRUE - 1)):.2f},")
     print(f"in the end by {off:.4f}")
 
 

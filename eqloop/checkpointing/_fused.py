@@ -12,11 +12,11 @@ from .._device import planning_device
 from .._programs import constant
 from .._types import Value
 from ._schedules import make_count
-from .engine._layout import AbstractRunner, Layout
+from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
+from .engine._step import Step, make_step
 from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
-from .engine._step import Step, make_step
 from .fused._kernels import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
 
@@ -96,17 +96,27 @@ class Fused(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Segments of so many steps, or levels of them."""
-        return Layout(Nested(self._nests(loop.length)), runner=self.runner)
+        nests, runner = self._nests(loop.length), self.runner
+        runner = runner and dataclasses.replace(runner, nests=nests)
+        return Layout(Nested(nests), runner=runner)
 
     @property
-    def runner(self) -> AbstractRunner | None:
+    def runner(self) -> FusedRunner | None:
         """The kernels, on a GPU or if they are interpreted."""
         if not self.interpret and planning_device().platform != "gpu":
             return None
         return FusedRunner(Settings(self.block, self.interpret))
 
     def prepared(self, step: Step, consts: Arrays) -> tuple[Step, list[Value]]:
-        """The step with tables of integers in it: indices that a kernel then knows."""
+        """The step with tables of integers in it: indices that a kernel then knows.
+
+        Args:
+            step: The step.
+            consts: Its consts.
+
+        Returns:
+            The step that runs, and its consts.
+        """
         known = list(map(_is_table, consts))
         if self.runner is None or not any(known):
             return step, list(consts)

@@ -339,7 +339,7 @@ def plan_of(
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
-        kernel=runner and runner.described(problem.step, problem.loop),
+        kernel=runner and runner.described(problem.step, problem.as_run.loop),
         **_leaves(problem, active, layout),
     )
 

@@ -1,7 +1,7 @@
 """Small steps of one row, such as people run thousands of side by side.
 
-Each is `(consts, carry, x) -> (carry, y)` on lists; `STEPS` has them with functions that
-make their inputs for so many rows and steps.
+Each is `(consts, carry, x) -> (carry, y)` on lists; `STEPS` has them with functions
+that make their inputs for so many rows and steps.
 """
 
 import jax

@@ -78,7 +78,15 @@ class AbstractSchedule(metaclass=SettingMeta):
         return None
 
     def prepared(self, step: Step, consts: Arrays) -> tuple[Step, list[Value]]:
-        """The step that runs, and its consts, before a loop is made of it."""
+        """The step that runs in place of another one, before a loop is made of it.
+
+        Args:
+            step: The step.
+            consts: Its consts.
+
+        Returns:
+            The step that runs, and its consts.
+        """
         return step, list(consts)
 
     # What else the library asks of a schedule. One around another schedule forwards it.

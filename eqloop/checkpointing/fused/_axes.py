@@ -56,7 +56,7 @@ class Op:
     eqn: jex.JaxprEqn
     ins: list[Val]
     outs: list[Val]
-    inner: "list[Program]" = dataclasses.field(default_factory=list)
+    inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Op:
 
 
 @dataclasses.dataclass(eq=False)
-class Program:
+class AxisProgram:
     """Operations one after the other."""
 
     ins: list[Val]
@@ -100,7 +100,7 @@ class Classes:
         self.rows: Rows = NO_ROWS
         self.around: jex.JaxprEqn | None = None
 
-    def val(self, aval: Aval, literal: Any = None) -> Val:
+    def array(self, aval: Aval, literal: Any = None) -> Val:
         first = len(self._parent)
         self._parent += range(first, first + len(aval.shape))
         return Val(aval, list(range(first, len(self._parent))), literal)
@@ -171,17 +171,17 @@ def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
     return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"
 
 
-def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> Program:
+def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
     """A program whose axes are in classes: calls in it are opened."""
-    ins = [classes.val(aval) for aval in closed.in_avals]
+    ins = [classes.array(aval) for aval in closed.in_avals]
     return _program(classes, closed, ins)
 
 
-def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> Program:
+def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
     if not isinstance(closed, jex.ClosedJaxpr):
         closed = jex.ClosedJaxpr(closed, ())
     ops = list[Op]()
-    return Program(list(ins), _opened(classes, closed, ins, ops), ops)
+    return AxisProgram(list(ins), _opened(classes, closed, ins, ops), ops)
 
 
 # Calls that are the program that they call. Nothing differentiates it any more.
@@ -210,7 +210,7 @@ def _opened(
 
     def constant(value: Any) -> Val:
         aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
-        val = classes.val(aval)
+        val = classes.array(aval)
         if not val.shape and not jax.dtypes.issubdtype(
             val.aval.dtype, jax.dtypes.extended
         ):
@@ -238,7 +238,7 @@ def _opened(
             outs = _opened(classes, inner, given, ops)
             classes.around = around
         if outs is None:
-            outs = [classes.val(aval_of(var)) for var in eqn.outvars]
+            outs = [classes.array(aval_of(var)) for var in eqn.outvars]
             op = Op(eqn, given, outs)
             _rule(classes, op)
             ops.append(op)
@@ -257,14 +257,14 @@ def _rule(classes: Classes, op: Op) -> None:
 # Operations on each entry by itself.
 ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p
-    cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow
-    is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
-    one_minus_square optimization_barrier or population_count pow pvary pcast
-    random_fold_in real reduce_precision rem round rsqrt select_n sharding_constraint
-    shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-    sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()
+    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy
+    copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag
+    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg
+    nextafter not one_minus_square optimization_barrier or population_count pow
+    pvary pcast random_fold_in real reduce_precision rem round rsqrt select_n
+    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign
+    sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor eq_to le_to
+    lt_to device_put""".split()  # noqa: SIM905
 )
 
 
@@ -415,26 +415,22 @@ def dot_axes(op: Op) -> tuple[Any, ...]:
     free = lambda val, *gone: [
         i for i in range(len(val.shape)) if not any(i in g for g in gone)
     ]
-    l, r = op.ins
-    return (lb, free(l, lb, lc), lc), (rb, free(r, rb, rc), rc)
+    left, right = op.ins
+    return (lb, free(left, lb, lc), lc), (rb, free(right, rb, rc), rc)
 
 
 def _dot(classes: Classes, op: Op) -> None:
-    (l, r), (out,) = op.ins, op.outs
+    (left, right), (out,) = op.ins, op.outs
     (lb, lf, lc), (rb, rf, rc) = dot_axes(op)
     for n, (i, j) in enumerate(zip(lb, rb, strict=True)):
-        classes.same(l, i, out, n)
-        classes.same(r, j, out, n)
+        classes.same(left, i, out, n)
+        classes.same(right, j, out, n)
     for n, i in enumerate(lf):
-        classes.same(l, i, out, len(lb) + n)
+        classes.same(left, i, out, len(lb) + n)
     for n, i in enumerate(rf):
-        classes.same(r, i, out, len(lb) + len(lf) + n)
+        classes.same(right, i, out, len(lb) + len(lf) + n)
     for i, j in zip(lc, rc, strict=True):
-        classes.same(l, i, r, j)
-
-
-def _dynamic_slice(classes: Classes, op: Op) -> None:
-    _changed(classes, op)
+        classes.same(left, i, right, j)
 
 
 def gather_axes(op: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -572,8 +568,8 @@ def _while(classes: Classes, op: Op) -> None:
     op.inner = [cond, body]
 
 
-def _inner(classes: Classes, closed: Any, given: Sequence[Val]) -> Program:
-    ins = [classes.val(val.aval) for val in given]
+def _inner(classes: Classes, closed: Any, given: Sequence[Val]) -> AxisProgram:
+    ins = [classes.array(val.aval) for val in given]
     for a, b in zip(given, ins, strict=True):
         classes.tie(a, b)
     return _program(classes, closed, ins)
@@ -601,7 +597,7 @@ def _scan(classes: Classes, op: Op) -> None:
     closed = op.params["jaxpr"]
     if not isinstance(closed, jex.ClosedJaxpr):
         closed = jex.ClosedJaxpr(closed, ())
-    ins = [classes.val(aval) for aval in closed.in_avals]
+    ins = [classes.array(aval) for aval in closed.in_avals]
     for a, b in zip(op.ins[: n + m], ins, strict=False):
         classes.tie(a, b)
     for a, b in zip(op.ins[n + m :], ins[n + m :], strict=True):
@@ -638,7 +634,7 @@ _RULES: dict[str, Callable[[Classes, Op], None]] = {
     "slice": _changed,
     "rev": _changed,
     "pad": _changed,
-    "dynamic_slice": _dynamic_slice,
+    "dynamic_slice": _changed,
     "dynamic_update_slice": _update_slice,
     "stack": _stack,
     "unstack": _unstack,
@@ -677,7 +673,7 @@ _RULES: dict[str, Callable[[Classes, Op], None]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundRows:
     """The rows of a program.
 
     Attributes:

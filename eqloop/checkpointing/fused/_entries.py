@@ -13,7 +13,7 @@ from ..._types import Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stored:
+class InMemory:
     """A number in memory, which all rows share or which each has its own of.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Products:
+class ProductSum:
     """A sum of products, one of many that a product of two vectors consists of.
 
     It is computed where it is used. If it is only added up, over steps and rows, all of

@@ -35,7 +35,7 @@ def _polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
     return y
 
 
-def _in_float32(f):  # noqa: ANN001, ANN202
+def _in_float32(f):
     """Narrower floats are computed with in float32."""
 
     def run(x: Value) -> Value:

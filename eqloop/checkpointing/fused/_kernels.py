@@ -25,8 +25,8 @@ from ..engine._backward_step import BackwardStep, program_of
 from ..engine._loop import Loop
 from ..engine._step import Step
 from ..engine.orders._levels import Nest
-from ._axes import NO_ROWS, Classes, Found, Program, Rows, Val, program_of_jaxpr
-from ._entries import Stored, parts_of
+from ._axes import NO_ROWS, AxisProgram, Classes, FoundRows, Rows, Val, program_of_jaxpr
+from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers
 from ._numbers import (
     Numbers,
@@ -37,7 +37,7 @@ from ._numbers import (
     objects,
 )
 from ._one_row import OneRow
-from ._pallas import call, waiting, when
+from ._pallas import call, precision_of_tiles, waiting, when
 from ._pending import find_rows, mark, refuse_pending
 from ._tiles import NotTiledError, Tiles, padded
 
@@ -86,7 +86,7 @@ class _Traced:
     # Whether all that a loop carries are vectors, even if rows have the same numbers.
     carries = False
 
-    def __init__(self, classes: Classes, found: Found, settings: Settings):
+    def __init__(self, classes: Classes, found: FoundRows, settings: Settings):
         self.classes, self.found, self.settings = classes, found, settings
         self.all_rows = frozenset(found.roots)
         self.block = settings.block_of(found.count)
@@ -94,8 +94,12 @@ class _Traced:
         # Small tables are numbers in the program, unless each row has its own part.
         is_small = lambda val: val.aval.size <= MOST_KNOWN and not self.differs(val)
         known = [is_small(val) for val, _ in classes.lifted]
-        self._known = [pair for pair, flag in zip(classes.lifted, known) if flag]
-        self._read = [pair for pair, flag in zip(classes.lifted, known) if not flag]
+        self._known = [
+            pair for pair, flag in zip(classes.lifted, known, strict=True) if flag
+        ]
+        self._read = [
+            pair for pair, flag in zip(classes.lifted, known, strict=True) if not flag
+        ]
         self.lifted = [self.leaf(val) for val, _ in self._read]
         self.lifted_values = [value for _, value in self._read]
 
@@ -113,7 +117,7 @@ class _Traced:
         return RowNumbers(self.found.sizes, self.block, number)
 
     def program(
-        self, program: Program, want: Sequence[Rows] | None = None
+        self, program: AxisProgram, want: Sequence[Rows] | None = None
     ) -> jex.ClosedJaxpr:
         """The program of one row, from its inputs, row numbers and constant arrays."""
         counts = len(program.ins), len(self.found.roots)
@@ -153,8 +157,9 @@ class _Traced:
         """What evaluates programs in a kernel."""
         if not room:
             return Numbers(self.block)
-        wait = waiting(self.settings.interpret)
-        return Numbers(self.block, Tiles(room[0], rows.own, rows.are_there, wait))
+        interpret = self.settings.interpret
+        how = waiting(interpret), precision_of_tiles(interpret)
+        return Numbers(self.block, Tiles(room[0], rows.own, rows.are_there, *how))
 
     def differs(self, val: Val) -> bool:
         """Whether rows have other numbers of an array."""
@@ -163,7 +168,9 @@ class _Traced:
     def known(self, rows: RowNumbers) -> list[np.ndarray]:
         """The numbers of the rows, axis by axis, as inputs of programs."""
         axes = range(len(self.found.sizes))
-        return [objects([Stored(lambda _, i=i: rows.along(i, i), 0)], ()) for i in axes]
+        return [
+            objects([InMemory(lambda _, i=i: rows.along(i, i), 0)], ()) for i in axes
+        ]
 
     def vectors(self, array: np.ndarray, val: Val, dtype: Any = None) -> list[Value]:
         """The numbers of an array while a loop carries them."""
@@ -208,9 +215,9 @@ class _Traced:
 def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:
     """The sizes of a product of matrices, if it is one of tiles."""
     (lc, _), (lb, _) = eqn.params["dimension_numbers"]
-    l, r = (aval_of(v) for v in eqn.invars)
-    k, b = (math.prod(l.shape[i] for i in axes) for axes in (lc, lb))
-    m, n = l.size // max(k * b, 1), r.size // max(k * b, 1)
+    left, right = (aval_of(v) for v in eqn.invars)
+    k, b = (math.prod(left.shape[i] for i in axes) for axes in (lc, lb))
+    m, n = left.size // max(k * b, 1), right.size // max(k * b, 1)
     is_tile = b == 1 and jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.floating)
     return [m, n, k] if is_tile and is_large(m, n, k) else []
 
@@ -243,7 +250,7 @@ class Forward:
         self._vals = consts, carry, x, after, y
 
     @property
-    def found(self) -> Found:
+    def found(self) -> FoundRows:
         return self.traced.found
 
     def __call__(
@@ -296,17 +303,10 @@ class Forward:
             rows = of.numbered(number)
             first, c, lifted, h, x, _, out, y, stored, scratch = split(refs, *counts)
             numbers = of.evaluating(rows, scratch)
-            const = [
-                leaf.read(ref, rows) for leaf, ref in zip(c_leaves, c, strict=True)
-            ]
-            more = [
-                leaf.read(ref, rows)
-                for leaf, ref in zip(of.lifted, lifted, strict=True)
-            ]
-            more = [*of.known(rows), *more]
-            carry = _carried(
-                of, h_vals, [l.read(r, rows) for l, r in zip(h_leaves, h, strict=True)]
-            )
+            read = functools.partial(_read, rows)
+            const = read(c_leaves, c)
+            more = [*of.known(rows), *read(of.lifted, lifted)]
+            carry = _carried(of, h_vals, read(h_leaves, h))
 
             def store(row: Index, carry: list[list[Value]]) -> None:
                 for leaf, ref, values in zip(
@@ -316,9 +316,7 @@ class Forward:
 
             def move(position: Index, carry: list[list[Value]]) -> list[list[Value]]:
                 index = loop.index(position)
-                x_now = [
-                    l.read(r, rows, index) for l, r in zip(x_leaves, x, strict=True)
-                ]
+                x_now = read(x_leaves, x, index)
                 made = numbers.run(
                     program, [*const, *_opened(h_vals, h_leaves, carry), *x_now, *more]
                 )
@@ -458,6 +456,14 @@ def _leaves() -> str:
     return "a sum over them is carried to the next step, or returned"
 
 
+def _read(
+    rows: RowNumbers, leaves: Sequence[Leaf], refs: Sequence[Any], *time: Index
+) -> list[np.ndarray]:
+    """The numbers of arrays, at a step if they have a row for each."""
+    pairs = zip(leaves, refs, strict=True)
+    return [leaf.read(ref, rows, *time) for leaf, ref in pairs]
+
+
 def _carried(
     of: _Traced, vals: Sequence[Val], arrays: Sequence[np.ndarray]
 ) -> list[list[Value]]:
@@ -477,13 +483,13 @@ class _Summed(NamedTuple):
     """An output of the way back.
 
     Attributes:
-        val: It, at one step.
+        of_step: It, at one step.
         leaf: How it lies in memory, one entry for each block or row if it is a sum.
         over: The axes of rows over which it is added up, as axes of the leaf's array.
         by_block: Whether there is one entry for each block.
     """
 
-    val: Val
+    of_step: Val
     leaf: Leaf
     over: tuple[int, ...]
     by_block: bool
@@ -512,13 +518,13 @@ class _Summed(NamedTuple):
 
     def zeros(self, of: _Traced) -> list[Value]:
         """What is carried before the first term."""
-        return [jnp.zeros(of.block, self.leaf.number)] * of.leaf(self.val).count
+        return [jnp.zeros(of.block, self.leaf.number)] * of.leaf(self.of_step).count
 
     def added(
         self, of: _Traced, numbers: Numbers, total: list[Value], array: np.ndarray
     ) -> list[Value]:
         """What is carried after another term."""
-        values = of.vectors(array, self.val, self.leaf.dtype)
+        values = of.vectors(array, self.of_step, self.leaf.dtype)
         return [t + v for t, v in zip(total, values, strict=True)]
 
     def write(
@@ -544,19 +550,19 @@ class _Matrix(NamedTuple):
     """A sum of products of two vectors over steps and rows, in a tile of each block.
 
     Attributes:
-        val: It, at one step.
+        of_step: It, at one step.
         blocks: How many blocks there are.
         which: Which of the sums it is.
     """
 
-    val: Val
+    of_step: Val
     blocks: int
     which: int
 
     @property
     def leaf(self) -> jax.ShapeDtypeStruct:
-        m, n = map(padded, self.val.shape)
-        return jax.ShapeDtypeStruct((self.blocks, m, n), self.val.aval.dtype)
+        m, n = map(padded, self.of_step.shape)
+        return jax.ShapeDtypeStruct((self.blocks, m, n), self.of_step.aval.dtype)
 
     def zeros(self, of: _Traced) -> Value:
         return jnp.zeros(self.leaf.shape[1:], self.leaf.dtype)
@@ -572,13 +578,13 @@ class _Matrix(NamedTuple):
         ref[(jnp.full((m, n), rows.number, np.dtype("int32")), *index)] = total
 
     def total(self, x: Value) -> Value:
-        m, n = self.val.shape
+        m, n = self.of_step.shape
         return jnp.sum(x, 0)[:m, :n]
 
 
 def _is_matrix(out: _Summed, room: Sequence[jax.ShapeDtypeStruct]) -> bool:
     """Whether a sum may be one of products of two vectors, in a tile."""
-    val, shape = out.val, out.val.shape
+    val, shape = out.of_step, out.of_step.shape
     return (
         out.by_block
         and len(shape) == 2
@@ -644,7 +650,7 @@ class Backward:
         self._vals = c2, h2, x2, z2, g2, sums, before, ct_x
 
     @property
-    def found(self) -> Found:
+    def found(self) -> FoundRows:
         return self.traced.found
 
     def __call__(
@@ -714,7 +720,7 @@ class Backward:
         ]
         room = of.room(again, pull)
         sum_outs = [
-            _Matrix(out.val, of.blocks, i)
+            _Matrix(out.of_step, of.blocks, i)
             if _is_matrix(out, room) and i not in self._not_tiled
             else out
             for i, out in enumerate(sum_outs)
@@ -730,10 +736,7 @@ class Backward:
             first_piece, c, lifted, x, z, s, g, _, *outs = parts
             scratch, own_room = split(outs[3], depth * len(h_leaves))
             numbers = of.evaluating(rows, own_room)
-            read = lambda leaves, refs, *time: [
-                leaf.read(ref, rows, *time)
-                for leaf, ref in zip(leaves, refs, strict=True)
-            ]
+            read = functools.partial(_read, rows)
             const = read(c_leaves, c)
             more = [*of.known(rows), *read(of.lifted, lifted)]
             levels = [
@@ -770,7 +773,7 @@ class Backward:
                     for out, total, array in zip(sum_outs, totals, terms, strict=True)
                 ]
                 for out, ref, a in zip(x_outs, outs[2], cts, strict=True):
-                    out.write(ref, rows, of.vectors(a, out.val), index)
+                    out.write(ref, rows, of.vectors(a, out.of_step), index)
                 return totals, _carried(of, before, going)
 
             def stored_at(level: int, row: Index) -> Any:

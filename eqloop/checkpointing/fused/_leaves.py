@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._types import Aval, Value
-from ._entries import Parts, Stored, parts_of
+from ._entries import InMemory, Parts, parts_of
 from ._numbers import objects
 
 
@@ -147,10 +147,10 @@ class Leaf:
         get = lambda k: ref[self.at(rows, k, time)]
         if count == 1:
             is_table = not self.rows and time is None
-            made = [Stored(get, k, is_table) for k in range(self.count)]
+            made = [InMemory(get, k, is_table) for k in range(self.count)]
         else:
             made = [
-                Stored(
+                InMemory(
                     lambda k: Parts(tuple(get(k * count + i) for i in range(count))), k
                 )
                 for k in range(self.count // count)

@@ -4,7 +4,7 @@ An array of one row is an array of objects here, one for each of its entries:
 
 - a vector with a number for each row of the block, which lives in registers;
 - a scalar, where all rows have the same number; a NumPy scalar, if it is known;
-- `Stored`, a number in memory that is read where it is used;
+- `InMemory`, a number in memory that is read where it is used;
 - `Parts`, for a number that is several: a key, or a complex number.
 
 What only moves entries computes nothing. Its primitive is run on their positions.
@@ -25,7 +25,7 @@ from ..._programs import aval_of, reached
 from ..._types import Value
 from . import _formulas as formulas
 from ._axes import ELEMENTWISE, refuse, scan_counts
-from ._entries import Parts, Products, Stored, is_known, parts_of, values_of
+from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
 from ._tiles import NotTiledError, Tiles
 
 # From so many products on, a product of matrices is one of tiles.
@@ -47,7 +47,7 @@ def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
 def of_array(value: Any) -> np.ndarray:
     """An array of numbers that are known."""
     value = np.asarray(value)
-    return objects([x for x in value.reshape(-1)], value.shape)
+    return objects(list(value.reshape(-1)), value.shape)
 
 
 class Numbers:
@@ -98,10 +98,10 @@ class _Frame:
 
     def value(self, x: Any) -> Any:
         """An entry that is a number now, and not to be read or to be computed."""
-        if not isinstance(x, Stored | Products):
+        if not isinstance(x, InMemory | ProductSum):
             return x
         if id(x) not in self._read:
-            found = x.value(self.value) if isinstance(x, Products) else x.read(x.at)
+            found = x.value(self.value) if isinstance(x, ProductSum) else x.read(x.at)
             self._read[id(x)] = (x, found)
         return self._read[id(x)][1]
 
@@ -127,7 +127,7 @@ def as_vectors(
     return _leaves(frame, [array], [aval], [False])
 
 
-def mapped_number(f: Callable[[Value], Value], x: Stored) -> Stored:
+def mapped_number(f: Callable[[Value], Value], x: InMemory) -> InMemory:
     """A number in memory after `f`, which is called for each of its parts."""
 
     def read(at: Any) -> Any:
@@ -136,7 +136,7 @@ def mapped_number(f: Callable[[Value], Value], x: Stored) -> Stored:
             return Parts(tuple(map(f, value.values)))
         return f(value)
 
-    return Stored(read, x.at)
+    return InMemory(read, x.at)
 
 
 def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> Any:
@@ -184,7 +184,7 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
         if dtypes[0] == to:
             return xs[0]
         return jnp.asarray(xs[0], dtypes[0]).astype(to)
-    if name == "select_n" and dtypes[0] != bool:
+    if name == "select_n" and dtypes[0].kind != "b":
         return _chosen(xs[0], xs[1:], to)
     made = alike(dtypes, xs)
     if name in _WRITTEN:
@@ -347,9 +347,10 @@ def _pairwise(f: Callable[..., Value], dtype: Any, name: str) -> Callable[..., A
             fold = {lax.add: np.add, lax.mul: np.multiply}.get(f)
             if fold is not None:
                 return np.asarray(fold(a, b), dtype)[()]
-        if name in ("reduce_sum", "cumsum"):
-            if (simple := _simplified("add", [a, b])) is not None:
-                return simple
+        is_sum = name in ("reduce_sum", "cumsum")
+        simple = _simplified("add", [a, b]) if is_sum else None
+        if simple is not None:
+            return simple
         return f(*alike([dtype, dtype], [a, b]))
 
     return run
@@ -417,13 +418,13 @@ def _arg(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     p, out = eqn.params, aval_of(eqn.outvars[0])
     (lc, rc), (lb, rb) = p["dimension_numbers"]
-    l, r = ins
+    left, right = ins
     free = lambda a, *gone: [i for i in range(a.ndim) if not any(i in g for g in gone)]
-    lf, rf = free(l, lb, lc), free(r, rb, rc)
+    lf, rf = free(left, lb, lc), free(right, rb, rc)
     shape = lambda a, axes: math.prod(a.shape[i] for i in axes)
-    batch, k = shape(l, lb), shape(l, lc)
-    l = l.transpose([*lb, *lf, *lc]).reshape(batch, shape(l, lf), k)
-    r = r.transpose([*rb, *rf, *rc]).reshape(batch, shape(r, rf), k)
+    batch, k = shape(left, lb), shape(left, lc)
+    left = left.transpose([*lb, *lf, *lc]).reshape(batch, shape(left, lf), k)
+    right = right.transpose([*rb, *rf, *rc]).reshape(batch, shape(right, rf), k)
     # Narrow floats are added up in float32, as XLA does.
     dtypes = [aval_of(v).dtype for v in eqn.invars]
     wide = out.dtype
@@ -442,21 +443,21 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
         return mul(u, v) if simple is None else simple
 
     if batch == 1 and wide == out.dtype:
-        if k == 1 and min(l.shape[1], r.shape[1]) > 1:
-            made = [Products(((u[0], v[0]),), product, add) for u in l[0] for v in r[0]]
+        if k == 1 and min(left.shape[1], right.shape[1]) > 1:
+            made = [
+                ProductSum(((u[0], v[0]),), product, add)
+                for u in left[0]
+                for v in right[0]
+            ]
             return [objects(made, out.shape)]
-        if frame.tiles is not None and is_large(l.shape[1], r.shape[1], k):
-            made = frame.tiles.product(frame, l[0], r[0], wide)
+        if frame.tiles is not None and is_large(left.shape[1], right.shape[1], k):
+            made = frame.tiles.product(frame, left[0], right[0], wide)
             if made is not None:
                 return [objects(made, out.shape)]
-    if batch * l.shape[1] * r.shape[1] * k > MOST_PRODUCTS:
-        refuse(
-            eqn,
-            "Use another schedule, such as `el.Chunked(32)`.",
-            f"multiplies {batch * l.shape[1] * r.shape[1] * k} numbers of a row, which "
-            f"is too many for a kernel",
-        )
-    l, r = _valued(frame, l), _valued(frame, r)
+    if (count := batch * left.shape[1] * right.shape[1] * k) > MOST_PRODUCTS:
+        why = f"multiplies {count} numbers of a row, too many for a kernel"
+        refuse(eqn, "Use another schedule, such as `el.Chunked(32)`.", why)
+    left, right = _valued(frame, left), _valued(frame, right)
 
     # Zeros that are known, as of padded cotangents, take no part.
     def total(us: Any, vs: Any) -> Any:
@@ -473,7 +474,7 @@ def _dot(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
             found if wide == out.dtype or is_known(found) else found.astype(out.dtype)
         )
 
-    values = [total(u, v) for b in range(batch) for u in l[b] for v in r[b]]
+    values = [total(u, v) for b in range(batch) for u in left[b] for v in right[b]]
     return [objects(values, out.shape)]
 
 
@@ -525,7 +526,7 @@ def _taken(frame: _Frame, a: np.ndarray, starts: Any, sizes: Any, dtype: Any) ->
 def _strided(a: np.ndarray) -> tuple[Callable[[Any], Value], int] | None:
     """How to read the rows of a table that lie in memory at equal distances."""
     flat = a.reshape(len(a), -1)
-    if not all(isinstance(x, Stored) for x in flat.reshape(-1)) or len(a) < 2:
+    if not all(isinstance(x, InMemory) for x in flat.reshape(-1)) or len(a) < 2:
         return None
     read = flat[0, 0].read
     at = np.array([[x.at if x.read is read else -1 for x in row] for row in flat])
@@ -621,18 +622,10 @@ def _gather(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
         part = part.reshape([sizes[i] for i in kept])
         if fills and inside is not None:
             fill = p["fill_value"]
-            if fill is None:
-                fill = (
-                    np.nan
-                    if jnp.issubdtype(dtype, jnp.inexact)
-                    else np.iinfo(dtype).min
-                    if jnp.issubdtype(dtype, jnp.signedinteger)
-                    else np.iinfo(dtype).max
-                    if jnp.issubdtype(dtype, jnp.unsignedinteger)
-                    else True
-                )
+            fill = _fill_of(dtype) if fill is None else fill
             fill = np.asarray(fill, dtype)[()]
-            part = _map(lambda x: _where(inside, frame.value(x), fill, dtype), part)
+            keep = lambda x, i=inside, f=fill: _where(i, frame.value(x), f, dtype)
+            part = _map(keep, part)
         where: list[Any] = [slice(None)] * len(out.shape)
         for j, i in zip(is_batch, index, strict=True):
             where[j] = i
@@ -641,6 +634,16 @@ def _gather(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
         else:
             result[tuple(where)] = part[()]
     return [result]
+
+
+def _fill_of(dtype: Any) -> Any:
+    """What JAX takes for an entry that is out of range."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    if dtype.kind == "b":
+        return True
+    info = jnp.iinfo(dtype)
+    return info.min if dtype.kind == "i" else info.max
 
 
 def _starts(
@@ -707,9 +710,8 @@ def _scatter(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
             f,
         )
         if drops and inside is not None:
-            put = _map(
-                lambda x, y: x if x is y else _where(inside, x, y, dtype), put, a
-            )
+            keep = lambda x, y, i=inside: x if x is y else _where(i, x, y, dtype)
+            put = _map(keep, put, a)
         a = put
     return [a]
 
@@ -1138,13 +1140,13 @@ _RULES: dict[str, Callable[..., list[np.ndarray]]] = {
 
 def _has_products(array: np.ndarray) -> bool:
     return array.size > 0 and all(
-        isinstance(x, Products) or (is_known(x) and x == 0) for x in array.reshape(-1)
+        isinstance(x, ProductSum) or (is_known(x) and x == 0) for x in array.reshape(-1)
     )
 
 
 def _added_products(x: Any, y: Any) -> Any:
-    if isinstance(x, Products) and isinstance(y, Products):
-        return Products(x.pairs + y.pairs, x.multiply, x.add)
+    if isinstance(x, ProductSum) and isinstance(y, ProductSum):
+        return ProductSum(x.pairs + y.pairs, x.multiply, x.add)
     return _simplified("add", [x, y])
 
 

@@ -11,20 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import put
 from ..._types import Aval, Value
 from ._axes import (
+    AxisProgram,
     Classes,
-    Found,
+    FoundRows,
     Op,
-    Program,
     Rows,
     Val,
     dot_axes,
-    gather_axes,
     refuse,
     scan_counts,
-    scatter_axes,
 )
 from ._pending import ADDITIVE
 
@@ -38,7 +35,7 @@ class OneRow:
         numbers: For each of these, the number of the row.
     """
 
-    def __init__(self, classes: Classes, found: Found, numbers: Sequence[Value]):
+    def __init__(self, classes: Classes, found: FoundRows, numbers: Sequence[Value]):
         self.classes, self.found, self.numbers = classes, found, numbers
         self._lifted = dict[int, Value]()
 
@@ -67,7 +64,10 @@ class OneRow:
         return x
 
     def run(
-        self, program: Program, ins: Sequence[Value], want: Sequence[Rows] | None = None
+        self,
+        program: AxisProgram,
+        ins: Sequence[Value],
+        want: Sequence[Rows] | None = None,
     ) -> list[Value]:
         """The outputs of a program for one row.
 
@@ -216,14 +216,14 @@ def _unstack(row: OneRow, op: Op, x: Value) -> list[Value]:
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(len(op.outs))]
 
 
-def _dot(row: OneRow, op: Op, l: Value, r: Value) -> Value:
+def _dot(row: OneRow, op: Op, left: Value, right: Value) -> Value:
     (lb, _, lc), (rb, _, rc) = dot_axes(op)
     of_l, of_r = (lambda a, v=v: _renumbered(row, v, a) for v in op.ins)
     numbers = (of_l(lc), of_r(rc)), (of_l(lb), of_r(rb))
     p = op.params
     return lax.dot_general(
-        l,
-        r,
+        left,
+        right,
         numbers,
         precision=p["precision"],
         preferred_element_type=p["preferred_element_type"],

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.interpreters import mlir
@@ -67,6 +68,13 @@ when = pl.when
 def waiting(interpret: bool) -> Callable[[], None]:
     """What has the threads of a block wait for one another."""
     return (lambda: None) if interpret else triton.debug_barrier
+
+
+def precision_of_tiles(interpret: bool) -> Any:
+    """How products of float32 are computed."""
+    if interpret:
+        return lax.Precision.HIGHEST
+    return lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
 # Pallas asks JAX for the kind of GPU while a program is lowered. Where there is none,

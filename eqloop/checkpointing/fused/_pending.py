@@ -11,10 +11,10 @@ import numpy as np
 from ..._arrays import is_inexact
 from ._axes import (
     NO_ROWS,
+    AxisProgram,
     Classes,
-    Found,
+    FoundRows,
     Op,
-    Program,
     Rows,
     Val,
     dot_axes,
@@ -25,7 +25,7 @@ from ._axes import (
 # Operations that are linear in all operands together.
 ADDITIVE = frozenset(
     """add sub add_any neg concatenate stack broadcast_in_dim reshape transpose squeeze
-    slice rev copy real imag complex conj unstack split cumsum""".split()
+    slice rev copy real imag complex conj unstack split cumsum""".split()  # noqa: SIM905
 )
 # Operations that are linear in these of their operands, if the others are no sums.
 _LINEAR_IN: dict[str, tuple[int, ...]] = {
@@ -46,10 +46,10 @@ class _Spoiled(Exception):
 
 def find_rows(
     classes: Classes,
-    programs: Sequence[Program],
+    programs: Sequence[AxisProgram],
     seeds: Iterable[Val],
     settle: Callable[[], None],
-) -> Found:
+) -> FoundRows:
     """The rows of some programs.
 
     Args:
@@ -83,7 +83,7 @@ def find_rows(
         if n > 1
     }
     sizes = tuple(size_of[root] for root in left)
-    return Found(tuple(left), sizes, reasons[0] if reasons else None)
+    return FoundRows(tuple(left), sizes, reasons[0] if reasons else None)
 
 
 def settle_or_spoil(settle: Callable[[], None]) -> bool:
@@ -95,7 +95,7 @@ def settle_or_spoil(settle: Callable[[], None]) -> bool:
     return True
 
 
-def mark(classes: Classes, program: Program, ins: Sequence[Rows]) -> list[Rows]:
+def mark(classes: Classes, program: AxisProgram, ins: Sequence[Rows]) -> list[Rows]:
     """Marks what is pending in a program, given what of its inputs is."""
     for val, pending in zip(program.ins, ins, strict=True):
         val.pending = pending

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
 
 from ..._arrays import Arrays
 from ..._programs import refuse_callbacks
@@ -17,7 +16,7 @@ from ..engine._walk import Walk
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
-from ._axes import Found
+from ._axes import FoundRows
 from ._kernels import Backward, Forward, Settings
 
 # A row that carries more numbers is none: they are written out one by one.
@@ -30,13 +29,17 @@ class FusedRunner(AbstractRunner):
 
     Attributes:
         settings: How the kernels are made.
+        nests: Which carries its layout stores, if it is that of one.
     """
 
-    settings: Settings = Settings()
+    settings: Settings
+    nests: tuple[Nest, ...] = ()
 
     def forward(
         self, step: Step, loop: Loop, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        if saves is not None and not self._is_of(saves.layout):
+            return None
         if (why := self.why_not(step, loop)) is not None:
             _warn(why)
             return None
@@ -44,23 +47,23 @@ class FusedRunner(AbstractRunner):
         if saves is None:
             return kernel((Nest((1, loop.length)),), (), 0, False, *inputs)
         order = saves.layout.slot_order
-        assert isinstance(order, Nested)
         rows = len(order.starts) + 1
-        made = kernel(order.nests, saves.held, rows, order.keeps_last, *inputs)
+        made = kernel(self.nests, saves.held, rows, order.keeps_last, *inputs)
         carry, ys, carries = made
         return carry, ys, saves.layout.slots.packed(carries)
 
     def reverse(
         self, walk: Walk, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
-        sweep, order = walk.sweep, layout.order
+        if not self._is_of(layout):
+            return None
+        sweep = walk.sweep
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
         if self._declines(sweep.step, kernel.found) is not None:
             return None  # it was said of the way there
-        assert isinstance(order, Nested)
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
-        made = kernel(order.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
+        made = kernel(self.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
         return Cotangents(*made)
 
     def described(self, step: Step, loop: Loop) -> str:
@@ -74,6 +77,8 @@ class FusedRunner(AbstractRunner):
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
+        if loop.stops:
+            return "a loop that may end early runs as `Chunked` does"
         if loop.meter.is_shown:
             return "a kernel cannot report to a progress bar"
         refuse_callbacks(
@@ -81,7 +86,11 @@ class FusedRunner(AbstractRunner):
         )
         return self._declines(step, forward_kernel(step, loop, self.settings).found)
 
-    def _declines(self, step: Step, found: Found) -> str | None:
+    def _is_of(self, layout: Layout) -> bool:
+        """Whether a layout stores what this expects: another schedule may be around."""
+        return layout.order == Nested(self.nests) and layout.slots == DeviceSlots()
+
+    def _declines(self, step: Step, found: FoundRows) -> str | None:
         if _numbers(step) <= _MOST_OF_A_ROW * found.count:
             return None
         if found.roots:

@@ -1,4 +1,4 @@
-"""Products with larger matrices, as products of tiles.
+"""ProductSum with larger matrices, as products of tiles.
 
 The numbers of a row are in vectors, one for each number. A product of matrices takes
 tiles, so numbers go through memory, which is the cache:
@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ..._types import Value
-from ._entries import Products, Stored, is_known
+from ._entries import InMemory, ProductSum, is_known
 
 
 class NotTiledError(Exception):
@@ -44,25 +44,30 @@ class Tiles:
         own: The columns of the block.
         there: Which of its rows there are; `None` if all.
         wait: Has all threads of the block wait for one another.
+        precision: How float32 is multiplied. Three products of TF32 are as precise, and
+            on tensor cores. Written out, those of 64 x 64 took minutes to compile.
     """
 
     room: Any
     own: Value
     there: Value | None
     wait: Callable[[], None]
+    precision: Any = lax.Precision.HIGHEST
 
     def product(
-        self, frame: Any, l: np.ndarray, r: np.ndarray, dtype: Any
+        self, frame: Any, left: np.ndarray, right: np.ndarray, dtype: Any
     ) -> list[Any] | None:
-        """`l @ r.T`, row by row, if one of them is a table and it fits in the room."""
-        swaps = _table(l) is None
-        table, others = (r, l) if swaps else (l, r)
+        """`left @ right.T` for each row, if one of them is a table that fits."""
+        swaps = _table(left) is None
+        table, others = (right, left) if swaps else (left, right)
         found = _table(table)
         if found is None or not self._holds(dtype, *table.shape):
             return None
         matrix = self._matrix(*found, *table.shape, dtype)
         columns = [
-            self._vectors(_dot(matrix, self._tile(frame, column, dtype)), len(table))
+            self._vectors(
+                self._dot(matrix, self._tile(frame, column, dtype)), len(table)
+            )
             for column in others
         ]
         if swaps:
@@ -80,7 +85,7 @@ class Tiles:
                 there = self.there
                 left = [jnp.where(there, x, jnp.zeros_like(x)) for x in left]
             a, b = self._tile(frame, left, dtype), self._tile(frame, right, dtype)
-            total = total + _dot(a, b, 1)
+            total = total + self._dot(a, b, 1)
         return total
 
     def _holds(self, dtype: Any, *sizes: int) -> bool:
@@ -105,6 +110,17 @@ class Tiles:
         self.room[self._index(len(tile))] = tile
         self.wait()
         return [self.room[k, self.own] for k in range(count)]
+
+    def _dot(self, a: Value, b: Value, axis: int = 0) -> Value:
+        """A product of tiles, along the second axis of the first."""
+        is_single = a.dtype == np.dtype("float32")
+        return lax.dot_general(
+            a,
+            b,
+            (((1,), (axis,)), ((), ())),
+            precision=self.precision if is_single else lax.Precision.HIGHEST,
+            preferred_element_type=a.dtype,
+        )
 
     def _index(self, size: int) -> tuple[Value, Value]:
         shape = size, len(self.own)
@@ -133,21 +149,10 @@ def _numbers(shape: tuple[int, int], axis: int) -> Value:
     return lax.broadcasted_iota(np.dtype("int32"), shape, axis)
 
 
-def _dot(a: Value, b: Value, axis: int = 0) -> Value:
-    """A product of tiles, along the second axis of the first."""
-    return lax.dot_general(
-        a,
-        b,
-        (((1,), (axis,)), ((), ())),
-        precision=(lax.Precision.HIGHEST, lax.Precision.HIGHEST),
-        preferred_element_type=a.dtype,
-    )
-
-
 def _table(a: np.ndarray) -> tuple[Any, int, tuple[int, int]] | None:
     """How a matrix lies in memory: what reads it, where, and at which distances."""
     flat = list(a.reshape(-1))
-    if not all(isinstance(x, Stored) and x.is_table for x in flat):
+    if not all(isinstance(x, InMemory) and x.is_table for x in flat):
         return None
     if any(x.read is not flat[0].read for x in flat):
         return None
@@ -166,16 +171,16 @@ def _families(
     frame: Any, sums: np.ndarray, which: int
 ) -> list[tuple[list[Value], list[Any]]]:
     """A matrix of sums of products as a sum of products of two vectors."""
-    (m, n), zero = sums.shape, np.float32(0)
+    m, zero = len(sums), np.float32(0)
     found = dict[Any, tuple[list[Any], list[Any]]]()
     for i, row in enumerate(sums):
-        counts = {len(x.pairs) for x in row if isinstance(x, Products)}
+        counts = {len(x.pairs) for x in row if isinstance(x, ProductSum)}
         if len(counts) > 1 or not all(
-            isinstance(x, Products) or (is_known(x) and x == 0) for x in row
+            isinstance(x, ProductSum) or (is_known(x) and x == 0) for x in row
         ):
             raise NotTiledError(which)
         for k in range(counts.pop() if counts else 0):
-            pairs = [x.pairs[k] if isinstance(x, Products) else None for x in row]
+            pairs = [x.pairs[k] if isinstance(x, ProductSum) else None for x in row]
             known = [pair for pair in pairs if pair is not None]
             side = next(
                 (s for s in (0, 1) if all(p[s] is known[0][s] for p in known)), None
