@@ -5,8 +5,9 @@ user sees: those turn a call into a `Step`, pass it to `run_loop` of `_run.py`, 
 the arrays back.
 
 - **Schedules**: `_schedules.py` has those that a user sets, `_budget.py` the one that
-  chooses, `_reversible.py` the one for steps that can be undone, and
-  `_slot_schedules.py` those around another one, which say where its slots are.
+  chooses, `_reversible.py` the one for steps that can be undone, `_fused.py` the one
+  that makes a loop one kernel, and `_slot_schedules.py` those around another one, which
+  say where its slots are.
 - **Policies**: `_policies.py`, and a function under a policy without a loop
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
@@ -14,13 +15,14 @@ the arrays back.
   (`_jax_loops.py`, `_rule_loops.py`), and of one loop under all schedules
   (`_frontier.py`). `_plot.py` draws them. `_loop_options.py` has the ways to run a loop
   that a `Fit` decides for.
-- **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
-  unknown length, and `planning/` finds the fastest plan.
+- **Rooms**: `engine/` runs a loop as its plan says, `fused/` as one kernel, `whiles/`
+  does so for loops of unknown length, and `planning/` finds the fastest plan.
 """
 
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
+from ._fused import Fused
 from ._jax_loops import JaxLoop, gradient_loops
 from ._loop_options import (
     LoopOption,
@@ -87,6 +89,7 @@ __all__ = [
     "Fitted",
     "ForwardOnly",
     "Frontier",
+    "Fused",
     "InnerBudget",
     "JaxLoop",
     "Layout",

@@ -85,6 +85,8 @@ class Plan:
             not keep all of their residuals.
         device: What it was made for, if that is not here: a kind of device, as JAX
             calls it.
+        kernel: How the loop is one kernel each way, or why it is not; `None` if it was
+            not to be ([`Fused`][eqloop.Fused]).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -116,6 +118,7 @@ class Plan:
     computed_again: int = dataclasses.field(default=0, repr=False)
     _compiles_slowly: bool = dataclasses.field(default=False, repr=False)
     device: str | None = dataclasses.field(default=None, repr=False)
+    kernel: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -189,6 +192,8 @@ class Plan:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
         rows += self._layout.order.described(self._cost)
+        if self.kernel is not None:
+            rows.append(("kernel", self.kernel))
         if self.bytes_elsewhere:
             place = self._layout.slots.place
             rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
@@ -324,7 +329,7 @@ def plan_of(
     cost = step_cost(stored, active) if differs else how_long.cost
     cost = layout.stored_cost(cost)
     problem = problem.under(layout)
-    device = planning_device()
+    device, runner = planning_device(), layout.runner
     if size is None:
         size = peak_bytes(problem, active, layout)
         if schedule._by_jax:
@@ -345,6 +350,7 @@ def plan_of(
         _compiles_slowly=schedule.measures_steps and bool(times.compiles_slowly),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
+        kernel=runner and runner.described(problem.step, problem.as_run.loop),
         **_leaves(problem, active, layout),
     )
 

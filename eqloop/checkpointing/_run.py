@@ -63,6 +63,7 @@ def run_loop(
     """
     if loop.length == 0:
         return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
+    step, consts = schedule.prepared(step, consts)
     viewing, left = _viewing(step, loop)
     if viewing.step is not step:
         carry, ys = run_loop(

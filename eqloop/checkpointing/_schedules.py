@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import jax
 
 from .._calls import int_of
-from .engine._layout import Layout
+from .engine._layout import AbstractRunner, Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec, Undo
 from .engine.orders._all_at_once import AllAtOnce
 from .engine.orders._first_and_last import FirstAndLast
@@ -372,6 +372,11 @@ class Pinned(AbstractSchedule):
     def undo(self) -> Undo | None:
         """How a step is undone, if it is."""
         return self.by
+
+    @property
+    def runner(self) -> AbstractRunner | None:
+        """What runs the loop, if not the engine."""
+        return self.only.runner
 
     def __post_init__(self) -> None:
         if not isinstance(self.only, Layout):

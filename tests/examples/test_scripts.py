@@ -28,6 +28,7 @@ SAYS = {
         r"the gradients differ by (\S+)": 1e-4,
         r"error \S+, then (\S+) after": 0.04,
     },
+    "fitted_ensemble": {r"in the end by (\S+)": 0.01},
     "killed_twice": {
         r"of a segment +(\S+) MiB": 1,
         r"the same gradient to the last bit: True\n(?:.*\n)+.*most harm +(\S+)": 150,
@@ -48,6 +49,7 @@ SAYS = {
         r"the whole text: error (\S+) nats": 1.5,
         r"memory grew by (\d+) MiB": 24,
     },
+    "thousands_of_pendulums": {r"update 80: cost (\S+),": 0.1},
     "transformer": {r"step 249: +(\S+) nats": 1.5},
 }
 

@@ -12,8 +12,9 @@ from typing import Generic, NamedTuple, Self, TypeVar
 import jax
 
 from ..._arrays import Arrays, Flags, nbytes, pick, union
-from ..._types import Value
+from ..._types import PyTree, Value
 from ._costs import StepCost
+from ._loop import Loop
 from ._pace import Pace, Piece
 from ._step import Step
 from ._sweep import AbstractReversal, Cotangents, Sweep
@@ -57,6 +58,44 @@ class Needs(NamedTuple):
         return tuple(of_slots) == self.held and tuple(of_known) == known
 
 
+class AbstractRunner(abc.ABC):
+    """Runs a loop by itself, in place of the sweeps of the engine, and its way back.
+
+    What is stored is what the layout says, and in the same form. So it may leave either
+    of the two to the engine, by returning `None`. A frozen, hashable dataclass.
+    """
+
+    @abc.abstractmethod
+    def forward(
+        self, step: Step, loop: Loop, saves: "Saves[Layout] | None", inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        """Runs a loop: the final carry, `ys`, and the slots.
+
+        Args:
+            step: The step.
+            loop: The loop around it.
+            saves: What to store for the way back; `None` for nothing.
+            inputs: Consts, the initial carry and `xs`.
+        """
+
+    @abc.abstractmethod
+    def reverse(
+        self, sweep: Sweep, layout: "Layout", carries: Arrays, carried: Arrays
+    ) -> Cotangents | None:
+        """Goes back through a loop: the cotangents of all inputs.
+
+        Args:
+            sweep: The way back.
+            layout: The layout.
+            carries: What is in the slots.
+            carried: What is carried back from the end of the loop.
+        """
+
+    @abc.abstractmethod
+    def described(self, step: Step, loop: Loop) -> str:
+        """How it runs a loop, or why it does not, for the table of a plan."""
+
+
 class AbstractLayout(abc.ABC):
     """What the two primitives ask of any layout: a frozen, hashable dataclass.
 
@@ -67,11 +106,13 @@ class AbstractLayout(abc.ABC):
         slots: Where the primal stores carries, and in which form.
         reversal: How one block of steps is taken back.
         kept: The names of the values that a step keeps, see `Layout`.
+        runner: What runs the loop in place of the engine, if anything does.
     """
 
     slots: AbstractSlots
     reversal: AbstractReversal
     kept: tuple[str, ...] | None
+    runner: AbstractRunner | None = None
 
     @property
     @abc.abstractmethod
@@ -128,6 +169,7 @@ class Layout(AbstractLayout):
         reversal: How one block of steps is taken back.
         kept: The names of the values that a step keeps when it is reversed, if the
             schedule has chosen them; it computes the rest again. Otherwise `None`.
+        runner: What runs the loop in place of the engine, if anything does.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -143,6 +185,7 @@ class Layout(AbstractLayout):
     slots: AbstractSlots = dataclasses.field(default_factory=DeviceSlots)
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
     kept: tuple[str, ...] | None = None
+    runner: AbstractRunner | None = None
 
     @property
     def block(self) -> int:
@@ -274,6 +317,10 @@ class Layout(AbstractLayout):
             The cotangents of all inputs.
         """
         order, slots = self.slot_order, stored.carries
+        if self.runner is not None:
+            ran = self.runner.reverse(sweep, self, slots, ct_carry)
+            if ran is not None:
+                return ran
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         sweep = sweep if order.is_flat else sweep.opaque()
         cts = sweep.start(ct_carry, jax.tree.leaves(stored))

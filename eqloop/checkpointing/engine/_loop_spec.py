@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from ..._arrays import Flags, describe, nbytes, pick, refuse_symbolic
+from ..._arrays import Arrays, Flags, describe, nbytes, pick, refuse_symbolic
 from ..._classes import SettingMeta
-from ..._types import PyTree
+from ..._types import PyTree, Value
 from ._forward import Active
-from ._layout import Layout
+from ._layout import AbstractRunner, Layout
 from ._problem import Problem, activity, needs_of_gradient
+from ._step import Step
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
 
@@ -70,6 +71,23 @@ class AbstractSchedule(metaclass=SettingMeta):
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
         return self.layout(LoopSpec(problem, active))
+
+    @property
+    def runner(self) -> AbstractRunner | None:
+        """What runs a loop that is not differentiated, if not the engine."""
+        return None
+
+    def prepared(self, step: Step, consts: Arrays) -> tuple[Step, list[Value]]:
+        """The step that runs in place of another one, before a loop is made of it.
+
+        Args:
+            step: The step.
+            consts: Its consts.
+
+        Returns:
+            The step that runs, and its consts.
+        """
+        return step, list(consts)
 
     # What else the library asks of a schedule. One around another schedule forwards it.
     @property

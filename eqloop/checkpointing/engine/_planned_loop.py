@@ -59,7 +59,7 @@ from ..._programs import (
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from ._forward import Active
-from ._layout import AbstractLayout, Saves, Stored
+from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
 from ._listing import is_listing, stands_for_residuals
 from ._logs import logging_of
 from ._packing import packing_of
@@ -397,6 +397,21 @@ class PlannedLoop(Formula):
         formula = PlannedLoop(problem, saves, (consts, pick(init, carry), xs))
         gives = *carry, *ys, *[saves is not None] * len(stored)
         return formula, tuple(kept), tuple(gives)
+
+    def dce(self, used_outs: PyTree, *live_ins: PyTree) -> tuple[PyTree, PyTree, Any]:
+        # Of a loop, XLA removes what nobody reads; of a kernel it cannot.
+        if self._runner is not None and any(used := self.flat_out(used_outs)):
+            smaller = self.keep_outputs(tuple(used))
+            if smaller is not None:
+                formula, takes, gives = smaller
+                unflatten = self.in_tree.unflatten, self.out_tree.unflatten
+                return unflatten[0](takes), unflatten[1](gives), formula
+        return super().dce(used_outs, *live_ins)
+
+    @property
+    def _runner(self) -> AbstractRunner | None:
+        saves = self.saves
+        return self.problem.planner.runner if saves is None else saves.layout.runner
 
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
         return activity(self.problem.step, self.in_tree.unflatten(moves))

@@ -43,9 +43,9 @@ from ._backward_step import BackwardStep, BlockResult, Pull
 from ._derived import two_scans
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
-from ._layout import AbstractLayout, Layout, Needs, Saves, Stored
+from ._layout import AbstractLayout, AbstractRunner, Layout, Needs, Saves, Stored
 from ._listing import unlisted
-from ._loop import Loop, count_type
+from ._loop import Loop, count_type, zero
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
 from ._sweep import Cotangents, Sweep
@@ -61,6 +61,11 @@ L = TypeVar("L", bound=AbstractLayout)
 
 class Planner(Protocol):
     """What the engine asks of a schedule."""
+
+    @property
+    def runner(self) -> AbstractRunner | None:
+        """What runs a loop that is not differentiated, if not the engine."""
+        ...
 
     def _decide(self, problem: "Problem[Any]", active: Active) -> Any:
         """Decides how a loop is stored and reversed.
@@ -307,14 +312,19 @@ class Counted(Problem[Layout]):
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
+        runner = self.planner.runner if saves is None else saves.layout.runner
+        if runner is not None:
+            ran = runner.forward(self.step, self.loop, saves, inputs)
+            if ran is not None:
+                carry, ys, carries = ran
+                counts = [] if saves is None else [zero() + self.loop.length]
+                return carry, ys, Stored.of(counts, carries)
         # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
         # without any arrays.
-        if saves is None:
+        if saves is None or not any(saves.held):
             reached = _forward.primal(self.step, self.loop, *inputs)
-            return reached.carry, reached.ys, Stored.of()
-        if not any(saves.held):
-            reached = _forward.primal(self.step, self.loop, *inputs)
-            return reached.carry, reached.ys, Stored.of([reached.position])
+            counts = [] if saves is None else [reached.position]
+            return reached.carry, reached.ys, Stored.of(counts)
         # The loop stops at each start of a segment for the slots to take the carry.
         # Within a segment it runs the step and writes nothing.
         order, held = saves.layout.slot_order, saves.held

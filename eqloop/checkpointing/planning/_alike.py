@@ -6,7 +6,7 @@ step and to compile its loops takes long, so it is done for the first of them.
 """
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from ..._device import remembered_per_device
 from ..._programs import digest_of
@@ -18,6 +18,8 @@ from ..engine._step import Step
 @dataclasses.dataclass(frozen=True)
 class _NoPlanner:
     """Stands for the schedule of a loop, which makes no difference to what is asked."""
+
+    runner: ClassVar[None] = None
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise AssertionError("what is asked does not depend on who plans the loop")

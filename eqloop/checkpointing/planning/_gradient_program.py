@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from ..._arrays import is_inexact, pick, put, stack_type
 from ..._types import Aval, PyTree, Value
 from ..engine._forward import Active
-from ..engine._layout import AbstractLayout
+from ..engine._layout import AbstractLayout, AbstractRunner
 from ..engine._loop import Loop
 from ..engine._planned_loop import planned_loop
 from ..engine._problem import Problem, with_cotangents
@@ -22,6 +22,10 @@ class Fixed:
     """Plans the one layout."""
 
     only: AbstractLayout
+
+    @property
+    def runner(self) -> AbstractRunner | None:
+        return self.only.runner
 
     def _decide(self, problem: Problem[Any], active: Active) -> AbstractLayout:
         return self.only

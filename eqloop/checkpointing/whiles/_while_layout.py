@@ -7,7 +7,7 @@ up to some position.
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +150,8 @@ class ForwardOnly:
         "on the number of steps, `el.CheckpointedWhileLoop(cond, body)` if there "
         "is none"
     )
+
+    runner: ClassVar[None] = None
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise NoWayBackError(

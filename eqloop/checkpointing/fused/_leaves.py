@@ -1,0 +1,228 @@
+"""How the numbers of a row lie in an array in memory."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._types import Aval, Value
+from ._entries import InMemory, Parts, parts_of
+from ._numbers import objects
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis of an array as a kernel sees it.
+
+    Attributes:
+        size: How long it is.
+        first: The first of the axes of rows that it is, and then `last`; `None` if it
+            has the numbers of a row.
+        last: The last of them.
+        is_time: Whether it has the steps.
+    """
+
+    size: int
+    first: int | None = None
+    last: int | None = None
+    is_time: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """An array, some of whose axes are rows, and one of them perhaps the steps.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: The shape of what one row has of it, at one step.
+        axes: Its axes. Neighbouring axes of rows are one, if they are in order.
+        given: The shape of the whole array.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    given: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        aval: Aval,
+        rows: Sequence[int | None],
+        time: tuple[int, int] | None = None,
+    ) -> "Leaf":
+        """For an array of which one step has a type.
+
+        Args:
+            aval: What one step has of it, in all rows.
+            rows: For each axis, which axis of rows it is.
+            time: The axis of the steps, and how many there are.
+        """
+        sizes = list(aval.shape)
+        axes = [Axis(n, r, r) for n, r in zip(sizes, rows, strict=True)]
+        if time is not None:
+            axes.insert(time[0], Axis(time[1], is_time=True))
+        given = tuple(axis.size for axis in axes)
+        count, _ = parts_of(aval.dtype)
+        axes += [Axis(count)] if count > 1 else []
+        merged = list[Axis]()
+        for axis in axes:
+            last = merged[-1] if merged else None
+            follows = (
+                last is not None
+                and not (last.is_time or axis.is_time)
+                and (last.last is None) == (axis.first is None)
+                and (last.last is None or last.last + 1 == axis.first)
+            )
+            if follows:
+                size = last.size * axis.size
+                merged[-1] = Axis(size, last.first, axis.last)
+            else:
+                merged.append(axis)
+        shape = [n for n, r in zip(sizes, rows, strict=True) if r is None]
+        return cls(aval.dtype, tuple(shape), tuple(merged), given)
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """The axes of rows that it has."""
+        found = set[int]()
+        for axis in self.axes:
+            if axis.first is not None and axis.last is not None:
+                found.update(range(axis.first, axis.last + 1))
+        return frozenset(found)
+
+    @property
+    def count(self) -> int:
+        """How many numbers a row has of it, at one step."""
+        return math.prod(self.shape) * parts_of(self.dtype)[0]
+
+    @property
+    def number(self) -> Any:
+        """The dtype of these numbers."""
+        return parts_of(self.dtype)[1]
+
+    @property
+    def type(self) -> jax.ShapeDtypeStruct:
+        """The type of the array as a kernel sees it."""
+        shape = tuple(axis.size for axis in self.axes)
+        return jax.ShapeDtypeStruct(shape or (1,), self.number)
+
+    def opened(self, x: Value) -> Value:
+        """The array as a kernel sees it."""
+        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        elif parts_of(self.dtype)[0] > 1:
+            x = jnp.stack([jnp.real(x), jnp.imag(x)], -1)
+        return jnp.reshape(x, self.type.shape)
+
+    def closed(self, x: Value) -> Value:
+        """The array, from what a kernel has made of it."""
+        count, _ = parts_of(self.dtype)
+        x = jnp.reshape(x, (*self.given, count) if count > 1 else self.given)
+        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(x, impl="threefry2x32")
+        return jax.lax.complex(x[..., 0], x[..., 1]) if count > 1 else x
+
+    def at(self, rows: "RowNumbers", k: Any, time: Any = None) -> tuple[Any, ...]:
+        """The index of the `k`-th number of each row of a block, at a step."""
+        sizes = [a.size for a in self.axes if a.first is None and not a.is_time]
+        inner = _unravelled(k, sizes)
+        index = [
+            time
+            if axis.is_time
+            else next(inner)
+            if axis.first is None
+            else rows.along(axis.first, axis.last)
+            for axis in self.axes
+        ]
+        return tuple(index) or (0,)
+
+    def read(self, ref: Any, rows: "RowNumbers", time: Any = None) -> np.ndarray:
+        """Its numbers, to be read where they are used."""
+        count = parts_of(self.dtype)[0]
+        get = lambda k: ref[self.at(rows, k, time)]
+        if count == 1:
+            is_table = not self.rows and time is None
+            made = [InMemory(get, k, is_table) for k in range(self.count)]
+        else:
+            made = [
+                InMemory(
+                    lambda k: Parts(tuple(get(k * count + i) for i in range(count))), k
+                )
+                for k in range(self.count // count)
+            ]
+        return objects(made, self.shape)
+
+    def write(
+        self, ref: Any, rows: "RowNumbers", values: Sequence[Value], time: Any = None
+    ) -> None:
+        """Writes its numbers: vectors, or scalars if no axis of it is rows."""
+        for k, value in enumerate(values):
+            index = self.at(rows, k, time)
+            if self.rows:
+                value = jnp.broadcast_to(value, (rows.block,))
+            elif jnp.ndim(value):
+                value = one_of(value)
+            ref[index] = value.astype(self.number)
+
+
+def _unravelled(k: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    """The index of a flat position, axis by axis."""
+    index = list[Any]()
+    for n in reversed(sizes[1:]):
+        index.append(k % n)
+        k = k // n
+    return iter([k, *reversed(index)])
+
+
+def one_of(x: Value) -> Value:
+    """The number of a vector of equal ones."""
+    wide = x.astype(jnp.int32) if x.dtype == bool else x
+    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
+    return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
+
+
+@dataclasses.dataclass
+class RowNumbers:
+    """The numbers of the rows of a block.
+
+    Attributes:
+        sizes: How many rows there are along each axis.
+        block: How many rows a block has.
+        number: The block.
+    """
+
+    sizes: tuple[int, ...]
+    block: int
+    number: Any
+
+    @property
+    def own(self) -> Value:
+        """The place of each row among those that blocks have, which may be more."""
+        return self.number * self.block + jnp.arange(self.block, dtype=jnp.int32)
+
+    @property
+    def flat(self) -> Value:
+        """The number of each row. Rows too many are the last one again."""
+        count = math.prod(self.sizes)
+        own = self.own
+        return jnp.minimum(own, count - 1) if count % self.block else own
+
+    @property
+    def are_there(self) -> Value | None:
+        """Which rows there are; `None` if all."""
+        count = math.prod(self.sizes)
+        return self.own < count if count % self.block else None
+
+    def along(self, first: int, last: int | None) -> Value:
+        """The numbers along axes that follow one another."""
+        last = first if last is None else last
+        after = math.prod(self.sizes[last + 1 :])
+        number = self.flat if after == 1 else self.flat // after
+        return (
+            number if first == 0 else number % math.prod(self.sizes[first : last + 1])
+        )

@@ -1,0 +1,387 @@
+"""The program of one row, from a program of all rows.
+
+Each operation is the same on arrays without the axes that are rows. So this undoes
+`vmap`, and does as much for a step that a user has written for all rows at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._types import Aval, Value
+from ._axes import (
+    AxisProgram,
+    Classes,
+    FoundRows,
+    Op,
+    Rows,
+    Val,
+    dot_axes,
+    refuse,
+    scan_counts,
+)
+from ._pending import ADDITIVE
+
+
+class OneRow:
+    """Evaluates programs on the arrays of one row.
+
+    Attributes:
+        classes: The classes of axes.
+        found: Which of them are rows.
+        numbers: For each of these, the number of the row.
+    """
+
+    def __init__(self, classes: Classes, found: FoundRows, numbers: Sequence[Value]):
+        self.classes, self.found, self.numbers = classes, found, numbers
+        self._lifted = dict[int, Value]()
+
+    def with_lifted(self, values: dict[int, Value]) -> None:
+        """Sets the constant arrays of the programs, by their `id`."""
+        self._lifted = values
+
+    def is_row(self, val: Val) -> list[bool]:
+        """For each axis of an array, whether it is gone."""
+        return [root in self.found.roots for root in self.classes.of(val)]
+
+    def kept(self, val: Val) -> list[int]:
+        """The axes of an array that are no rows."""
+        return [i for i, row in enumerate(self.is_row(val)) if not row]
+
+    def type_of(self, val: Val) -> Aval:
+        """The type of an array of one row."""
+        shape = tuple(val.shape[i] for i in self.kept(val))
+        return jax.core.ShapedArray(shape, val.aval.dtype)
+
+    def pend(self, x: Value, have: Rows, want: Rows) -> Value:
+        """A value that is the same in all rows, as a sum over rows."""
+        for root in want - have:
+            first = self.numbers[self.found.roots.index(root)] == 0
+            x = jnp.where(first, x, jnp.zeros_like(x))
+        return x
+
+    def run(
+        self,
+        program: AxisProgram,
+        ins: Sequence[Value],
+        want: Sequence[Rows] | None = None,
+    ) -> list[Value]:
+        """The outputs of a program for one row.
+
+        Args:
+            program: The program.
+            ins: Its inputs.
+            want: Over which rows the outputs are to be pending.
+        """
+        env = dict(self._lifted)
+        env.update((id(v), x) for v, x in zip(program.ins, ins, strict=True))
+        self._env = env
+
+        def read(val: Val) -> Value:
+            return val.literal if val.literal is not None else env[id(val)]
+
+        for op in program.ops:
+            given = list(map(read, op.ins))
+            if op.name in ADDITIVE or op.name in _ALSO_PENDED:
+                every = op.outs[0].pending
+                first = 1 if op.name == "select_n" else 0
+                for i in _ALSO_PENDED.get(op.name, range(first, len(given))):
+                    given[i] = self.pend(given[i], op.ins[i].pending, every)
+            rule = _RULES.get(op.name)
+            outs = (rule or _elementwise)(self, op, *given)
+            if not isinstance(outs, list | tuple):
+                outs = [outs]
+            env.update((id(v), x) for v, x in zip(op.outs, outs, strict=True))
+        outs = list(map(read, program.outs))
+        if want is None:
+            return outs
+        pairs = zip(outs, program.outs, want, strict=True)
+        return [self.pend(x, val.pending, to) for x, val, to in pairs]
+
+
+# Operands that become sums over rows if the result is one.
+_ALSO_PENDED: dict[str, Sequence[int]] = {
+    "select_n": (),
+    "dynamic_update_slice": (0, 1),
+    "scatter-add": (0, 2),
+    "scatter_add": (0, 2),
+}
+del _ALSO_PENDED["select_n"]
+
+
+def _bind(op: Op, *args: Value, **changed: Any) -> Any:
+    params = {**op.params, **changed}
+    if "sharding" in params:
+        params["sharding"] = None
+    return op.eqn.primitive.bind(*args, **params)
+
+
+def _renumbered(row: OneRow, val: Val, axes: Sequence[int]) -> tuple[int, ...]:
+    """Axes that are no rows, by their place among those."""
+    kept = row.kept(val)
+    return tuple(kept.index(i) for i in axes if i in kept)
+
+
+def _elementwise(row: OneRow, op: Op, *given: Value) -> Any:
+    if op.name in ("optimization_barrier", "device_put", "sharding_constraint"):
+        return list(given)
+    if op.name in ("pvary", "pcast"):
+        return list(given)
+    (out,) = op.outs
+    rows, args = row.is_row(out), list(given)
+    for n, (val, x) in enumerate(zip(op.ins, args, strict=True)):
+        if len(val.shape) != len(rows):
+            continue
+        # Its only entry along an axis of rows is for all of them.
+        own, kept = row.is_row(val), row.kept(val)
+        gone = [kept.index(i) for i in kept if rows[i] and not own[i]]
+        args[n] = lax.squeeze(x, gone) if gone else x
+    if op.name == "select_n":
+        every = out.pending
+        for n in range(1, len(args)):
+            args[n] = row.pend(args[n], op.ins[n].pending, every)
+    return _bind(op, *args)
+
+
+def _broadcast(row: OneRow, op: Op, x: Value, *_: Value) -> Value:
+    a, out = op.ins[0], op.outs[0]
+    to, own = op.params["broadcast_dimensions"], row.kept(a)
+    rows, kept = row.is_row(out), row.kept(out)
+    gone = [own.index(i) for i in own if rows[to[i]]]
+    x = lax.squeeze(x, gone) if gone else x
+    to = tuple(kept.index(to[i]) for i in own if not rows[to[i]])
+    return lax.broadcast_in_dim(x, tuple(out.shape[i] for i in kept), to)
+
+
+def _reshape(row: OneRow, op: Op, x: Value, *_: Value) -> Value:
+    return lax.reshape(x, row.type_of(op.outs[0]).shape)
+
+
+def _transpose(row: OneRow, op: Op, x: Value) -> Value:
+    kept = row.kept(op.ins[0])
+    order = [i for i in op.params["permutation"] if i in kept]
+    return lax.transpose(x, [kept.index(i) for i in order])
+
+
+def _axis(name: str) -> Callable[..., Any]:
+    def rule(row: OneRow, op: Op, *given: Value) -> Any:
+        (axis,) = _renumbered(row, op.ins[0], [op.params[name]])
+        return _bind(op, *given, **{name: axis})
+
+    return rule
+
+
+def _axes(row: OneRow, op: Op, *given: Value) -> Any:
+    axes = _renumbered(row, op.ins[0], op.params["axes"])
+    return _bind(op, *given, axes=axes) if axes else list(given)
+
+
+def _slice(row: OneRow, op: Op, x: Value) -> Value:
+    kept, p = row.kept(op.ins[0]), op.params
+    of = lambda values: values and tuple(values[i] for i in kept)
+    return lax.slice(
+        x, of(p["start_indices"]), of(p["limit_indices"]), of(p["strides"])
+    )
+
+
+def _rev(row: OneRow, op: Op, x: Value) -> Value:
+    return lax.rev(x, _renumbered(row, op.ins[0], op.params["dimensions"]))
+
+
+def _pad(row: OneRow, op: Op, x: Value, value: Value) -> Value:
+    config = [op.params["padding_config"][i] for i in row.kept(op.ins[0])]
+    return lax.pad(x, jnp.asarray(value, x.dtype), [tuple(map(int, c)) for c in config])
+
+
+def _dynamic_slice(row: OneRow, op: Op, x: Value, *at: Value) -> Value:
+    kept = row.kept(op.ins[0])
+    sizes = tuple(op.params["slice_sizes"][i] for i in kept)
+    return op.eqn.primitive.bind(x, *(at[i] for i in kept), slice_sizes=sizes)
+
+
+def _update_slice(row: OneRow, op: Op, x: Value, update: Value, *at: Value) -> Value:
+    return op.eqn.primitive.bind(x, update, *(at[i] for i in row.kept(op.ins[0])))
+
+
+def _stack(row: OneRow, op: Op, *given: Value) -> Value:
+    (axis,) = _renumbered(row, op.outs[0], [op.params["axis"]])
+    return jnp.stack(given, axis)
+
+
+def _unstack(row: OneRow, op: Op, x: Value) -> list[Value]:
+    (axis,) = _renumbered(row, op.ins[0], [op.params["axis"]])
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(len(op.outs))]
+
+
+def _dot(row: OneRow, op: Op, left: Value, right: Value) -> Value:
+    (lb, _, lc), (rb, _, rc) = dot_axes(op)
+    of_l, of_r = (lambda a, v=v: _renumbered(row, v, a) for v in op.ins)
+    numbers = (of_l(lc), of_r(rc)), (of_l(lb), of_r(rb))
+    p = op.params
+    return lax.dot_general(
+        left,
+        right,
+        numbers,
+        precision=p["precision"],
+        preferred_element_type=p["preferred_element_type"],
+    )
+
+
+def _shifted(kept: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(kept.index(i) for i in axes if i in kept)
+
+
+def _gather(row: OneRow, op: Op, x: Value, at: Value) -> Value:
+    d, (a, where), (out,) = op.params["dimension_numbers"], op.ins[:2], op.outs
+    of_a, of_at, of_out = (row.kept(val) for val in (a, where, out))
+    batch = [
+        (i, k)
+        for i, k in zip(
+            d.operand_batching_dims, d.start_indices_batching_dims, strict=True
+        )
+        if i in of_a
+    ]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=_shifted(of_out, d.offset_dims),
+        collapsed_slice_dims=_shifted(of_a, d.collapsed_slice_dims),
+        start_index_map=_shifted(of_a, d.start_index_map),
+        operand_batching_dims=_shifted(of_a, [i for i, _ in batch]),
+        start_indices_batching_dims=_shifted(of_at, [k for _, k in batch]),
+    )
+    sizes = tuple(op.params["slice_sizes"][i] for i in of_a)
+    return _bind(op, x, at, dimension_numbers=numbers, slice_sizes=sizes)
+
+
+def _scatter(row: OneRow, op: Op, x: Value, at: Value, update: Value) -> Value:
+    d, (a, where, up) = op.params["dimension_numbers"], op.ins
+    of_a, of_at, of_up = (row.kept(val) for val in (a, where, up))
+    batch = [
+        (i, k)
+        for i, k in zip(
+            d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True
+        )
+        if i in of_a
+    ]
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=_shifted(of_up, d.update_window_dims),
+        inserted_window_dims=_shifted(of_a, d.inserted_window_dims),
+        scatter_dims_to_operand_dims=_shifted(of_a, d.scatter_dims_to_operand_dims),
+        operand_batching_dims=_shifted(of_a, [i for i, _ in batch]),
+        scatter_indices_batching_dims=_shifted(of_at, [k for _, k in batch]),
+    )
+    return _bind(op, x, at, update, dimension_numbers=numbers)
+
+
+def _iota(row: OneRow, op: Op) -> Value:
+    (out,), axis, dtype = op.outs, op.params["dimension"], op.params["dtype"]
+    kept, shape = row.kept(out), row.type_of(out).shape
+    if axis in kept:
+        return lax.broadcasted_iota(dtype, shape, kept.index(axis))
+    root = row.classes.of(out)[axis]
+    number = row.numbers[row.found.roots.index(root)]
+    return lax.broadcast(number.astype(dtype), shape)
+
+
+def _while(row: OneRow, op: Op, *given: Value) -> list[Value]:
+    n, m = op.params["cond_nconsts"], op.params["body_nconsts"]
+    cond, body = op.inner
+    of_cond, of_body, carry = given[:n], given[n : n + m], given[n + m :]
+    want = [val.pending for val in op.outs]
+    carry = [
+        row.pend(x, val.pending, to)
+        for x, val, to in zip(carry, op.ins[n + m :], want, strict=True)
+    ]
+    if row.type_of(cond.outs[0]).shape:
+        refuse(op.eqn, "Write it for one row.", "goes on for several rows at once")
+
+    def going(carry: list[Value]) -> Value:
+        return row.run(cond, [*of_cond, *carry])[0]
+
+    return lax.while_loop(
+        going, lambda carry: row.run(body, [*of_body, *carry], want), carry
+    )
+
+
+def _cond(row: OneRow, op: Op, index: Value, *given: Value) -> list[Value]:
+    want = [val.pending for val in op.outs]
+    branches = [lambda *a, b=b: row.run(b, a, want) for b in op.inner]
+    return lax.switch(index.astype(jnp.int32), branches, *given)
+
+
+def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
+    n, m = scan_counts(op)
+    (body,), consts, xs = op.inner, given[:n], list(given[n + m :])
+    want = [val.pending for val in op.outs]
+    carry = [
+        row.pend(x, val.pending, to)
+        for x, val, to in zip(given[n : n + m], op.ins[n : n + m], want, strict=False)
+    ]
+
+    def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+        outs = row.run(body, [*consts, *carry, *x], want)
+        return outs[:m], outs[m:]
+
+    p = op.params
+    carry, ys = lax.scan(
+        move, carry, xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+    )
+    return [*carry, *ys]
+
+
+def _as_it_is(row: OneRow, op: Op, *given: Value) -> Any:
+    return _bind(op, *given)
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "transpose": _transpose,
+    **dict.fromkeys(("concatenate", "sort"), _axis("dimension")),
+    "split": _axis("axis"),
+    "cumsum": _axis("axis"),
+    "cumprod": _axis("axis"),
+    "cummax": _axis("axis"),
+    "cummin": _axis("axis"),
+    "cumlogsumexp": _axis("axis"),
+    "concatenate": _axis("dimension"),
+    "slice": _slice,
+    "rev": _rev,
+    "pad": _pad,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _update_slice,
+    "stack": _stack,
+    "unstack": _unstack,
+    **dict.fromkeys(
+        (
+            "reduce_sum",
+            "reduce_prod",
+            "reduce_max",
+            "reduce_min",
+            "reduce_and",
+            "reduce_or",
+            "reduce_xor",
+            "argmax",
+            "argmin",
+        ),
+        _axes,
+    ),
+    "dot_general": _dot,
+    "gather": _gather,
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"),
+        _scatter,
+    ),
+    "top_k": _as_it_is,
+    "iota": _iota,
+    **dict.fromkeys(
+        ("random_seed", "random_split", "random_bits", "random_unwrap", "random_wrap"),
+        _as_it_is,
+    ),
+    "while": _while,
+    "cond": _cond,
+    "scan": _scan,
+}

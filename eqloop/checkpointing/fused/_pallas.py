@@ -1,0 +1,104 @@
+"""What Pallas is asked: one kernel over blocks of rows. No other file imports it.
+
+The kernels use references, arithmetic and loops alone. On a GPU they are compiled by
+Pallas's backend for Triton, and anywhere by its interpreter.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jax.interpreters import mlir
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+from ..._device import planning_device
+from ..._types import Aval, Value
+
+
+def call(
+    kernel: Callable[..., None],
+    inputs: Sequence[Value],
+    outputs: Sequence[Aval],
+    *,
+    blocks: int,
+    block: int,
+    interpret: bool,
+    aliases: dict[int, int] | None = None,
+) -> list[Value]:
+    """Runs a kernel once for each block of rows.
+
+    Args:
+        kernel: Takes the number of the block, and references to inputs and outputs.
+        inputs: Whole arrays.
+        outputs: The types of the outputs.
+        blocks: How many blocks there are.
+        block: How many rows each has.
+        interpret: Whether it is interpreted.
+        aliases: Which outputs take the place of which inputs.
+    """
+    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in outputs]
+    # Loads of later steps ahead of time would take shared memory several times over.
+    params = triton.CompilerParams(num_warps=max(block // 32, 1), num_stages=1)
+    settings: dict[str, Any] = {} if interpret else {"compiler_params": params}
+    run = pl.pallas_call(
+        lambda *refs: kernel(pl.program_id(0), *refs),
+        grid=(blocks,),
+        out_shape=types,
+        interpret=interpret,
+        input_output_aliases=aliases or {},
+        name="fused_loop",
+        **settings,
+    )
+    device = planning_device()
+    if interpret or device.is_here:
+        return list(run(*inputs))
+    given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+    with use_abstract_mesh(_mesh_of(device.kind)):
+        program = jax.make_jaxpr(run)(*given)
+    return _elsewhere_p.bind(*inputs, program=program, kind=device.kind)
+
+
+when = pl.when
+
+
+def waiting(interpret: bool) -> Callable[[], None]:
+    """What has the threads of a block wait for one another."""
+    return (lambda: None) if interpret else triton.debug_barrier
+
+
+def precision_of_tiles(interpret: bool) -> Any:
+    """How products of float32 are computed."""
+    if interpret:
+        return lax.Precision.HIGHEST
+    return lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+
+
+# Pallas asks JAX for the kind of GPU while a program is lowered. Where there is none,
+# it has to be told, and only then: the mesh by which it is told is in types of arrays.
+_elsewhere_p = jex.Primitive("fused_loop_elsewhere")
+_elsewhere_p.multiple_results = True
+
+
+@_elsewhere_p.def_abstract_eval
+def _types(*_: Aval, program: jex.ClosedJaxpr, kind: str) -> list[Aval]:
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in program.out_avals]
+
+
+def _lower(context: Any, *inputs: Any, program: jex.ClosedJaxpr, kind: str) -> Any:
+    run = mlir.lower_fun(jex.jaxpr_as_fun(program), multiple_results=True)
+    with use_abstract_mesh(_mesh_of(kind)):
+        return run(context, *inputs)
+
+
+mlir.register_lowering(_elsewhere_p, _lower)
+
+
+def _mesh_of(kind: str) -> AbstractMesh:
+    """A mesh that tells Pallas which GPU a kernel is for."""
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    types = (AxisType.Auto,)
+    return AbstractMesh((1,), ("device",), axis_types=types, abstract_device=device)

@@ -1,0 +1,203 @@
+"""Finds the rows of a program, and which of its values are sums over them.
+
+See `_axes.py`. Which axes are of one class does not depend on which classes are rows;
+which sums are pending does, so the two are found one after the other.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..._arrays import is_inexact
+from ._axes import (
+    NO_ROWS,
+    AxisProgram,
+    Classes,
+    FoundRows,
+    Op,
+    Rows,
+    Val,
+    dot_axes,
+    said,
+    scan_counts,
+)
+
+# Operations that are linear in all operands together.
+ADDITIVE = frozenset(
+    """add sub add_any neg concatenate stack broadcast_in_dim reshape transpose squeeze
+    slice rev copy real imag complex conj unstack split cumsum""".split()  # noqa: SIM905
+)
+# Operations that are linear in these of their operands, if the others are no sums.
+_LINEAR_IN: dict[str, tuple[int, ...]] = {
+    "mul": (0, 1),
+    "div": (0,),
+    "dynamic_slice": (0,),
+    "dynamic_update_slice": (0, 1),
+    "gather": (0,),
+    "scatter-add": (0, 2),
+    "scatter_add": (0, 2),
+    "pad": (0,),
+}
+
+
+class _Spoiled(Exception):
+    """A sum over rows is used for more than to be added up."""
+
+
+def find_rows(
+    classes: Classes,
+    programs: Sequence[AxisProgram],
+    seeds: Iterable[Val],
+    settle: Callable[[], None],
+) -> FoundRows:
+    """The rows of some programs.
+
+    Args:
+        classes: The classes of their axes.
+        programs: The programs, for axes that are there twice in one array.
+        seeds: The arrays along whose axes rows may be.
+        settle: Marks what is pending in the programs, by `mark`, given the rows that
+            are `classes.rows`.
+    """
+    roots, reasons = list[int](), list[str]()
+    seeds = sorted(seeds, key=lambda val: -len(val.shape))
+    for val in seeds:
+        for root, size in zip(classes.of(val), val.shape, strict=True):
+            if size > 1 and root not in roots:
+                roots.append(root)
+    for program in programs:
+        for val in program.vals():
+            of = [r for r, n in zip(classes.of(val), val.shape, strict=True) if n > 1]
+            for root in {r for r in of if of.count(r) > 1}:
+                classes.spoil(root, lambda: "every pair of them is looked at")
+    while True:
+        left = [root for root in roots if not classes.is_spoiled(root)]
+        classes.rows = frozenset(left)
+        if settle_or_spoil(settle):
+            break
+    reasons += [why for root in roots if (why := classes.why_not(root)) is not None]
+    size_of = {
+        root: n
+        for val in seeds
+        for root, n in zip(classes.of(val), val.shape, strict=True)
+        if n > 1
+    }
+    sizes = tuple(size_of[root] for root in left)
+    return FoundRows(tuple(left), sizes, reasons[0] if reasons else None)
+
+
+def settle_or_spoil(settle: Callable[[], None]) -> bool:
+    """Whether all sums over rows stay pending; if not, one class was spoiled."""
+    try:
+        settle()
+    except _Spoiled:
+        return False
+    return True
+
+
+def mark(classes: Classes, program: AxisProgram, ins: Sequence[Rows]) -> list[Rows]:
+    """Marks what is pending in a program, given what of its inputs is."""
+    for val, pending in zip(program.ins, ins, strict=True):
+        val.pending = pending
+    for op in program.ops:
+        for val, pending in zip(op.outs, _of(classes, op), strict=True):
+            val.pending = pending
+            _check(classes, op, pending & rows_of(classes, val))
+    return [val.pending for val in program.outs]
+
+
+def refuse_pending(classes: Classes, rows: Rows, why: Callable[[], str]) -> None:
+    """Spoils classes over which there is a sum where none may be."""
+    for root in rows:
+        classes.spoil(root, why)
+    if rows:
+        raise _Spoiled
+
+
+def rows_of(classes: Classes, val: Val) -> Rows:
+    """The rows among the axes of an array."""
+    return classes.rows.intersection(classes.of(val))
+
+
+def _check(classes: Classes, op: Op, spoiled: Rows) -> None:
+    refuse_pending(
+        classes, spoiled, lambda: f"{said(op.eqn)} reads a sum over all of them"
+    )
+
+
+def _of(classes: Classes, op: Op) -> list[Rows]:
+    ins, name = op.ins, op.name
+    every = NO_ROWS.union(*(val.pending for val in ins))
+    if name == "reduce_sum":
+        of = classes.of(ins[0])
+        over = classes.rows.intersection(of[i] for i in op.params["axes"])
+        _check(classes, op, over & every)
+        return [every | over]
+    if name == "dot_general":
+        (_, _, lc), _ = dot_axes(op)
+        of = classes.of(ins[0])
+        over = classes.rows.intersection(of[i] for i in lc)
+        left, right = (val.pending for val in ins)
+        seen = rows_of(classes, ins[0]) | rows_of(classes, ins[1])
+        _check(classes, op, (left & right) | (every & seen))
+        return [every | over]
+    if name == "scan":
+        return _of_scan(classes, op)
+    if name == "while":
+        return _of_while(classes, op)
+    if name == "cond":
+        _check(classes, op, ins[0].pending)
+        given = [val.pending for val in ins[1:]]
+        outs = [mark(classes, branch, given) for branch in op.inner]
+        return [NO_ROWS.union(*each) for each in zip(*outs, strict=True)]
+    if not every:
+        return [NO_ROWS] * len(op.outs)
+    if name in ("optimization_barrier", "device_put"):
+        return [val.pending for val in ins]
+    is_cast = name == "convert_element_type" and is_inexact(op.outs[0].aval)
+    seen = NO_ROWS.union(*(rows_of(classes, v) - v.pending for v in ins))
+    if name in ADDITIVE or is_cast:
+        _check(classes, op, seen & every)
+        return [every] * len(op.outs)
+    linear_in = _LINEAR_IN.get(name, range(1, len(ins)) if name == "select_n" else ())
+    others = [val for i, val in enumerate(ins) if i not in linear_in]
+    allowed = [val.pending for i, val in enumerate(ins) if i in linear_in]
+    _check(classes, op, NO_ROWS.union(*(val.pending for val in others)))
+    if name == "pad" and not _is_zero(ins[1]):
+        _check(classes, op, every)
+    if name == "mul":
+        _check(classes, op, allowed[0] & allowed[1])
+    if not linear_in:
+        _check(classes, op, every)
+    _check(classes, op, seen & every)
+    return [every] * len(op.outs)
+
+
+def _is_zero(val: Val) -> bool:
+    return val.literal is not None and not np.any(val.literal)
+
+
+def _of_scan(classes: Classes, op: Op) -> list[Rows]:
+    n, m = scan_counts(op)
+    given, (body,) = [val.pending for val in op.ins], op.inner
+    while True:
+        outs = mark(classes, body, given)
+        grown = [a | b for a, b in zip(given[n : n + m], outs, strict=False)]
+        if grown == given[n : n + m]:
+            return [*grown, *outs[m:]]
+        given[n : n + m] = grown
+
+
+def _of_while(classes: Classes, op: Op) -> list[Rows]:
+    n, m = op.params["cond_nconsts"], op.params["body_nconsts"]
+    cond, body = op.inner
+    consts, carry = [v.pending for v in op.ins[: n + m]], op.ins[n + m :]
+    carry = [val.pending for val in carry]
+    while True:
+        (stops,) = mark(classes, cond, [*consts[:n], *carry])
+        _check(classes, op, stops)
+        outs = mark(classes, body, [*consts[n:], *carry])
+        grown = [a | b for a, b in zip(carry, outs, strict=True)]
+        if grown == carry:
+            return grown
+        carry = grown

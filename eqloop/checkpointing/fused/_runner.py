@@ -1,0 +1,120 @@
+"""Runs a loop as one kernel each way, where that is possible."""
+
+import dataclasses
+import functools
+import warnings
+
+from ..._arrays import Arrays
+from ..._programs import refuse_callbacks
+from ..._types import PyTree, Value
+from ..engine._backward_step import BackwardStep
+from ..engine._layout import AbstractRunner, Layout, Saves
+from ..engine._loop import Loop
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ..engine.orders._levels import Nest
+from ..engine.orders._nested import Nested
+from ..engine.slots._slots import DeviceSlots
+from ._axes import FoundRows
+from ._kernels import Backward, Forward, Settings
+
+# A row that carries more numbers is none: they are written out one by one.
+_MOST_OF_A_ROW = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedRunner(AbstractRunner):
+    """Runs a loop as one kernel, and its way back as another.
+
+    Attributes:
+        settings: How the kernels are made.
+        nests: Which carries its layout stores, if it is that of one.
+    """
+
+    settings: Settings
+    nests: tuple[Nest, ...] = ()
+
+    def forward(
+        self, step: Step, loop: Loop, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        if saves is not None and not self._is_of(saves.layout):
+            return None
+        if (why := self.why_not(step, loop)) is not None:
+            _warn(why)
+            return None
+        kernel = forward_kernel(step, loop, self.settings)
+        if saves is None:
+            return kernel((Nest((1, loop.length)),), (), 0, False, *inputs)
+        order = saves.layout.slot_order
+        rows = len(order.starts) + 1
+        made = kernel(self.nests, saves.held, rows, order.keeps_last, *inputs)
+        carry, ys, carries = made
+        return carry, ys, saves.layout.slots.packed(carries)
+
+    def reverse(
+        self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
+    ) -> Cotangents | None:
+        if not self._is_of(layout):
+            return None
+        kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
+        if self._declines(sweep.step, kernel.found) is not None:
+            return None  # it was said of the way there
+        dtypes = [aval.dtype for aval in sweep.step.carry_types]
+        stored = layout.slots.unpacked(carries, dtypes)
+        made = kernel(self.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
+        return Cotangents(*made)
+
+    def described(self, step: Step, loop: Loop) -> str:
+        if (why := self.why_not(step, loop)) is not None:
+            return f"none: {why}"
+        found = forward_kernel(step, loop, self.settings).found
+        numbers = _numbers(step) // max(found.count, 1)
+        rows = f"{found.count} rows" if found.count > 1 else "one row"
+        why = f"; no more rows, as {found.reason}" if found.reason else ""
+        return f"one each way, {rows} of about {max(numbers, 1)} numbers{why}"
+
+    def why_not(self, step: Step, loop: Loop) -> str | None:
+        """Why a loop cannot be one kernel, if it cannot."""
+        if loop.stops:
+            return "a loop that may end early runs as `Chunked` does"
+        if loop.meter.is_shown:
+            return "a kernel cannot report to a progress bar"
+        refuse_callbacks(
+            step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
+        )
+        return self._declines(step, forward_kernel(step, loop, self.settings).found)
+
+    def _is_of(self, layout: Layout) -> bool:
+        """Whether a layout stores what this expects: another schedule may be around."""
+        return layout.order == Nested(self.nests) and layout.slots == DeviceSlots()
+
+    def _declines(self, step: Step, found: FoundRows) -> str | None:
+        if _numbers(step) <= _MOST_OF_A_ROW * found.count:
+            return None
+        if found.roots:
+            return f"a row carries {_numbers(step) // found.count} numbers, too many"
+        return (
+            f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
+        )
+
+
+def _numbers(step: Step) -> int:
+    return sum(aval.size for aval in step.carry_types)
+
+
+def _warn(why: str) -> None:
+    warnings.warn(f"Fused: a loop is not one kernel: {why}.", stacklevel=2)
+
+
+@functools.lru_cache(maxsize=64)
+def forward_kernel(step: Step, loop: Loop, settings: Settings) -> Forward:
+    """The kernel that runs a loop."""
+    return Forward(step, loop, settings)
+
+
+@functools.lru_cache(maxsize=64)
+def backward_kernel(
+    step: Step, loop: Loop, back: BackwardStep, settings: Settings
+) -> Backward:
+    """The kernel that goes back through a loop."""
+    return Backward(step, loop, back, settings)

@@ -1,0 +1,300 @@
+"""Loops that are one kernel each way, interpreted, beside `lax.scan`."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ..asserts import assert_close, assert_raises
+from ..marks import slow
+from .fused_steps import STEPS, numbers
+
+FUSED = el.Fused(3, interpret=True)
+LENGTH = 7
+# Those that are interpreted in a moment.
+QUICK = ("lorenz", "neuron", "izhikevich", "branches", "noisy", "newton")
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_left_to_the_engine():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+def looped(step, schedule, length=LENGTH):
+    """The loop of a step over the rows of its inputs, `lax.scan` for `None`."""
+
+    def run(consts, init, xs):
+        f = functools.partial(step, consts)
+        scan = lax.scan if schedule is None else el.Scan(f, schedule=schedule)
+        if schedule is None:
+            scan = functools.partial(lax.scan, f)
+        one = lambda h, x: scan(h, x, length=length)
+        return jax.vmap(one, (0, 1), (0, 1))(init, xs)
+
+    return run
+
+
+def is_float(x):
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def loss(run):
+    def of(*args):
+        leaves = filter(is_float, jax.tree.leaves(run(*args)))
+        return sum(jnp.mean(jnp.sin(leaf)) for leaf in leaves)
+
+    return of
+
+
+def both(name, rows=5, length=LENGTH):
+    """Value and gradient of a step's loop, and what `lax.scan` has for them."""
+    step, make = STEPS[name]
+    args = make(rows, length)
+
+    def of(schedule):
+        run = looped(step, schedule, length)
+        given, rest = zip(*((list(filter(is_float, g)), g) for g in args), strict=True)
+
+        def with_floats(*floats):
+            pairs = zip(map(iter, floats), rest, strict=True)
+            return run(*([next(f) if is_float(x) else x for x in g] for f, g in pairs))
+
+        def evaluate(*floats):
+            grad = jax.grad(loss(with_floats), (0, 1, 2))
+            return with_floats(*floats), grad(*floats)
+
+        return jax.jit(evaluate)(*given)
+
+    return of(FUSED), of(None)
+
+
+def check(name, **sizes):
+    actual, expected = both(name, **sizes)
+    assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_values_and_gradients_are_those_of_lax_scan(name):
+    check(name)
+
+
+@slow
+@pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
+def test_so_are_those_of_larger_steps(name):
+    check(name)
+
+
+@slow
+def test_in_64_bits_they_are_close_to_all_of_them():
+    with jax.enable_x64(True):
+        for name in ("lorenz", "squid", "bodies"):
+            actual, expected = both(name)
+            assert_close(actual, expected, rtol=1e-12, atol=1e-13)
+
+
+W, H, XS = numbers(2), numbers(5, 2), numbers(5, LENGTH)
+
+
+def step(w, h, x):
+    return jnp.sin(w[0] * h + w[1] * x) * jnp.array([1.0, 0.5]) + h[::-1], h.sum() * x
+
+
+def scanned(schedule, w, h, xs, **settings):
+    f = functools.partial(step, w)
+    return el.Scan(f, schedule=schedule, **settings)(h, xs)
+
+
+def rows(schedule, w, h, xs, **settings):
+    return jax.vmap(lambda h, x: scanned(schedule, w, h, x, **settings))(h, xs)
+
+
+def total(tree):
+    return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def all_modes(schedule, w, h, xs):
+    """First and second derivatives, which share one program here."""
+    of = lambda *args: total(rows(schedule, *args))
+    grad = jax.grad(of, (0, 1, 2))
+    tangents = jax.tree.map(jnp.cos, (w, h, xs))
+    return (
+        jax.jvp(lambda *a: rows(schedule, *a), (w, h, xs), tangents),
+        jax.jvp(grad, (w, h, xs), tangents),
+        jax.grad(lambda *a: total(grad(*a)), (0, 1))(w, h, xs),
+        jax.vmap(jax.grad(lambda h, x: total(scanned(schedule, w, h, x))))(h, xs),
+    )
+
+
+def alike(f, *args):
+    """A function of a schedule gives the same for the kernel and for `StoreAll`."""
+    run = lambda schedule: jax.jit(functools.partial(f, schedule))(*args)
+    assert_close(run(FUSED), run(el.StoreAll()), rtol=1e-5, atol=1e-5)
+
+
+def test_every_mode_of_differentiation():
+    alike(all_modes, W, H, XS)
+
+
+def gradient(f, which=(0, 1, 2)):
+    return lambda s, *args: jax.value_and_grad(lambda *args: total(f(s, *args)), which)(
+        *args
+    )
+
+
+def test_several_vmaps_are_rows_and_what_they_share_is_shared():
+    def run(s, w, h, xs):
+        one = lambda w, h, x: scanned(s, w, h, x)
+        inner = jax.vmap(one, (None, 0, None))
+        return jax.vmap(inner, (0, None, 0))(w, h, xs)
+
+    alike(gradient(run), numbers(3, 2), numbers(4, 2), numbers(3, LENGTH))
+
+
+def test_a_leaf_of_the_carry_and_xs_that_all_rows_share():
+    def run(s, w, h, xs):
+        def step(carry, x):
+            h, t = carry
+            return (jnp.sin(h + t * w[0] + x), t * w[1]), t
+
+        scan = el.Scan(step, schedule=s)
+        one = lambda h: scan((h, w[0]), xs)
+        (h, t), ys = jax.vmap(one, out_axes=((0, None), None))(h)
+        return h, t, ys
+
+    alike(gradient(run), W, H, XS[0])
+
+
+@pytest.mark.parametrize("kept", [dict(step=2, start=1), dict(stop=0)])
+def test_loops_in_reverse_that_keep_some_outputs(kept):
+    def run(s, w, h, xs):
+        f = functools.partial(step, w)
+        scan = el.SlicedScan(f, schedule=s, reverse=True, **kept)
+        return jax.vmap(scan)(h, xs)
+
+    alike(gradient(run), W, H, XS)
+
+
+def test_a_population_in_arrays_is_rows():
+    def run(s, w, v, xs):
+        def step(carry, x):
+            v, u = carry
+            return (jnp.tanh(w[0] * v + x) + jnp.arange(6.0) * 0.1, u * w[1] + v), v
+
+        return el.Scan(step, schedule=s)((v, v), xs)
+
+    alike(gradient(run), W, numbers(6), numbers(LENGTH, 6))
+
+
+def test_noise_for_a_population():
+    def run(s, v):
+        keys = jax.random.split(jax.random.key(0), LENGTH)
+        step = lambda v, k: (v * 0.9 + jax.random.normal(k, v.shape), None)
+        return el.Scan(step, schedule=s)(v, keys)[0]
+
+    alike(run, numbers(6))
+
+
+def test_loops_sorts_tables_and_complex_numbers_in_a_step():
+    table = numbers(5, 3)
+
+    def run(s, w, h, xs):
+        def step(carry, x):
+            h, k = carry
+            h = lax.fori_loop(0, 6, lambda i, h: jnp.sin(w[0] * h + x + i * 0.1), h)
+            h = jnp.sort(h) + lax.scan(lambda c, w: (c * w, c), x, w)[0]
+            z = lax.complex(h, h[::-1]) * jnp.exp(lax.complex(jnp.zeros(()), w[1] * x))
+            h = jnp.abs(z) * table[k] + jnp.cumsum(h)[jnp.argmax(h)]
+            return (h, (k * 3 + 1) % 5), h[k % 3]
+
+        scan = el.Scan(step, schedule=s)
+        (h, _), ys = jax.vmap(lambda h, x: scan((h, jnp.int32(1)), x))(h, xs)
+        return h, ys
+
+    alike(gradient(run), W, numbers(5, 3), XS)
+
+
+def test_bfloat16_is_added_up_in_float32():
+    narrow = lambda x: x.astype(jnp.bfloat16)
+
+    def run(s, w, h, xs):
+        step = lambda h, x: (jnp.sin(w[0] * h + w[1] * x), None)
+        h, _ = jax.vmap(lambda h, x: el.Scan(step, schedule=s)(h, x))(h, xs)
+        return h.astype(jnp.float32)
+
+    alike(gradient(run), *map(narrow, (W, H, XS)))
+
+
+def test_products_by_tiles():
+    """The weights are used twice, and in parts."""
+
+    def run(s, w, h, xs):
+        def step(h, x):
+            h = jnp.tanh(w @ h + x)
+            return h + jnp.tanh(w[:4] @ h).sum(), None
+
+        return jax.vmap(lambda h, x: el.Scan(step, schedule=s)(h, x)[0])(h, xs)
+
+    alike(gradient(run), numbers(9, 9), numbers(3, 9), numbers(3, LENGTH))
+
+
+def test_loops_of_jax_are_one_kernel_by_reschedule():
+    step = lambda h, x: (jnp.sin(h + x) + h[::-1], h.sum())
+    f = lambda h, xs: jax.vmap(functools.partial(lax.scan, step))(h, xs)
+    loss = lambda f: jax.value_and_grad(lambda *args: total(f(*args)), (0, 1))
+    assert_close(loss(el.Reschedule(f, FUSED))(H, XS), loss(f)(H, XS))
+
+
+def test_on_a_cpu_it_is_chunked():
+    scan = el.Scan(functools.partial(step, W), schedule=el.Fused(3))
+    plan = scan.plan(H[0], XS[0])
+    assert plan.kernel is None
+    assert plan.levels == ((2, 3), (1, 1))
+    expected = el.Scan(functools.partial(step, W))(H[0], XS[0])
+    assert_close(scan(H[0], XS[0]), expected)
+
+
+def test_a_plan_says_how_many_rows_there_are_or_why_none():
+    run = lambda h, xs: rows(FUSED, W, h, xs)[0].sum()
+    (loop,) = el.plans(jax.grad(run))(H, XS)
+    assert loop.plan.kernel.startswith("one each way, 5 rows")
+    mean_field = lambda v, _: (jnp.sin(v + v.mean()), None)
+    with pytest.warns(UserWarning, match="is not one kernel"):
+        plan = el.Scan(mean_field, schedule=FUSED).plan(jnp.ones(300), length=LENGTH)
+    assert "reads a sum over all of them" in plan.kernel
+    assert "test_fused.py" in str(plan)
+
+
+def test_a_mean_field_is_left_to_the_engine_with_a_warning():
+    step = lambda v, _: (jnp.sin(v + v.mean()), None)
+    of = lambda s: jax.grad(lambda v: el.Scan(step, schedule=s)(v, length=5)[0].sum())
+    with pytest.warns(UserWarning, match="reads a sum over all of them"):
+        actual = of(FUSED)(numbers(300))
+    assert_close(actual, of(el.StoreAll())(numbers(300)))
+
+
+def test_wrong_calls():
+    assert_raises(lambda: el.Fused(0), "ValueError: … every … 0")
+    assert_raises(lambda: el.Fused(block=48), "ValueError: … block … power of two … 48")
+    step = lambda v, _: (jnp.fft.fft(v).real, None)
+    run = jax.vmap(lambda v: el.Scan(step, schedule=FUSED)(v, length=3)[0])
+    said = "TypeError: Fused: … `fft` at … test_fused.py … cannot … el.Chunked(32)"
+    assert_raises(lambda: run(H), said)
+
+
+def test_a_loop_of_any_length_has_at_most_twice_the_slots_of_recursive():
+    for length in (1, 2, 7, 16, 17, 100, 500, 1000, 5000, 100_000):
+        usual = el.Recursive(16)
+        slots = []
+        for schedule in (el.Fused(), usual):
+            scan = el.Scan(lambda h, _: (jnp.sin(h), None), schedule=schedule)
+            plan = scan.plan(0.0, length=length)
+            assert plan.length == length
+            slots.append(plan.slots)
+        assert slots[0] <= 2 * slots[1] + 1
