@@ -875,7 +875,8 @@ class Backward:
         except NotTiledError:
             self._not_tiled.add(self._added)
             return self(nests, consts, xs, zs, stored, carried)
-        return tuple(_totals(*pair) for pair in zip(groups, made, strict=True))
+        sums, before, ct_xs = map(_totals, groups, made)
+        return sums, before, ct_xs
 
 
 def _totals(outs: Sequence[Any], made: Sequence[Value]) -> list[Value]:
@@ -903,7 +904,8 @@ def _first_only(
     """What all rows share, as a sum over rows."""
     if not over:
         return array
-    firsts = [more[of.found.roots.index(root)][()].read(0) == 0 for root in over]
+    known: list[Any] = [more[of.found.roots.index(root)][()] for root in over]
+    firsts = [x.read(0) == 0 for x in known]
     is_first = functools.reduce(lambda a, b: a & b, firsts)
 
     def of_entry(x: Value) -> Value:

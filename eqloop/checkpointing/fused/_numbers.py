@@ -253,6 +253,7 @@ _WRITTEN: dict[str, Callable[..., Value]] = {
     "is_finite": lambda p, x: jnp.abs(x) < jnp.asarray(jnp.inf, x.dtype),
     "sign": lambda p, x: jnp.where(x == 0, x, jnp.where(x > 0, jnp.ones_like(x), -1)),
     "clamp": lambda p, a, x, b: jnp.minimum(jnp.maximum(a, x), b),
+    "polynomial": lambda p, x, *c: functools.reduce(lambda y, a: y * x + a, c[::-1]),
 }
 
 

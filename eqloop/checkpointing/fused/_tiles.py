@@ -59,7 +59,7 @@ class Tiles:
         found = _table(table)
         if found is None or not self._holds(dtype, *table.shape):
             return None
-        matrix = self._matrix(*found, *table.shape, dtype)
+        matrix = self._matrix(*found, len(table), table.shape[1], dtype)
         columns = [
             self._vectors(
                 self._dot(matrix, self._tile(frame, column, dtype)), len(table)
