@@ -12,7 +12,6 @@ import eqloop as el
 from eqloop.checkpointing.fused._kernels import Settings
 
 from ..asserts import assert_close, assert_raises
-from ..marks import slow
 from .fused_steps import STEPS, numbers
 
 FUSED = el.Fused(3, interpret=True)
@@ -86,13 +85,13 @@ def test_values_and_gradients_are_those_of_lax_scan(name):
     check(name)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
 def test_so_are_those_of_larger_steps(name):
     check(name)
 
 
-@slow
+@pytest.mark.slow
 def test_in_64_bits_they_are_close_to_all_of_them():
     with jax.enable_x64(True):
         for name in ("lorenz", "squid", "bodies"):
