@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop.checkpointing.fused._kernels import Settings
 
 from ..asserts import assert_close, assert_raises
-from ..marks import slow
 from .fused_steps import STEPS, numbers
 
 FUSED = el.Fused(3, interpret=True)
@@ -85,13 +85,13 @@ def test_values_and_gradients_are_those_of_lax_scan(name):
     check(name)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
 def test_so_are_those_of_larger_steps(name):
     check(name)
 
 
-@slow
+@pytest.mark.slow
 def test_in_64_bits_they_are_close_to_all_of_them():
     with jax.enable_x64(True):
         for name in ("lorenz", "squid", "bodies"):
@@ -277,6 +277,33 @@ def test_a_mean_field_is_left_to_the_engine_with_a_warning():
     with pytest.warns(UserWarning, match="reads a sum over all of them"):
         actual = of(FUSED)(numbers(300))
     assert_close(actual, of(el.StoreAll())(numbers(300)))
+
+
+@pytest.mark.parametrize("around", [el.Offload, lambda s: el.StoreLast(s, 2)])
+def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
+    of = lambda s: jax.grad(lambda h: total(rows(s, W, h, XS)))(H)
+    assert_close(of(around(FUSED)), of(el.StoreAll()))
+
+
+def test_a_scan_that_ends_early_is_left_to_the_engine():
+    def run(s, h):
+        step = lambda h, _: (h + jnp.sin(h) * 0.3, h.sum())
+        goes_on = lambda h: h.sum() < 5
+        return el.ScanWhile(goes_on, step, max_steps=9, schedule=s)(h)[0]
+
+    def of(s):
+        return jax.grad(lambda h: total(jax.vmap(functools.partial(run, s))(h)))(H + 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert_close(of(FUSED), of(el.StoreAll()))
+
+
+def test_a_long_loop_takes_several_launches(monkeypatch):
+    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, 2))
+    alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
+    shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
+    alike(gradient(shared), W, H, XS[0])
 
 
 def test_wrong_calls():

@@ -1,4 +1,4 @@
-"""`python -m tests.elsewhere KIND [LOOP NBYTES]`: see `tests/elsewhere/__init__.py`."""
+"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused]`: see `__init__.py`."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import jax
 
 import eqloop as el
 
-from .cases import budgeted, loss_of, offloaded
+from .cases import budgeted, fused, loss_of, offloaded
 from .compiler import compiled_for
 
 
@@ -35,10 +35,20 @@ def _budget(kind: str, loop: str, nbytes: int) -> None:
         _say(str(argnums), shown=shown, planned=plans[0].plan.peak_bytes, temp=temp)
 
 
+def _fused() -> None:
+    """The memory that a plan foresees for a kernel each way, and what it takes."""
+    for name in ("lorenz", "neuron", "izhikevich", "newton"):
+        grad, args = fused(name)
+        planned = el.plans(grad)(*args)[0].plan.peak_bytes
+        _say(name, planned=planned, temp=compiled_for("h100", grad, *args).temp)
+
+
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:]
     with el.planning_for(kind):
-        if rest:
+        if rest == ["fused"]:
+            _fused()
+        elif rest:
             _budget(kind, rest[0], int(rest[1]))
         else:
             _offload(kind)

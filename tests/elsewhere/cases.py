@@ -1,5 +1,6 @@
 """What is compiled for devices that are not here."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import eqloop as el
+
+from ..checkpointing.fused_steps import STEPS
 
 # Gradients whose slots are on the host. Each is a function of a matrix, three initial
 # carries and some `xs`.
@@ -124,3 +127,18 @@ def loss_of(scan: el.Scan) -> Callable[[Any, Any], jax.Array]:
         return sum(map(jnp.sum, others), jnp.sum(first**2))
 
     return loss
+
+
+def fused(name: str) -> tuple[Callable[..., Any], Any]:
+    """The gradient of a loop over 8,192 rows that is one kernel each way."""
+    step, make = STEPS[name]
+    args = jax.eval_shape(lambda: make(8192, 100))
+
+    def loss(*args: Any) -> jax.Array:
+        consts, init, xs = args
+        scan = el.Scan(functools.partial(step, consts), schedule=el.Fused())
+        one = lambda h, x: scan(h, x, length=100)
+        carry, _ = jax.vmap(one, (0, 1), (0, 1))(init, xs)
+        return jnp.sum(carry[0] ** 2)
+
+    return jax.grad(loss), args

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import eqloop as el
 from eqloop._known_devices import compile_only_device
+from eqloop._programs import lowered
 
 
 def is_installed(kind: str) -> bool:

@@ -67,3 +67,8 @@ def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
         assert case["temp"] <= case["planned"] <= nbytes
         if loop == "lorenz":  # whose `xs` have no influence
             assert case["temp"] <= case["shown"]
+
+
+def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
+    for case in found("h100", "fused").values():
+        assert case["temp"] <= case["planned"] <= 1.02 * case["temp"] + 4096

@@ -15,7 +15,7 @@ the program, and is computed once, at the end. Any other use of it is a collecti
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.extend.core as jex
@@ -158,7 +158,7 @@ def refuse(
     instead: str = _INSTEAD,
     why: str = "cannot be in a kernel",
     around: jex.JaxprEqn | None = None,
-) -> Any:
+) -> NoReturn:
     """Raises an error that names an operation and its line."""
     raise NotInKernelError(f"Fused: {said(eqn, around)} {why}. {instead}")
 
@@ -256,15 +256,15 @@ def _rule(classes: Classes, op: Op) -> None:
 
 # Operations on each entry by itself.
 ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy
-    copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag
-    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg
-    nextafter not one_minus_square optimization_barrier or population_count pow
-    pvary pcast random_fold_in real reduce_precision rem round rsqrt select_n
-    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign
-    sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor eq_to le_to
-    lt_to device_put""".split()  # noqa: SIM905
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
+    bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
+    exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic
+    lt max min mul ne neg nextafter not one_minus_square optimization_barrier or
+    polynomial population_count pow pvary pcast random_fold_in real
+    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()  # noqa: SIM905
 )
 
 

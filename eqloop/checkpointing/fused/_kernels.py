@@ -552,12 +552,10 @@ class _Matrix(NamedTuple):
     Attributes:
         of_step: It, at one step.
         blocks: How many blocks there are.
-        which: Which of the sums it is.
     """
 
     of_step: Val
     blocks: int
-    which: int
 
     @property
     def leaf(self) -> jax.ShapeDtypeStruct:
@@ -570,7 +568,7 @@ class _Matrix(NamedTuple):
     def added(
         self, of: _Traced, numbers: Numbers, total: Value, array: np.ndarray
     ) -> Value:
-        return total + numbers.outer(array, self.leaf.dtype, self.which)
+        return total + numbers.outer(array, self.leaf.dtype)
 
     def write(self, ref: Any, rows: RowNumbers, total: Value) -> None:
         m, n = total.shape
@@ -646,7 +644,8 @@ class Backward:
         # A scratch has a number for each row: one row must not read that of another.
         self.traced.carries = True
         self._again, self._pull = again, pull
-        self._not_tiled = set[int]()
+        # Which sums are no matrices in tiles, and which was added to last.
+        self._not_tiled, self._added = set[int](), 0
         self._vals = c2, h2, x2, z2, g2, sums, before, ct_x
 
     @property
@@ -720,7 +719,7 @@ class Backward:
         ]
         room = of.room(again, pull)
         sum_outs = [
-            _Matrix(out.of_step, of.blocks, i)
+            _Matrix(out.of_step, of.blocks)
             if _is_matrix(out, room) and i not in self._not_tiled
             else out
             for i, out in enumerate(sum_outs)
@@ -768,10 +767,10 @@ class Backward:
                     ],
                 )
                 terms, going, cts = split(made, len(sums), len(g_vals))
-                totals = [
-                    out.added(of, numbers, total, array)
-                    for out, total, array in zip(sum_outs, totals, terms, strict=True)
-                ]
+                triples = zip(sum_outs, totals, terms, strict=True)
+                totals = list[Any]()
+                for self._added, (out, total, array) in enumerate(triples):
+                    totals.append(out.added(of, numbers, total, array))
                 for out, ref, a in zip(x_outs, outs[2], cts, strict=True):
                     out.write(ref, rows, of.vectors(a, out.of_step), index)
                 return totals, _carried(of, before, going)
@@ -873,10 +872,11 @@ class Backward:
                 made = lax.fori_loop(0, pieces.count, piece_before, state)
                 return _totals(sum_outs, made[0]), made[1], _totals(x_outs, made[2])
             made = launch(pieces.first(0), given[len(given) - len(carried) :], [])
-        except NotTiledError as error:
-            self._not_tiled.add(error.which)
+        except NotTiledError:
+            self._not_tiled.add(self._added)
             return self(nests, consts, xs, zs, stored, carried)
-        return tuple(_totals(*pair) for pair in zip(groups, made, strict=True))
+        sums, before, ct_xs = map(_totals, groups, made)
+        return sums, before, ct_xs
 
 
 def _totals(outs: Sequence[Any], made: Sequence[Value]) -> list[Value]:
@@ -904,7 +904,8 @@ def _first_only(
     """What all rows share, as a sum over rows."""
     if not over:
         return array
-    firsts = [more[of.found.roots.index(root)][()].read(0) == 0 for root in over]
+    known: list[Any] = [more[of.found.roots.index(root)][()] for root in over]
+    firsts = [x.read(0) == 0 for x in known]
     is_first = functools.reduce(lambda a, b: a & b, firsts)
 
     def of_entry(x: Value) -> Value:

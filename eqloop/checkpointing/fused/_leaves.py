@@ -78,7 +78,7 @@ class Leaf:
                 and (last.last is None) == (axis.first is None)
                 and (last.last is None or last.last + 1 == axis.first)
             )
-            if follows:
+            if last is not None and follows:
                 size = last.size * axis.size
                 merged[-1] = Axis(size, last.first, axis.last)
             else:
@@ -127,7 +127,7 @@ class Leaf:
             return jax.random.wrap_key_data(x, impl="threefry2x32")
         return jax.lax.complex(x[..., 0], x[..., 1]) if count > 1 else x
 
-    def at(self, rows: "RowNumbers", k: Any, time: Any = None) -> tuple[Any, ...]:
+    def at(self, rows: Any, k: Any, time: Any = None) -> tuple[Any, ...]:
         """The index of the `k`-th number of each row of a block, at a step."""
         sizes = [a.size for a in self.axes if a.first is None and not a.is_time]
         inner = _unravelled(k, sizes)

@@ -61,11 +61,11 @@ class Numbers:
     def __init__(self, block: int, tiles: Tiles | None = None):
         self.block, self.tiles = block, tiles
 
-    def outer(self, array: np.ndarray, dtype: Any, which: int) -> Value:
+    def outer(self, array: np.ndarray, dtype: Any) -> Value:
         """The sum over the rows of the block of a matrix of products, as a tile."""
         if self.tiles is None:
-            raise NotTiledError(which)
-        return self.tiles.outer(_Frame(self.block), array, dtype, which)
+            raise NotTiledError
+        return self.tiles.outer(_Frame(self.block), array, dtype)
 
     def run(self, closed: jex.ClosedJaxpr, ins: Sequence[np.ndarray]) -> list[Any]:
         """The outputs of a program, given its inputs."""
@@ -188,10 +188,9 @@ def _bound(eqn: Any, xs: Sequence[Any]) -> Any:
         return _chosen(xs[0], xs[1:], to)
     made = alike(dtypes, xs)
     if name in _WRITTEN:
-        try:
-            return _WRITTEN[name](p, *made)
-        except TypeError:
+        if name in _SINGLE and made[0].dtype == np.dtype("float64"):
             refuse(eqn, "Use float32 for it.", "is not there in float64 in a kernel")
+        return _WRITTEN[name](p, *made)
     return eqn.primitive.bind(*made, **_params(p))
 
 
@@ -254,7 +253,12 @@ _WRITTEN: dict[str, Callable[..., Value]] = {
     "is_finite": lambda p, x: jnp.abs(x) < jnp.asarray(jnp.inf, x.dtype),
     "sign": lambda p, x: jnp.where(x == 0, x, jnp.where(x > 0, jnp.ones_like(x), -1)),
     "clamp": lambda p, a, x, b: jnp.minimum(jnp.maximum(a, x), b),
+    "polynomial": lambda p, x, *c: functools.reduce(lambda y, a: y * x + a, c[::-1]),
 }
+
+
+# Those that are approximated, and not to 64 bits.
+_SINGLE = frozenset({"erf", "erfc", "erf_inv"})
 
 
 def _broadcast(p: dict[str, Any], a: np.ndarray) -> np.ndarray:

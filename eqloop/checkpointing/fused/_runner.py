@@ -54,7 +54,9 @@ class FusedRunner(AbstractRunner):
     def reverse(
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
-        if not self._is_of(layout):
+        # A loop that stops, or shows a bar, and a part of another one.
+        is_whole = sweep.count is None and sweep.first is None
+        if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
         if self._declines(sweep.step, kernel.found) is not None:

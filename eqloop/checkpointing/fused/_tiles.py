@@ -23,11 +23,7 @@ from ._entries import InMemory, ProductSum, is_known
 
 
 class NotTiledError(Exception):
-    """A sum that is not one of products of two vectors."""
-
-    def __init__(self, which: int):
-        super().__init__(which)
-        self.which = which
+    """A sum is not one of products of two vectors."""
 
 
 def padded(n: int) -> int:
@@ -63,7 +59,7 @@ class Tiles:
         found = _table(table)
         if found is None or not self._holds(dtype, *table.shape):
             return None
-        matrix = self._matrix(*found, *table.shape, dtype)
+        matrix = self._matrix(*found, len(table), table.shape[1], dtype)
         columns = [
             self._vectors(
                 self._dot(matrix, self._tile(frame, column, dtype)), len(table)
@@ -74,13 +70,13 @@ class Tiles:
             return [x for column in columns for x in column]
         return [x for row in zip(*columns, strict=True) for x in row]
 
-    def outer(self, frame: Any, sums: np.ndarray, dtype: Any, which: int) -> Value:
+    def outer(self, frame: Any, sums: np.ndarray, dtype: Any) -> Value:
         """The sum over the rows of the block of a matrix of products."""
         m, n = sums.shape
         if not self._holds(dtype, m, n):
-            raise NotTiledError(which)
+            raise NotTiledError
         total = jnp.zeros((padded(m), padded(n)), dtype)
-        for left, right in _families(frame, sums, which):
+        for left, right in _families(frame, sums):
             if self.there is not None:
                 there = self.there
                 left = [jnp.where(there, x, jnp.zeros_like(x)) for x in left]
@@ -167,9 +163,7 @@ def _table(a: np.ndarray) -> tuple[Any, int, tuple[int, int]] | None:
     return flat[0].read, int(at.flat[0]), (strides[0], strides[1])
 
 
-def _families(
-    frame: Any, sums: np.ndarray, which: int
-) -> list[tuple[list[Value], list[Any]]]:
+def _families(frame: Any, sums: np.ndarray) -> list[tuple[list[Value], list[Any]]]:
     """A matrix of sums of products as a sum of products of two vectors."""
     m, zero = len(sums), np.float32(0)
     found = dict[Any, tuple[list[Any], list[Any]]]()
@@ -178,7 +172,7 @@ def _families(
         if len(counts) > 1 or not all(
             isinstance(x, ProductSum) or (is_known(x) and x == 0) for x in row
         ):
-            raise NotTiledError(which)
+            raise NotTiledError
         for k in range(counts.pop() if counts else 0):
             pairs = [x.pairs[k] if isinstance(x, ProductSum) else None for x in row]
             known = [pair for pair in pairs if pair is not None]
@@ -186,7 +180,7 @@ def _families(
                 (s for s in (0, 1) if all(p[s] is known[0][s] for p in known)), None
             )
             if side is None:
-                raise NotTiledError(which)
+                raise NotTiledError
             right = [zero if p is None else p[1 - side] for p in pairs]
             key = tuple(0 if p is None else id(p[1 - side]) for p in pairs)
             left, _ = found.setdefault(key, ([zero] * m, right))
