@@ -164,13 +164,10 @@ def test_the_name_of_a_field_makes_no_budget():
     step = lambda h, x: (jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, h + x), None)
     plan_by = lambda schedule: el.Scan(step, schedule=schedule).plan(h, xs)
     usual = plan_by(WrappedStep(AtMost(10**6)))
-    # For a budget just below, a plan is compiled once more, and found to fit.
     schedule = AtMost(usual.peak_bytes - 1)
     found = plan_by(schedule)
     assert (found.slots, found.peak_bytes) == (usual.slots, usual.peak_bytes)
     assert not found.is_measured
-    budgeted = plan_by(WrappedStep(schedule, schedule.nbytes))
-    assert budgeted.peak_bytes < found.peak_bytes
     for one in (schedule, el.Cast(schedule, "bfloat16")):
         told = one.budgeted_bytes, one.measures_steps, one.can_choose_policy, one.undo
         assert told == (None, False, False, None)
@@ -208,6 +205,7 @@ def test_the_parts_of_plans_are_not_public():
                 "holds",
                 "is_measured",
                 "kept",
+                "kernel",
                 "length",
                 "levels",
                 "peak_bytes",

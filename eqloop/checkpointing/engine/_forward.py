@@ -30,6 +30,7 @@ from ..._arrays import (
     nbytes,
     over_examples,
     split,
+    symbolic_sizes,
     vary,
     waiting,
     zero_array,
@@ -191,7 +192,9 @@ def at_end(ct_carry: Arrays, count: Value) -> list[Value]:
         ct_carry: The cotangents.
         count: How many steps the loop has run: one number, or one for each example.
     """
-    if nbytes(map(jax.typeof, ct_carry)) < _WORTH_WAITING:
+    types = list(map(jax.typeof, ct_carry))
+    # No budget is for sizes that are not known.
+    if symbolic_sizes(types) or nbytes(types) < _WORTH_WAITING:
         return list(ct_carry)
     return [waiting(ct, _most(count)) for ct in ct_carry]
 

@@ -112,14 +112,15 @@ def store_residuals(
     reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
 
     def counting(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
-        count, *carry = carry
+        *carry, count = carry
         carry, y = reporting(consts, carry, x)
-        return [count + 1, *carry], y
+        return [*carry, count + 1], y
 
     def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:
         consts, init, xs = map(put, inputs, active, marked)
-        init = [zero(), *init, *number, *extra[1:]]
-        (count, *carry), ys = stored(counting, loop, policy, consts, init, xs)
+        # A bar shows the leaves in front.
+        init = [*init, *number, *extra[1:], zero()]
+        (*carry, count), ys = stored(counting, loop, policy, consts, init, xs)
         carry, number, _ = split(carry, step.num_carry, len(number))
         # All outputs leave as `aux`, too, but `pull` takes cotangents only of these.
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
