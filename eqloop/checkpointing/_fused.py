@@ -4,6 +4,7 @@ import dataclasses
 from typing import final
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
 from ..._programs import aval_of, formula_of, place_of
@@ -211,9 +213,7 @@ def _opened(
     def constant(value: Any) -> Val:
         aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
         val = classes.array(aval)
-        if not val.shape and not jax.dtypes.issubdtype(
-            val.aval.dtype, jax.dtypes.extended
-        ):
+        if not val.shape and not jnp.issubdtype(val.aval.dtype, jax.dtypes.extended):
             val.literal = np.asarray(value)[()]
         else:
             classes.lifted.append((val, value))

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -170,6 +169,6 @@ def digamma(x: Value) -> Value:
 def is_nan_greater(a: Value, b: Value) -> Value:
     """Whether `a` is sorted behind `b`: numbers first, and NaN last."""
     greater = a > b
-    if jax.dtypes.issubdtype(a.dtype, jnp.floating):
+    if jnp.issubdtype(a.dtype, jnp.floating):
         greater = greater | ((a != a) & (b == b))
     return greater

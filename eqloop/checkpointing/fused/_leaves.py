@@ -113,7 +113,7 @@ class Leaf:
 
     def opened(self, x: Value) -> Value:
         """The array as a kernel sees it."""
-        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         elif parts_of(self.dtype)[0] > 1:
             x = jnp.stack([jnp.real(x), jnp.imag(x)], -1)
@@ -123,7 +123,7 @@ class Leaf:
         """The array, from what a kernel has made of it."""
         count, _ = parts_of(self.dtype)
         x = jnp.reshape(x, (*self.given, count) if count > 1 else self.given)
-        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(x, impl="threefry2x32")
         return jax.lax.complex(x[..., 0], x[..., 1]) if count > 1 else x
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -741,7 +742,8 @@ def _sort(columns: list[list[Any]], dtypes: Sequence[Any], keys: int) -> None:
                 alike([d, d], c[i : i + 2])
                 for c, d in zip(columns, dtypes, strict=True)
             ]
-            greater = equal = None
+            greater: Value = None
+            equal: Value = None
             for a, b in pairs[:keys]:
                 g = formulas.is_nan_greater(a, b)
                 greater = g if greater is None else greater | (equal & g)
@@ -1019,7 +1021,7 @@ def _of_parts(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray
     name = eqn.primitive.name
     avals = [aval_of(v) for v in eqn.invars]
     out = aval_of(eqn.outvars[0])
-    is_key = any(jax.dtypes.issubdtype(v.dtype, jax.dtypes.prng_key) for v in avals)
+    is_key = any(jnp.issubdtype(v.dtype, jax.dtypes.prng_key) for v in avals)
     if name == "select_n":
         _, part = parts_of(out.dtype)
 

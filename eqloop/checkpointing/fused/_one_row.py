@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import lax
 
@@ -193,7 +194,9 @@ def _rev(row: OneRow, op: Op, x: Value) -> Value:
 
 def _pad(row: OneRow, op: Op, x: Value, value: Value) -> Value:
     config = [op.params["padding_config"][i] for i in row.kept(op.ins[0])]
-    return lax.pad(x, jnp.asarray(value, x.dtype), [tuple(map(int, c)) for c in config])
+    return lax.pad(
+        x, jnp.asarray(value, x.dtype), [(int(a), int(b), int(c)) for a, b, c in config]
+    )
 
 
 def _dynamic_slice(row: OneRow, op: Op, x: Value, *at: Value) -> Value:

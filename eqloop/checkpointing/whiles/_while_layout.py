@@ -7,7 +7,7 @@ up to some position.
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +151,9 @@ class ForwardOnly:
         "is none"
     )
 
-    runner: ClassVar[None] = None
+    @property
+    def runner(self) -> None:
+        """The engine runs it."""
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise NoWayBackError(
