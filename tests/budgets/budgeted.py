@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -88,15 +87,23 @@ class Budgeted(Case):
 
     @property
     def slack(self) -> int:
-        """The bytes that the loop does not take: for sums, and over devices."""
-        count = 64 * (self.has_value + bool(self.devices)) * (not self.is_fit)
+        """The bytes that the loop does not take: for sums, and over devices.
+
+        The value may read a leaf of the last carry that nobody differentiates, and XLA
+        copies `xs` whose axis is moved before a loop of JAX's.
+        """
+        if self.is_fit:
+            return 0
+        count = 64 * (self.has_value + bool(self.devices))
         count *= 2 + 2 * len(self.program.inputs)
-        if not self.devices:
-            return count
+        if self.has_value or any(getattr(self.program, "x_axes", ())):
+            count += self._bytes(range(len(self.program.inputs)))
         shared = [i for i in self.differentiated if not self.batched[i]]
-        types = [self.program.inputs[i] for i in shared]
-        width = lambda type: self.precision.dtype(type.kind).itemsize
-        return count + sum(2 * math.prod(t.shape) * width(t) for t in types)
+        return count + 2 * self._bytes(shared if self.devices else ())
+
+    def _bytes(self, inputs: Iterable[int]) -> int:
+        values = self.values()
+        return sum(values[i].nbytes for i in inputs)
 
     def budget(self, nbytes: int) -> el.Budget:
         """A budget of so many bytes."""
@@ -177,8 +184,9 @@ class Budgeted(Case):
             of = lambda *given: run(values, given)
             (out, rows), pull = jax.vjp(of, *(values[i] for i in at))
             if self.is_fit:
-                # All that it returns are outputs, which are not counted.
-                return pull((jnp.ones_like(out), cts)), out, rows
+                # All that it returns are outputs, which are not counted. They come in
+                # the order of `jax.value_and_grad`: XLA's schedule depends on it.
+                return out, rows, pull((jnp.ones_like(out), cts))
             grads = pull((self._cotangents(out), cts))
             return (grads, self._loss(out)) if self.has_value else grads
 
