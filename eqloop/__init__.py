@@ -75,6 +75,7 @@ from .loops import (
     WhileLoop,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
+from .oom import Alive, MemoryChange, MemoryProfile, memory_profile
 from .progress import ProgressBar
 from .rescheduling import ForeignLoop, Reschedule
 from .resuming import Resumable
@@ -88,6 +89,7 @@ _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 __all__ = [
     "AbstractScan",
     "AbstractSchedule",
+    "Alive",
     "AssociativeScan",
     "Binomial",
     "BoundedWhileLoop",
@@ -120,6 +122,8 @@ __all__ = [
     "Layout",
     "LoopSpec",
     "Map",
+    "MemoryChange",
+    "MemoryProfile",
     "Named",
     "NonFiniteError",
     "Offload",
@@ -159,6 +163,7 @@ __all__ = [
     "ir",
     "losses",
     "measurements",
+    "memory_profile",
     "name",
     "planning_for",
     "plans",

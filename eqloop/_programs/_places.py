@@ -66,6 +66,11 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     return _place_in(frames_of(source_info), through)
 
 
+def is_between(file: str) -> bool:
+    """Whether a file is one of those between the user's line and the operation."""
+    return file.startswith(_BETWEEN)
+
+
 def _place_in(frames: Any, through: tuple[str, ...] = ()) -> Place | None:
     for frame in frames:
         if not frame.file_name.startswith(_BETWEEN + through):

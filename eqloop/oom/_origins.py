@@ -1,0 +1,252 @@
+"""From which line, and which loop, the memory of a compiled program comes, and why.
+
+XLA keeps for most instructions the frames of Python that they come from. What it makes
+itself (copies, zeros to begin with) has none: then what is moved there tells.
+"""
+
+import dataclasses
+import functools
+import re
+import sysconfig
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from .._programs import Place, is_between, is_later
+from ._alive import Alive, Kind, LoopAt
+from ._lives import Life
+from ._program import Instruction, Program, Type
+
+# What gives what it is given, in another form or in another place.
+# fmt: off
+_MOVES = frozenset({
+    "bitcast", "bitcast-convert", "broadcast", "call", "conditional", "constant",
+    "copy", "copy-done", "copy-start", "get-tuple-element", "iota", "opt-barrier",
+    "pad", "parameter", "reshape", "slice", "transpose", "tuple", "while",
+    "async-start", "async-done", "async-update", "dynamic-slice",
+})
+# What hands on a buffer that it does not read.
+_HANDS_ON = frozenset({
+    "bitcast", "call", "get-tuple-element", "opt-barrier", "tuple", "while",
+})
+# fmt: on
+_WRITES, _FUSION = "dynamic-update-slice", "fusion"
+_OURS = re.compile(r"eqloop\.(\w+)")
+# It runs again what was not stored.
+_AGAIN = "rematted_computation"
+# What an instruction gives, or a part of it.
+_Value: TypeAlias = tuple[Instruction, tuple[int, ...]]
+# No more instructions are looked at to explain one.
+_MOST_SEEN = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where memory comes from.
+
+    Attributes:
+        type: The type of what is in it.
+        place: The user's line.
+        library: The line of the library that the user called there, if one was.
+        loop: The loop that makes it.
+        is_stored: Whether it is stored for the way back.
+    """
+
+    type: Type
+    place: Place | None
+    library: Place | None
+    loop: LoopAt | None
+    is_stored: bool
+
+    def alive(self, nbytes: int, kind: Kind, is_on_host: bool) -> Alive:
+        """So many bytes of that."""
+        about = (self.place, kind, self.library, self.loop)
+        return Alive(nbytes, *self.type, *about, is_on_host=is_on_host)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(paths[name] for name in ("purelib", "platlib", "stdlib"))
+
+
+def _is_library(place: Place) -> bool:
+    return is_between(place.file) or place.file.startswith(_library_folders())
+
+
+class Origins:
+    """Tells where the memory of one program comes from."""
+
+    def __init__(self, program: Program):
+        self._program = program
+
+    def of(self, life: Life, time: int) -> Origin:
+        """Where what is alive comes from, at an event."""
+        makers = [self._made(buffer) for buffer in life.buffers]
+        come = [i for i, at in enumerate(life.comes) if at <= time]
+        rows = [i for i, (one, _) in enumerate(makers) if self._writes_rows(one)]
+        computed = [i for i, (one, _) in enumerate(makers) if not self._moves(one)]
+        before = [i for i in reversed(come) if i in computed]
+        # What has been filled with zeros is named by what is written there later.
+        chosen = next(iter((*rows, *before, *computed, *reversed(come))), 0)
+        instruction, index = makers[chosen]
+        maker = self._explained(instruction, index)
+        place, library = self._places(maker)
+        return Origin(
+            instruction.type_at(index),
+            place,
+            library,
+            self._loop_around(instruction),
+            self._is_stored(maker, life.buffers if rows else life.buffers[chosen:]),
+        )
+
+    def of_buffer(self, buffer: int) -> Origin:
+        """Where what is in a buffer comes from."""
+        return self.of(Life(0, 0, 1, (buffer,), (0,)), 0)
+
+    def _made(self, buffer: int) -> _Value:
+        at, index = self._program.buffers[buffer].made
+        return self._program.instructions[at], index
+
+    def _places(self, maker: Instruction) -> tuple[Place | None, Place | None]:
+        """The user's line, and that of a library which it calls, if it calls one."""
+        places = self._program.places(maker.frame)
+        inner = next(iter(places), None)
+        own = next((place for place in places if not _is_library(place)), None)
+        return own or inner, inner if own and inner is not own else None
+
+    # Explaining instructions.
+
+    def _inside(self, one: Instruction) -> Sequence[Instruction]:
+        """The instructions of a fusion; any other one itself."""
+        return self._program.bodies[one.calls[0]] if one.opcode == _FUSION else [one]
+
+    def _moves(self, one: Instruction) -> bool:
+        return all(each.opcode in _MOVES for each in self._inside(one))
+
+    def _writes_rows(self, one: Instruction) -> bool:
+        is_row = any(each.opcode == _WRITES for each in self._inside(one))
+        return is_row and self._loop_around(one) is not None
+
+    def _explained(self, one: Instruction, index: Sequence[int]) -> Instruction:
+        """What computed the result of an instruction, and has a line of Python."""
+        seen, queue = set[_Value](), deque([(one, tuple(index))])
+        moved = None
+        while queue and len(seen) < _MOST_SEEN:
+            each, at = queue.popleft()
+            if (each, at) in seen:
+                continue
+            seen.add((each, at))
+            if each.frame and each.opcode not in (_FUSION, _WRITES, "parameter"):
+                if each.opcode not in _MOVES:
+                    return each
+                moved = moved or each
+            queue.extend(self._sources(each, at))
+        if moved is not None or one.frame:
+            return moved or one
+        queue = deque(self._program.readers.get(one.id, ()))
+        for _ in range(_MOST_SEEN):
+            if not queue:
+                break
+            if (reader := queue.popleft()).frame:
+                return reader
+            queue.extend(self._program.readers.get(reader.id, ()))
+        return one
+
+    def _sources(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
+        """What the result of an instruction, or a part of it, is made of."""
+        known = self._program.instructions
+        operands = [known[x] for x in one.operands if x in known]
+        match one.opcode:
+            case "fusion" | "while" | "call" | "conditional":
+                for called in one.calls:
+                    yield from self._part(known[self._program.roots[called]], index)
+                if one.opcode == "while":
+                    yield from self._part(operands[0], index)
+            case "get-tuple-element":
+                yield from self._part(operands[0], (one.index, *index))
+            case "parameter":
+                caller = self._program.callers.get(one.computation)
+                if caller is None:
+                    return
+                if caller.opcode == "while":
+                    # What the step before has left there, or the loop began with.
+                    root = known[self._program.roots[caller.calls[0]]]
+                    yield from self._part(root, index)
+                    yield from self._part(known[caller.operands[0]], index)
+                elif one.index < len(caller.operands):
+                    yield from self._part(known[caller.operands[one.index]], index)
+            case "dynamic-update-slice":
+                yield operands[1], ()
+                yield operands[0], ()
+            case _:
+                for operand in operands:
+                    yield operand, ()
+
+    def _part(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
+        if one.opcode == "tuple" and index:
+            yield self._program.instructions[one.operands[index[0]]], index[1:]
+        else:
+            yield one, index
+
+    # Loops.
+
+    def _loop_around(self, one: Instruction) -> LoopAt | None:
+        """The innermost loop that runs an instruction."""
+        caller = self._program.callers.get(one.computation)
+        while caller is not None and caller.opcode != "while":
+            caller = self._program.callers.get(caller.computation)
+        if caller is None:
+            return None
+        names = _OURS.findall(caller.scope)
+        place, _ = self._places(caller)
+        return LoopAt(names[-1] if names else "loop", place, caller.steps)
+
+    # The way back.
+
+    def _is_stored(self, maker: Instruction, buffers: Sequence[int]) -> bool:
+        """Whether what is in some buffers is read on the way back of what made it."""
+        if _AGAIN in maker.scope:
+            return False
+        for reader in self._readers([self._made(buffer) for buffer in buffers]):
+            scope = reader.scope or self._explained(reader, ()).scope
+            if is_later(scope, maker.scope):
+                return True
+        return False
+
+    def _readers(self, values: Sequence[_Value]) -> Iterator[Instruction]:
+        """What reads values, wherever they are handed on to."""
+        seen, queue = set(values), deque(values)
+        while queue and len(seen) < _MOST_SEEN:
+            one, index = queue.popleft()
+            for reader in self._program.readers.get(one.id, ()):
+                if reader.opcode not in _HANDS_ON:
+                    yield reader
+            for value in self._handed_on(one, index):
+                if value not in seen:
+                    seen.add(value)
+                    queue.append(value)
+
+    def _handed_on(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
+        """Where else a value is, one step further."""
+        if one.id == self._program.roots[one.computation]:
+            caller = self._program.callers.get(one.computation)
+            if caller is not None and caller.opcode in _HANDS_ON:
+                yield caller, index
+        for reader in self._program.readers.get(one.id, ()):
+            match reader.opcode:
+                case "tuple":
+                    for i, operand in enumerate(reader.operands):
+                        if operand == one.id:
+                            yield reader, (i, *index)
+                case "get-tuple-element":
+                    if index[:1] == (reader.index,):
+                        yield reader, index[1:]
+                case "while" | "call":
+                    for called in reader.calls:
+                        for each in self._program.bodies[called]:
+                            is_input = each.opcode == "parameter"
+                            if is_input and reader.operands[each.index] == one.id:
+                                yield each, index
+                case "bitcast" | "opt-barrier":
+                    yield reader, index

@@ -1,0 +1,297 @@
+"""What is alive where a program takes the most memory, for the user to read."""
+
+import dataclasses
+import functools
+import os
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .._calls import format_bytes
+from .._programs import Place
+from ..checkpointing import Plans, axes_to_draw_on, format_axis
+from ._advice import advice
+from ._alive import Alive, Kind, LoopAt
+from ._lives import Heap, Life, heaps_of
+from ._origins import Origins
+from ._program import Program
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH, _LINES = 80, 10
+# So many areas in a picture, and so many lines in a comparison.
+_AREAS, _CHANGES = 8, 8
+# With more points, no more can be seen.
+_MOST_POINTS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryProfile:
+    """What is alive where a program takes the most memory. Printed, it is a table.
+
+    Attributes:
+        name: The function.
+        device: The kind of device that it was compiled for, as JAX calls it.
+        peak_bytes: The bytes that XLA assigned besides inputs and outputs, on each
+            device.
+        total_bytes: The same with inputs, outputs and constants.
+        host_bytes: The bytes in the memory of the host, which are not among these.
+        alive: What is alive where most memory is taken, the largest first. What does
+            not lie on the host adds up to `total_bytes`.
+    """
+
+    name: str
+    device: str
+    peak_bytes: int
+    total_bytes: int
+    host_bytes: int
+    alive: tuple[Alive, ...]
+    _program: Program = dataclasses.field(repr=False, compare=False)
+    _plans: Callable[[], Plans] | None = dataclasses.field(repr=False, compare=False)
+    # What a life in the heap is called.
+    _heap: Heap | None = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def largest(self) -> Alive | None:
+        """The largest of what XLA assigned besides inputs and outputs."""
+        return next(filter(lambda one: one.is_at_peak, self.alive), None)
+
+    @property
+    def loops(self) -> Mapping[LoopAt, int]:
+        """The bytes that each loop stores for the way back."""
+        found = defaultdict[LoopAt, int](int)
+        for one in self.alive:
+            if one.loop is not None and one.kind == "stored":
+                found[one.loop] += one.nbytes
+        return dict(found)
+
+    @functools.cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What would take less, where that is known. It may take seconds."""
+        return tuple(advice(self.alive, self.peak_bytes, self._plans))
+
+    def __str__(self) -> str:
+        size, total = map(format_bytes, (self.peak_bytes, self.total_bytes))
+        host = f", {format_bytes(self.host_bytes)} on the host"
+        head = f"{self.name}: {size} at the peak, {total} with inputs and outputs"
+        head += (host if self.host_bytes else "") + f", on {self.device}"
+        text = "; ".join(self.advice)
+        help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
+        if len(help_lines) > 3:
+            help_lines = [*help_lines[:2], textwrap.shorten(help_lines[2], 77) + "..."]
+        rows = _by_line(self.alive)
+        count = _LINES - 2 - len(help_lines)
+        if len(rows) > count:
+            rest = sum(row.nbytes for row in rows[count - 1 :])
+            rows = rows[: count - 1]
+            rows.append(_Row(rest, "", f"{len(_by_line(self.alive)) - count + 1} more"))
+        table = [_Row.HEAD, *(row.columns for row in rows)]
+        widths = [max(len(row[i]) for row in table) for i in range(3)]
+        lines = [_in_columns(row, widths) for row in table]
+        return "\n".join([head[:_WIDTH], *lines, *help_lines])
+
+    def compare(self, other: "MemoryProfile") -> "MemoryChange":
+        """What another profile has in the place of this one, such as after a change.
+
+        Lines are told by their text, as a change moves their numbers.
+
+        Args:
+            other: The other profile.
+
+        Returns:
+            The differences. Printed, they are a table.
+        """
+        before, after = _by_text(self.alive), _by_text(other.alive)
+        rows = list[LineChange]()
+        for key in dict.fromkeys((*before, *after)):
+            sides = [sum(one.nbytes for one in s.get(key, ())) for s in (before, after)]
+            if sides[0] != sides[1]:
+                first = (before.get(key) or after[key])[0]
+                rows.append(LineChange(first.place, first.kind, *sides))
+        rows.sort(key=lambda row: -abs(row.after - row.before))
+        return MemoryChange(self.peak_bytes, other.peak_bytes, tuple(rows))
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws the memory that is alive over the program, by the lines that made it.
+
+        Args:
+            ax: The axes to draw on; by default, new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        ax = axes_to_draw_on(ax)
+        heap = self._heap
+        if heap is None:
+            return ax
+        origins = Origins(self._program)
+        areas = defaultdict[str, list[Life]](list)
+        for life in heap.lives:
+            place = origins.of(life, life.end).place
+            areas[_short(place) if place else "unknown"].append(life)
+        live = {name: heap.live_of(lives) for name, lives in areas.items()}
+        names = sorted(live, key=lambda name: -max(live[name]))
+        every = max(1, heap.length // _MOST_POINTS)
+        times = sorted({*range(0, heap.length, every), heap.peak})
+        series = [[live[name][t] for t in times] for name in names[:_AREAS]]
+        if others := names[_AREAS:]:
+            series.append([sum(live[name][t] for name in others) for t in times])
+        labels = [*names[:_AREAS], "other lines"]
+        ax.stackplot(times, series, labels=labels[: len(series)], step="post")
+        top = heap.live()[heap.peak]
+        label = f"peak, {format_bytes(top)}"
+        ax.plot([heap.peak], [top], "v", color="black", label=label)
+        ax.set(xlabel="events of the heap, in order", ylabel="bytes alive")
+        ax.set_title(self.name, fontsize="medium")
+        ax.yaxis.set_major_formatter(format_axis)
+        ax.legend(fontsize="small", frameon=False)
+        return ax
+
+
+@dataclasses.dataclass(frozen=True)
+class LineChange:
+    """What a line of the program has at the peak, before and after a change."""
+
+    place: Place | None
+    kind: Kind
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryChange:
+    """How two profiles differ. Printed, it is a table.
+
+    Attributes:
+        before: The peak of the first.
+        after: That of the other.
+        lines: The lines that have more or less at the peak, the largest change first.
+    """
+
+    before: int
+    after: int
+    lines: tuple[LineChange, ...]
+
+    def __str__(self) -> str:
+        table = [("before", "after", "kind", "line")]
+        both = lambda before, after: (format_bytes(before), format_bytes(after))
+        table.append((*both(self.before, self.after), "peak", ""))
+        for row in self.lines[:_CHANGES]:
+            place = "" if row.place is None else _short(row.place)
+            table.append((*both(row.before, row.after), row.kind, place))
+        widths = [max(len(row[i]) for row in table) for i in range(3)]
+        return "\n".join(_in_columns(row, widths) for row in table)
+
+
+def profile_of(
+    program: Program,
+    name: str,
+    device: str,
+    inputs: Mapping[int, str] | None = None,
+    assigned: int | None = None,
+    plans: Callable[[], Plans] | None = None,
+) -> MemoryProfile:
+    """The profile of a compiled program.
+
+    Args:
+        program: The program.
+        name: What to call it.
+        device: What it was compiled for.
+        inputs: The paths of its inputs by their numbers; JAX's names by default.
+        assigned: The bytes besides inputs and outputs, if the compiler has said so.
+        plans: Finds the plans of its loops.
+    """
+    origins, heaps = Origins(program), heaps_of(program)
+    found = list[Alive]()
+    for heap in heaps:
+        for life in heap.at_peak:
+            origin = origins.of(life, heap.peak)
+            kind: Kind = "stored" if origin.is_stored else "temporary"
+            found.append(origin.alive(life.nbytes, kind, heap.is_on_host))
+    of_device = [heap for heap in heaps if not heap.is_on_host]
+    size = sum(heap.nbytes for heap in of_device) if assigned is None else assigned
+    rest = size - sum(one.nbytes for one in found if not one.is_on_host)
+    if rest > 0:
+        found.append(Alive(rest, (), "", None, "padding"))
+    found += _ends(program, origins, inputs or {})
+    found.sort(key=lambda one: -one.nbytes)
+    total = sum(one.nbytes for one in found if not one.is_on_host)
+    host = sum(heap.nbytes for heap in heaps if heap.is_on_host)
+    largest = max(of_device, key=lambda heap: heap.nbytes, default=None)
+    return MemoryProfile(
+        name, device, size, total, host, tuple(found), program, plans, largest
+    )
+
+
+def _ends(program: Program, origins: Origins, inputs: Mapping[int, str]) -> list[Alive]:
+    """What the inputs, the outputs and the constants of a program take."""
+    found = list[Alive]()
+    for one in program.allocations:
+        if one.parameter is not None:
+            parameter = program.parameters[one.parameter]
+            name = inputs.get(one.parameter, parameter.scope)
+            kind = parameter.type_at(())
+            found.append(
+                Alive(
+                    one.nbytes, *kind, None, "input", name=name,
+                    is_on_host=one.is_on_host, is_donated=one.is_output,
+                )
+            )  # fmt: skip
+        elif not one.is_temporary and one.buffers:
+            origin = origins.of_buffer(program.result_in(one))
+            kind = "output" if one.is_output else "constant"
+            found.append(origin.alive(one.nbytes, kind, one.is_on_host))
+    return found
+
+
+class _Row:
+    """A row of the table: what is of one kind, and from one line."""
+
+    HEAD = ("memory", "kind", "what", "line")
+
+    def __init__(self, nbytes: int, kind: str, what: str, line: str = ""):
+        self.nbytes = nbytes
+        self.columns = (format_bytes(nbytes), kind, what, line)
+
+
+def _by_line(alive: Sequence[Alive]) -> list[_Row]:
+    groups = defaultdict[tuple[object, ...], list[Alive]](list)
+    for one in alive:
+        groups[one.kind, one.place, one.library, one.loop].append(one)
+    rows = list[_Row]()
+    for group in groups.values():
+        first, size = group[0], sum(one.nbytes for one in group)
+        what = first.name or first.type_in_words
+        what = f"{what}, {len(group) - 1} more" if len(group) > 1 else what
+        line = "" if first.place is None else _short(first.place)
+        if first.library is not None:
+            line += f" by {_short(first.library)}"
+        elif first.loop is not None and first.loop.place not in (None, first.place):
+            line += f", loop at {_short(first.loop.place, False)}"
+        rows.append(_Row(size, first.kind, what, line))
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
+def _by_text(alive: Sequence[Alive]) -> dict[tuple[str, Kind], list[Alive]]:
+    found = defaultdict[tuple[str, Kind], list[Alive]](list)
+    for one in alive:
+        place = one.place
+        text = one.name if place is None else f"{place.function} {place.text or place}"
+        found[text, one.kind].append(one)
+    return found
+
+
+def _short(place: Place, function: bool = True) -> str:
+    file = os.path.basename(place.file)
+    return f"{file}:{place.line}" + (f" ({place.function})" if function else "")
+
+
+def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
+    first = row[0].rjust(widths[0])
+    rest = map(str.ljust, row[1:3], widths[1:])
+    return "  ".join([first, *rest, row[3]]).rstrip()[:_WIDTH]
