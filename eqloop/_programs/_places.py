@@ -66,9 +66,13 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     return _place_in(frames_of(source_info), through)
 
 
+# The layers of Equinox compute what users ask for; the rest of it is around functions.
+_LAYERS = tuple(os.path.join(path, "nn", "") for path in folders_of("equinox"))
+
+
 def is_between(file: str) -> bool:
-    """Whether a file is one of those between the user's line and the operation."""
-    return file.startswith(_BETWEEN)
+    """Whether a file is around functions, and computes nothing itself."""
+    return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
 
 
 def _place_in(frames: Any, through: tuple[str, ...] = ()) -> Place | None:

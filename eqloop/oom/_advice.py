@@ -15,7 +15,13 @@ _MUCH = 1 / 20
 def advice(
     alive: Sequence[Alive], peak_bytes: int, plans: Callable[[], Plans] | None
 ) -> Iterator[str]:
-    """Sentences on what would take less, those that bring most first."""
+    """Sentences on what would take less, those that bring most first.
+
+    Args:
+        alive: What is alive.
+        peak_bytes: What that takes besides inputs and outputs.
+        plans: Finds the plans of the loops, where they are to be asked for.
+    """
     stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
     by_loop, outside = defaultdict[Place | None, int](int), 0
     for one in stored:
@@ -25,11 +31,14 @@ def advice(
             outside += one.nbytes
     large = {at: size for at, size in by_loop.items() if size >= _MUCH * peak_bytes}
     found = list[tuple[int, str]]()
-    if large and plans is not None:
-        for loop in plans():
-            if loop.place in large and (text := _of_loop(loop, large[loop.place])):
-                found.append((large.pop(loop.place), text))
-    if outside >= _MUCH * peak_bytes:
+    for loop in () if plans is None or not large else plans():
+        if loop.place in large and (text := _of_loop(loop)):
+            found.append((large.pop(loop.place), text))
+    for place, size in () if plans is not None else large.items():
+        at = f"line {place.line}" if place else "an unknown line"
+        text = f"the loop at {at} stores {format_bytes(size)}: el.plans says what it "
+        found.append((size, text + "takes with a schedule"))
+    if outside and outside >= _MUCH * peak_bytes:
         text = (
             f"{format_bytes(outside)} is stored outside of loops, which el.Fit, around "
             "what is differentiated, has computed again"
@@ -39,12 +48,13 @@ def advice(
         size = sum(one.nbytes for one in names)
         which = names[0].name + (f" and {len(names) - 1} more" if names[1:] else "")
         if size >= _MUCH * peak_bytes:
-            found.append((size, f"donating {which} saves {format_bytes(size)}"))
+            text = f"donating {which}, if not read later, can save {format_bytes(size)}"
+            found.append((size, text))
     for _, text in sorted(found, key=lambda pair: -pair[0]):
         yield text
 
 
-def _of_loop(loop: LoopPlan, stored: int) -> str | None:
+def _of_loop(loop: LoopPlan) -> str | None:
     """What a schedule would bring for a loop, by its plans."""
     where = f"{loop.name} at line {loop.place.line if loop.place else 0}"
     if isinstance(loop.plan, JaxPlan):

@@ -1,6 +1,7 @@
 """One thing that is alive."""
 
 import dataclasses
+import re
 from typing import Literal, NamedTuple
 
 from .._programs import Place
@@ -63,6 +64,7 @@ class Alive:
 
     @property
     def type_in_words(self) -> str:
-        """Its type, such as `float32[8,128]`."""
+        """Its type as JAX writes it, such as `f32[8,128]`."""
+        short = re.sub(r"(l?oat|nt|omplex)(?=\d)", "", self.dtype)
         dims = ",".join(map(str, self.shape))
-        return f"{self.dtype}[{dims}]" if self.dtype else ""
+        return f"{short}[{dims}]" if short else ""

@@ -63,7 +63,7 @@ def memory_profile(
         >>> profile.largest.shape, profile.largest.place.function
         ((512, 4096), 'loss')
         >>> print(profile)
-        loss: ... MiB at the peak, ... MiB with inputs and outputs, on cpu
+        loss: ... MiB at the peak, ... MiB in all, on cpu
         ...
     """
     check_device("memory_profile", device)

@@ -71,7 +71,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def _is_library(place: Place) -> bool:
-    return is_between(place.file) or place.file.startswith(_library_folders())
+    return place.file.startswith(_library_folders())
 
 
 class Origins:
@@ -111,9 +111,10 @@ class Origins:
     def _places(self, maker: Instruction) -> tuple[Place | None, Place | None]:
         """The user's line, and that of a library which it calls, if it calls one."""
         places = self._program.places(maker.frame)
+        places = [place for place in places if not is_between(place.file)]
         inner = next(iter(places), None)
-        own = next((place for place in places if not _is_library(place)), None)
-        return own or inner, inner if own and inner is not own else None
+        own = next((place for place in places if not _is_library(place)), inner)
+        return own, None if inner is own else inner
 
     # Explaining instructions.
 
@@ -158,8 +159,9 @@ class Origins:
         known = self._program.instructions
         operands = [known[x] for x in one.operands if x in known]
         match one.opcode:
-            case "fusion" | "while" | "call" | "conditional":
-                for called in one.calls:
+            case "fusion" | "while" | "call" | "conditional" | "async-start":
+                # A loop has its body first, and then its condition.
+                for called in one.calls[: 1 if one.opcode == "while" else None]:
                     yield from self._part(known[self._program.roots[called]], index)
                 if one.opcode == "while":
                     yield from self._part(operands[0], index)
@@ -178,6 +180,8 @@ class Origins:
                     yield from self._part(known[caller.operands[one.index]], index)
             case "dynamic-update-slice":
                 yield operands[1], ()
+                yield operands[0], ()
+            case "dynamic-slice":  # The others say which rows.
                 yield operands[0], ()
             case _:
                 for operand in operands:

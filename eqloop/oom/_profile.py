@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _LINES = 80, 10
+# Plans of larger programs take longer than one waits for a table.
+_QUICK = 500
 # So many areas in a picture, and so many lines in a comparison.
 _AREAS, _CHANGES = 8, 8
 # With more points, no more can be seen.
@@ -69,15 +71,21 @@ class MemoryProfile:
 
     @functools.cached_property
     def advice(self) -> tuple[str, ...]:
-        """What would take less, where that is known. It may take seconds."""
+        """What would take less, where that is known.
+
+        Figures are from the plans of the loops, which for a large program take about as
+        long as to compile it. So its table goes without them.
+        """
         return tuple(advice(self.alive, self.peak_bytes, self._plans))
 
     def __str__(self) -> str:
         size, total = map(format_bytes, (self.peak_bytes, self.total_bytes))
         host = f", {format_bytes(self.host_bytes)} on the host"
-        head = f"{self.name}: {size} at the peak, {total} with inputs and outputs"
+        head = f"{self.name}: {size} at the peak, {total} in all"
         head += (host if self.host_bytes else "") + f", on {self.device}"
-        text = "; ".join(self.advice)
+        is_quick = len(self._program.instructions) <= _QUICK
+        quick = advice(self.alive, self.peak_bytes, None)
+        text = "; ".join(self.advice if is_quick else quick)
         help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
         if len(help_lines) > 3:
             help_lines = [*help_lines[:2], textwrap.shorten(help_lines[2], 77) + "..."]
@@ -212,7 +220,10 @@ def profile_of(
         for life in heap.at_peak:
             origin = origins.of(life, heap.peak)
             kind: Kind = "stored" if origin.is_stored else "temporary"
-            found.append(origin.alive(life.nbytes, kind, heap.is_on_host))
+            if (
+                origin.type.dtype
+            ):  # Else it is a table of where the parts of a tuple are.
+                found.append(origin.alive(life.nbytes, kind, heap.is_on_host))
     of_device = [heap for heap in heaps if not heap.is_on_host]
     size = sum(heap.nbytes for heap in of_device) if assigned is None else assigned
     rest = size - sum(one.nbytes for one in found if not one.is_on_host)
@@ -270,9 +281,16 @@ def _by_line(alive: Sequence[Alive]) -> list[_Row]:
         what = f"{what}, {len(group) - 1} more" if len(group) > 1 else what
         line = "" if first.place is None else _short(first.place)
         if first.library is not None:
-            line += f" by {_short(first.library)}"
-        elif first.loop is not None and first.loop.place not in (None, first.place):
-            line += f", loop at {_short(first.loop.place, False)}"
+            line += f", {os.path.basename(first.library.file)}:{first.library.line}"
+        elif first.place is not None and first.loop is not None:
+            around = first.loop.place
+            is_near = around is None or around.file == first.place.file
+            at = (
+                ""
+                if around is None
+                else f" at {around.line if is_near else _short(around)}"
+            )
+            line += f" in {first.loop.name}{at}"
         rows.append(_Row(size, first.kind, what, line))
     return sorted(rows, key=lambda row: -row.nbytes)
 
@@ -286,9 +304,8 @@ def _by_text(alive: Sequence[Alive]) -> dict[tuple[str, Kind], list[Alive]]:
     return found
 
 
-def _short(place: Place, function: bool = True) -> str:
-    file = os.path.basename(place.file)
-    return f"{file}:{place.line}" + (f" ({place.function})" if function else "")
+def _short(place: Place) -> str:
+    return f"{os.path.basename(place.file)}:{place.line} ({place.function})"
 
 
 def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
