@@ -7,9 +7,12 @@ a loop, say, from the zeros that it begins with to what is read of it afterwards
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ._program import Allocation, Event, Program
+
+# Kinds of events.
+_GOES, _JOINS = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,37 +122,33 @@ def _live(lives: Sequence[Life], length: int) -> list[int]:
     return list(itertools.accumulate(changes))[:length]
 
 
-@dataclasses.dataclass
-class _Open:
-    """A life that has not ended yet."""
+def _lives(events: Sequence[Event], sizes: Mapping[int, int]) -> list[Life]:
+    found, at = list[Life](), dict[int, _Comers]()
 
-    nbytes: int
-    start: int
-    buffers: list[int]
-    comes: list[int]
-    count: int = 1
+    def close(comers: _Comers, end: int) -> None:
+        buffers, comes = zip(*comers.came, strict=True)
+        size = max(sizes[buffer] for buffer in buffers)
+        found.append(Life(size, comes[0], end, buffers, comes))
 
-    def closed(self, end: int) -> Life:
-        """The life, which ends there."""
-        buffers, comes = tuple(self.buffers), tuple(self.comes)
-        return Life(self.nbytes, self.start, end, buffers, comes)
-
-
-def _lives(events: Sequence[Event], sizes: dict[int, int]) -> list[Life]:
-    found, at = list[Life](), dict[int, _Open]()
     for time, (kind, buffer, joined) in enumerate(events):
-        if kind == 1:
-            life = at.pop(buffer)
-            life.count -= 1
-            if not life.count:
-                found.append(life.closed(time))
-        elif kind == 2 and joined in at:
-            life = at[buffer] = at[joined]
-            life.nbytes = max(life.nbytes, sizes[buffer])
-            life.buffers.append(buffer)
-            life.comes.append(time)
-            life.count += 1
-        else:
-            at[buffer] = _Open(sizes[buffer], time, [buffer], [time])
-    left = {id(life): life for life in at.values()}
-    return found + [life.closed(len(events)) for life in left.values()]
+        if kind == _GOES:
+            comers = at.pop(buffer)
+            comers.left -= 1
+            if not comers.left:
+                close(comers, time)
+            continue
+        comers = at.get(joined) if kind == _JOINS else None
+        at[buffer] = comers = comers or _Comers()
+        comers.came.append((buffer, time))
+        comers.left += 1
+    for comers in {id(comers): comers for comers in at.values()}.values():
+        close(comers, len(events))
+    return found
+
+
+@dataclasses.dataclass
+class _Comers:
+    """Buffers that share memory, with when they came, and how many have not gone."""
+
+    came: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    left: int = 0

@@ -4,8 +4,6 @@ XLA keeps for most instructions the frames of Python that they come from. What i
 itself (copies, zeros to begin with) has none: then what is moved there tells.
 """
 
-import dataclasses
-import functools
 import re
 import sysconfig
 from collections import deque
@@ -13,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from .._programs import Place, is_between, is_later
-from ._alive import Alive, Kind, LoopAt
+from ._alive import Alive, LoopAt
 from ._lives import Life
-from ._program import Instruction, Program, Type
+from ._program import Instruction, Program
 
 # What gives what it is given, in another form or in another place.
 # fmt: off
@@ -40,38 +38,7 @@ _Value: TypeAlias = tuple[Instruction, tuple[int, ...]]
 _MOST_SEEN = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where memory comes from.
-
-    Attributes:
-        type: The type of what is in it.
-        place: The user's line.
-        library: The line of the library that the user called there, if one was.
-        loop: The loop that makes it.
-        is_stored: Whether it is stored for the way back.
-    """
-
-    type: Type
-    place: Place | None
-    library: Place | None
-    loop: LoopAt | None
-    is_stored: bool
-
-    def alive(self, nbytes: int, kind: Kind, is_on_host: bool) -> Alive:
-        """So many bytes of that."""
-        about = (self.place, kind, self.library, self.loop)
-        return Alive(nbytes, *self.type, *about, is_on_host=is_on_host)
-
-
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(paths[name] for name in ("purelib", "platlib", "stdlib"))
-
-
-def _is_library(place: Place) -> bool:
-    return place.file.startswith(_library_folders())
+_LIBRARIES = tuple(map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
 
 
 class Origins:
@@ -80,7 +47,7 @@ class Origins:
     def __init__(self, program: Program):
         self._program = program
 
-    def of(self, life: Life, time: int) -> Origin:
+    def of(self, life: Life, time: int) -> Alive:
         """Where what is alive comes from, at an event."""
         makers = [self._made(buffer) for buffer in life.buffers]
         come = [i for i, at in enumerate(life.comes) if at <= time]
@@ -92,17 +59,15 @@ class Origins:
         instruction, index = makers[chosen]
         maker = self._explained(instruction, index)
         place, library = self._places(maker)
-        return Origin(
-            instruction.type_at(index),
+        buffers = life.buffers if rows else life.buffers[chosen:]
+        return Alive(
+            life.nbytes,
+            *instruction.type_at(index),
             place,
+            "stored" if self._is_stored(maker, buffers) else "temporary",
             library,
             self._loop_around(instruction),
-            self._is_stored(maker, life.buffers if rows else life.buffers[chosen:]),
         )
-
-    def of_buffer(self, buffer: int) -> Origin:
-        """Where what is in a buffer comes from."""
-        return self.of(Life(0, 0, 1, (buffer,), (0,)), 0)
 
     def _made(self, buffer: int) -> _Value:
         at, index = self._program.buffers[buffer].made
@@ -113,7 +78,9 @@ class Origins:
         places = self._program.places(maker.frame)
         places = [place for place in places if not is_between(place.file)]
         inner = next(iter(places), None)
-        own = next((place for place in places if not _is_library(place)), inner)
+        own = next(
+            (place for place in places if not place.file.startswith(_LIBRARIES)), inner
+        )
         return own, None if inner is own else inner
 
     # Explaining instructions.
@@ -145,14 +112,21 @@ class Origins:
             queue.extend(self._sources(each, at))
         if moved is not None or one.frame:
             return moved or one
-        queue = deque(self._program.readers.get(one.id, ()))
+        users = deque([one])
         for _ in range(_MOST_SEEN):
-            if not queue:
+            if not users:
                 break
-            if (reader := queue.popleft()).frame:
-                return reader
-            queue.extend(self._program.readers.get(reader.id, ()))
+            if (user := users.popleft()).frame:
+                return user
+            users.extend(self._users(user))
         return one
+
+    def _users(self, one: Instruction) -> Iterator[Instruction]:
+        """What reads an instruction, or runs it as the last of a computation."""
+        yield from self._program.readers.get(one.id, ())
+        caller = self._program.callers.get(one.computation)
+        if caller is not None and one.id == self._program.roots[one.computation]:
+            yield caller
 
     def _sources(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
         """What the result of an instruction, or a part of it, is made of."""
@@ -176,8 +150,14 @@ class Origins:
                     root = known[self._program.roots[caller.calls[0]]]
                     yield from self._part(root, index)
                     yield from self._part(known[caller.operands[0]], index)
-                elif one.index < len(caller.operands):
-                    yield from self._part(known[caller.operands[one.index]], index)
+                    return
+                at = one.index
+                if (
+                    caller.opcode == "conditional"
+                ):  # The first operand says which branch.
+                    at = 1 + caller.calls.index(one.computation)
+                if at < len(caller.operands):
+                    yield from self._part(known[caller.operands[at]], index)
             case "dynamic-update-slice":
                 yield operands[1], ()
                 yield operands[0], ()

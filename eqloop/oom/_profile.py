@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._calls import format_bytes
@@ -89,15 +90,14 @@ class MemoryProfile:
         help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
         if len(help_lines) > 3:
             help_lines = [*help_lines[:2], textwrap.shorten(help_lines[2], 77) + "..."]
-        rows = _by_line(self.alive)
-        count = _LINES - 2 - len(help_lines)
+        rows, count = _by_line(self.alive), _LINES - 2 - len(help_lines)
         if len(rows) > count:
-            rest = sum(row.nbytes for row in rows[count - 1 :])
-            rows = rows[: count - 1]
-            rows.append(_Row(rest, "", f"{len(_by_line(self.alive)) - count + 1} more"))
-        table = [_Row.HEAD, *(row.columns for row in rows)]
-        widths = [max(len(row[i]) for row in table) for i in range(3)]
-        lines = [_in_columns(row, widths) for row in table]
+            rest = rows[count - 1 :]
+            rows[count - 1 :] = [
+                (sum(row[0] for row in rest), "", f"{len(rest)} more", "")
+            ]
+        table = [(format_bytes(size), *columns) for size, *columns in rows]
+        lines = _in_columns([("memory", "kind", "what", "line"), *table])
         return "\n".join([head[:_WIDTH], *lines, *help_lines])
 
     def compare(self, other: "MemoryProfile") -> "MemoryChange":
@@ -112,12 +112,12 @@ class MemoryProfile:
             The differences. Printed, they are a table.
         """
         before, after = _by_text(self.alive), _by_text(other.alive)
-        rows = list[LineChange]()
-        for key in dict.fromkeys((*before, *after)):
-            sides = [sum(one.nbytes for one in s.get(key, ())) for s in (before, after)]
-            if sides[0] != sides[1]:
-                first = (before.get(key) or after[key])[0]
-                rows.append(LineChange(first.place, first.kind, *sides))
+        size = lambda side, key: sum(one.nbytes for one in side.get(key, ()))
+        rows = [
+            LineChange(one.place, one.kind, size(before, key), size(after, key))
+            for key, (one, *_) in (after | before).items()
+        ]
+        rows = [row for row in rows if row.before != row.after]
         rows.sort(key=lambda row: -abs(row.after - row.before))
         return MemoryChange(self.peak_bytes, other.peak_bytes, tuple(rows))
 
@@ -133,9 +133,8 @@ class MemoryProfile:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        ax = axes_to_draw_on(ax)
-        heap = self._heap
-        if heap is None:
+        ax, heap = axes_to_draw_on(ax), self._heap
+        if heap is None:  # nothing comes and goes
             return ax
         origins = Origins(self._program)
         areas = defaultdict[str, list[Life]](list)
@@ -192,8 +191,7 @@ class MemoryChange:
         for row in self.lines[:_CHANGES]:
             place = "" if row.place is None else _short(row.place)
             table.append((*both(row.before, row.after), row.kind, place))
-        widths = [max(len(row[i]) for row in table) for i in range(3)]
-        return "\n".join(_in_columns(row, widths) for row in table)
+        return "\n".join(_in_columns(table))
 
 
 def profile_of(
@@ -217,13 +215,9 @@ def profile_of(
     origins, heaps = Origins(program), heaps_of(program)
     found = list[Alive]()
     for heap in heaps:
-        for life in heap.at_peak:
-            origin = origins.of(life, heap.peak)
-            kind: Kind = "stored" if origin.is_stored else "temporary"
-            if (
-                origin.type.dtype
-            ):  # Else it is a table of where the parts of a tuple are.
-                found.append(origin.alive(life.nbytes, kind, heap.is_on_host))
+        each = (origins.of(life, heap.peak) for life in heap.at_peak)
+        arrays = (one for one in each if one.dtype)  # and no tables of those in a tuple
+        found += (replace(one, is_on_host=heap.is_on_host) for one in arrays)
     of_device = [heap for heap in heaps if not heap.is_on_host]
     size = sum(heap.nbytes for heap in of_device) if assigned is None else assigned
     rest = size - sum(one.nbytes for one in found if not one.is_on_host)
@@ -254,45 +248,34 @@ def _ends(program: Program, origins: Origins, inputs: Mapping[int, str]) -> list
                 )
             )  # fmt: skip
         elif not one.is_temporary and one.buffers:
-            origin = origins.of_buffer(program.result_in(one))
+            life = Life(one.nbytes, 0, 1, (program.result_in(one),), (0,))
             kind = "output" if one.is_output else "constant"
-            found.append(origin.alive(one.nbytes, kind, one.is_on_host))
+            about = origins.of(life, 0)
+            found.append(replace(about, kind=kind, is_on_host=one.is_on_host))
     return found
 
 
-class _Row:
-    """A row of the table: what is of one kind, and from one line."""
-
-    HEAD = ("memory", "kind", "what", "line")
-
-    def __init__(self, nbytes: int, kind: str, what: str, line: str = ""):
-        self.nbytes = nbytes
-        self.columns = (format_bytes(nbytes), kind, what, line)
-
-
-def _by_line(alive: Sequence[Alive]) -> list[_Row]:
+def _by_line(alive: Sequence[Alive]) -> list[tuple[int, str, str, str]]:
+    """What is of one kind and from one line together: bytes, kind, what, and line."""
     groups = defaultdict[tuple[object, ...], list[Alive]](list)
     for one in alive:
         groups[one.kind, one.place, one.library, one.loop].append(one)
-    rows = list[_Row]()
-    for group in groups.values():
-        first, size = group[0], sum(one.nbytes for one in group)
+    rows = list[tuple[int, str, str, str]]()
+    for first, *others in groups.values():
+        size = sum(one.nbytes for one in (first, *others))
         what = first.name or first.type_in_words
-        what = f"{what}, {len(group) - 1} more" if len(group) > 1 else what
-        line = "" if first.place is None else _short(first.place)
-        if first.library is not None:
-            line += f", {os.path.basename(first.library.file)}:{first.library.line}"
-        elif first.place is not None and first.loop is not None:
-            around = first.loop.place
-            is_near = around is None or around.file == first.place.file
-            at = (
-                ""
-                if around is None
-                else f" at {around.line if is_near else _short(around)}"
-            )
-            line += f" in {first.loop.name}{at}"
-        rows.append(_Row(size, first.kind, what, line))
-    return sorted(rows, key=lambda row: -row.nbytes)
+        what += f", {len(others)} more" if others else ""
+        line, around = "", first.loop.place if first.loop else None
+        if first.place is not None:
+            line = _short(first.place)
+            if first.library is not None:
+                line += f", {os.path.basename(first.library.file)}:{first.library.line}"
+            elif around is not None and first.loop is not None:
+                is_near = around.file == first.place.file
+                at = around.line if is_near else _short(around)
+                line += f" in {first.loop.name} at {at}"
+        rows.append((size, first.kind, what, line))
+    return sorted(rows, key=lambda row: -row[0])
 
 
 def _by_text(alive: Sequence[Alive]) -> dict[tuple[str, Kind], list[Alive]]:
@@ -308,7 +291,7 @@ def _short(place: Place) -> str:
     return f"{os.path.basename(place.file)}:{place.line} ({place.function})"
 
 
-def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    first = row[0].rjust(widths[0])
-    rest = map(str.ljust, row[1:3], widths[1:])
-    return "  ".join([first, *rest, row[3]]).rstrip()[:_WIDTH]
+def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:
+    one, two, three = (max(len(row[i]) for row in table) for i in range(3))
+    lines = [f"{a:>{one}}  {b:<{two}}  {c:<{three}}  {d}" for a, b, c, d in table]
+    return [line.rstrip()[:_WIDTH] for line in lines]

@@ -23,7 +23,6 @@ _DTYPES = {
     15: "complex64", 16: "bfloat16", 18: "complex128", 19: "float8_e5m2",
     20: "float8_e4m3fn", 21: "int4", 22: "uint4",
 }  # fmt: skip
-_TUPLE = 13
 # The memory of the device, and that of its host: XLA numbers memories by colours.
 _DEVICE, _HOST = 0, 5
 _STEPS = re.compile(rb'known_trip_count":\{"n":"(\d+)"')
@@ -41,10 +40,9 @@ class Instruction:
     """An instruction of the program.
 
     Attributes:
-        id: What it is known by.
-        name: Its name.
-        opcode: What it does, such as `"fusion"`.
         computation: The computation that it is in.
+        id: What it is known by.
+        opcode: What it does, such as `"fusion"`.
         operands: The instructions that it reads.
         calls: The computations that it runs.
         frame: The innermost frame of Python that it comes from; 0 if that is unknown.
@@ -54,47 +52,35 @@ class Instruction:
         shape: Its type, as XLA wrote it down.
     """
 
-    id: int
-    name: str
-    opcode: str
     computation: int
-    operands: tuple[int, ...]
-    calls: tuple[int, ...]
+    id: int
+    opcode: str
+    operands: list[int]
+    calls: list[int]
     frame: int
     scope: str
     index: int
     steps: int | None
-    shape: bytes = dataclasses.field(repr=False)
+    shape: Message = dataclasses.field(repr=False)
 
     @classmethod
-    def of(cls, data: bytes, computation: int) -> "Instruction":
+    def of(cls, read: Message, computation: int) -> "Instruction":
         """Reads an instruction."""
-        read = Message(data)
-        about = Message(read.data(7))
-        opcode = read.text(2)
+        opcode, (about, shape) = read.text(2), (Message(read.data(i)) for i in (7, 3))
+        is_part = opcode == "get-tuple-element"
         steps = _STEPS.search(read.data(43)) if opcode == "while" else None
-        return cls(
-            read.integer(35),
-            read.text(1),
-            opcode,
-            computation,
-            tuple(read.integers(36)),
-            tuple(read.integers(38)),
-            about.integer(15),
-            about.text(2),
-            read.integer(13 if opcode == "get-tuple-element" else 9),
-            int(steps.group(1)) if steps else None,
-            read.data(3),
-        )
+        links = (read.integers(36), read.integers(38))
+        origin = (about.integer(15), about.text(2), read.integer(13 if is_part else 9))
+        count = int(steps.group(1)) if steps else None
+        return cls(computation, read.integer(35), opcode, *links, *origin, count, shape)
 
     def type_at(self, index: Sequence[int]) -> Type:
         """The type of what it gives, or of a part of the tuple that it gives."""
-        shape = Message(self.shape)
+        shape = self.shape
         for i in index:
-            shape = Message(shape.every(4)[i])
-        is_tuple = shape.integer(2) == _TUPLE
-        dims = () if is_tuple else tuple(shape.integers(3))
-        return Type(dims, _DTYPES.get(shape.integer(2), ""))
+            shape = shape.every(4)[i]
+        # A tuple has none.
+        return Type(tuple(shape.integers(3)), _DTYPES.get(shape.integer(2), ""))
 
 
 class Position(NamedTuple):
@@ -102,12 +88,6 @@ class Position(NamedTuple):
 
     instruction: int
     index: tuple[int, ...]
-
-    @classmethod
-    def of(cls, data: bytes) -> "Position":
-        """Reads a position."""
-        read = Message(data)
-        return cls(read.integer(4), tuple(read.integers(3)))
 
 
 class Buffer(NamedTuple):
@@ -126,8 +106,7 @@ class Allocation:
         buffers: The buffers, which may take turns, each with where it begins.
         parameter: The number of the input that it holds, if it holds one.
         is_output: Whether it holds an output.
-        is_constant: Whether it holds a constant.
-        is_temporary: Whether it is none of these.
+        is_temporary: Whether it holds neither these nor constants.
         is_on_host: Whether it is in the memory of the host.
     """
 
@@ -135,28 +114,26 @@ class Allocation:
     buffers: Mapping[int, int]
     parameter: int | None
     is_output: bool
-    is_constant: bool
     is_temporary: bool
     is_on_host: bool
 
     @classmethod
-    def of(cls, data: bytes) -> "Allocation | None":
+    def of(cls, read: Message) -> "Allocation | None":
         """Reads an allocation; `None` for what is neither on the device nor the host.
 
         Those are the memory that is local to a thread, and small ones close to cores.
         """
-        read = Message(data)
-        is_input, is_output, is_constant = 5 in read, 7 in read, 12 in read
-        if read.integer(3) or read.integer(8) not in (_DEVICE, _HOST):
+        is_local, memory = read.integer(3), read.integer(8)
+        if is_local or memory not in (_DEVICE, _HOST):
             return None
+        is_input, is_output, is_constant = 5 in read, 7 in read, 12 in read
         return cls(
             read.integer(2),
-            {x.integer(1): x.integer(2) for x in map(Message, read.every(9))},
+            {x.integer(1): x.integer(2) for x in read.every(9)},
             read.integer(6) if is_input else None,
             is_output,
-            is_constant,
             not (is_input or is_output or is_constant),
-            read.integer(8) == _HOST,
+            memory == _HOST,
         )
 
 
@@ -200,30 +177,27 @@ class Program:
             return None
         module, memory = Message(read.data(1)), Message(read.data(3))
         instructions, roots = dict[int, Instruction](), dict[int, int]()
-        for one in map(Message, module.every(3)):
-            computation = one.integer(5)
-            roots[computation] = one.integer(6)
+        for one in module.every(3):
+            roots[one.integer(5)] = one.integer(6)
             for each in one.every(2):
-                instruction = Instruction.of(each, computation)
+                instruction = Instruction.of(each, one.integer(5))
                 instructions[instruction.id] = instruction
         buffers = dict[int, Buffer]()
-        for one in map(Message, memory.every(1)):
-            made = Position.of(one.data(3))
+        for one in memory.every(1):
+            at = Message(one.data(3))
+            made = Position(at.integer(4), tuple(at.integers(3)))
             buffers[one.integer(1)] = Buffer(one.integer(2), made)
-        found = map(Allocation.of, memory.every(3))
-        allocations = [one for one in found if one is not None]
-        heaps = [
-            [Event(*map(event.integer, (1, 2, 5))) for event in map(Message, events)]
-            for events in (Message(heap).every(1) for heap in memory.every(4))
-        ]
         return cls(
             module.text(1),
             instructions,
             roots,
             module.integer(6),
             buffers,
-            allocations,
-            heaps,
+            [one for one in map(Allocation.of, memory.every(3)) if one is not None],
+            [
+                [Event(*map(event.integer, (1, 2, 5))) for event in heap.every(1)]
+                for heap in memory.every(4)
+            ],
             _frames(Message(module.data(17))),
         )
 
@@ -297,15 +271,14 @@ class Program:
 
 
 def _frames(read: Message) -> list[tuple[Place, int]]:
-    names = [[x.decode(errors="replace") for x in read.every(i)] for i in (1, 2)]
-    known = lambda texts, i: texts[i - 1] if 0 < i <= len(texts) else "<unknown>"
-    places = list[Place]()
-    for one in map(Message, read.every(3)):
-        function = known(names[1], one.integer(2)).rsplit(".", 1)[-1]
-        file = known(names[0], one.integer(1))
-        places.append(Place(file, one.integer(3), function))
-    frames = list[tuple[Place, int]]()
-    for one in map(Message, read.every(4)):
-        place = places[one.integer(1) - 1]
-        frames.append((place, one.integer(2)))
-    return frames
+    files, functions = read.texts(1), read.texts(2)
+    places = [
+        Place(
+            files[one.integer(1) - 1],
+            one.integer(3),
+            functions[one.integer(2) - 1].rsplit(".", 1)[-1],
+        )
+        for one in read.every(3)
+    ]
+    frames = ((each.integer(1) - 1, each.integer(2)) for each in read.every(4))
+    return [(places[at], around) for at, around in frames]

@@ -7,77 +7,76 @@ bytes. [The encoding](https://protobuf.dev/programming-guides/encoding/) is a pa
 from collections import defaultdict
 from collections.abc import Iterator
 
-_EIGHT_BYTES, _FOUR_BYTES = 1, 5
+# How a value is encoded. The other two have a fixed size, and are not needed.
+_INTEGER, _BYTES = 0, 2
+_SIZES = {1: 8, 5: 4}
 
 
 class Message:
     """A message whose fields are asked for by their numbers."""
 
     def __init__(self, data: bytes):
-        self._fields = defaultdict[int, list[int | bytes]](list)
+        self._integers = defaultdict[int, list[int]](list)
+        self._bytes = defaultdict[int, list[bytes]](list)
         for number, value in _fields(data):
-            self._fields[number].append(value)
+            if isinstance(value, int):
+                self._integers[number].append(value)
+            else:
+                self._bytes[number].append(value)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._fields
+        return number in self._integers or number in self._bytes
 
     def integer(self, number: int) -> int:
         """An integer, zero if it is left out."""
-        values = self._fields.get(number, [0])
-        return values[-1] if isinstance(values[-1], int) else 0
+        return self._integers[number][-1] if number in self._integers else 0
 
     def data(self, number: int) -> bytes:
         """Bytes, none if they are left out."""
-        values = self._fields.get(number, [b""])
-        return values[-1] if isinstance(values[-1], bytes) else b""
+        return self._bytes[number][-1] if number in self._bytes else b""
 
     def text(self, number: int) -> str:
         """A text, empty if it is left out."""
         return self.data(number).decode(errors="replace")
 
-    def every(self, number: int) -> list[bytes]:
-        """All bytes of one number."""
-        return [x for x in self._fields.get(number, ()) if isinstance(x, bytes)]
+    def every(self, number: int) -> list["Message"]:
+        """All messages of one number."""
+        return list(map(Message, self._bytes.get(number, ())))
+
+    def texts(self, number: int) -> list[str]:
+        """All texts of one number."""
+        return [x.decode(errors="replace") for x in self._bytes.get(number, ())]
 
     def integers(self, number: int) -> list[int]:
         """All integers of one number, which may be packed into bytes."""
-        found = list[int]()
-        for value in self._fields.get(number, ()):
-            found += [value] if isinstance(value, int) else _packed(value)
-        return found
+        packed = (_packed(data) for data in self._bytes.get(number, ()))
+        return sum(packed, self._integers.get(number, []))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at, end = 0, len(data)
-    while at < end:
+    at = 0
+    while at < len(data):
         key, at = _integer(data, at)
-        match key & 7:
-            case 0:
-                value, at = _integer(data, at)
-                yield key >> 3, value
-            case 2:
-                size, at = _integer(data, at)
-                yield key >> 3, data[at : at + size]
-                at += size
-            case kind if kind in (_EIGHT_BYTES, _FOUR_BYTES):
-                at += 8 if kind == _EIGHT_BYTES else 4
-            case kind:
-                raise ValueError(f"no protocol buffer: a field of the kind {kind}")
+        number, kind = key >> 3, key & 7
+        if kind in _SIZES:
+            at += _SIZES[kind]
+            continue
+        value, at = _integer(data, at)
+        if kind == _INTEGER:
+            yield number, value
+        elif kind == _BYTES:
+            yield number, data[at : (at := at + value)]
+        else:
+            raise ValueError(f"no protocol buffer: a field of the kind {kind}")
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
     """An integer of seven bits a byte, and where it ends."""
-    byte = data[at]
-    if byte < 128:
-        return byte, at + 1
-    value, shift = byte & 127, 7
-    while True:
-        at += 1
-        byte = data[at]
+    value = shift = 0
+    while (byte := data[at]) >= 128:
         value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at + 1
-        shift += 7
+        at, shift = at + 1, shift + 7
+    return value | byte << shift, at + 1
 
 
 def _packed(data: bytes) -> list[int]:
