@@ -1,6 +1,6 @@
 """What would take less memory, where it is known that it would."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from .._calls import format_bytes
@@ -22,22 +22,24 @@ def advice(
         peak_bytes: What that takes besides inputs and outputs.
         plans: Finds the plans of the loops, where they are to be asked for.
     """
-    stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
-    by_loop, outside = defaultdict[Place | None, int](int), 0
-    for one in stored:
-        if one.loop is not None:
-            by_loop[one.loop.place] += one.nbytes
-        else:
-            outside += one.nbytes
+    by_loop, outside = Counter[Place | None](), 0
+    for one in alive:
+        if one.kind == "stored" and not one.is_on_host:
+            if one.loop is not None:
+                by_loop[one.loop.place] += one.nbytes
+            else:
+                outside += one.nbytes
     large = {at: size for at, size in by_loop.items() if size >= _MUCH * peak_bytes}
     found = list[tuple[int, str]]()
-    for loop in () if plans is None or not large else plans():
-        if loop.place in large and (text := _of_loop(loop)):
-            found.append((large.pop(loop.place), text))
-    for place, size in () if plans is not None else large.items():
-        at = f"line {place.line}" if place else "an unknown line"
-        text = f"the loop at {at} stores {format_bytes(size)}: el.plans says what it "
-        found.append((size, text + "takes with a schedule"))
+    if plans is None:
+        for place, size in large.items():
+            where = f"the loop at line {place.line if place else 'unknown'} stores "
+            what = "el.plans says what it takes with a schedule"
+            found.append((size, f"{where}{format_bytes(size)}: {what}"))
+    elif large:
+        texts = {loop.place: _of_loop(loop) for loop in plans()}
+        known = ((size, texts.get(place)) for place, size in large.items())
+        found += [(size, text) for size, text in known if text]
     if outside and outside >= _MUCH * peak_bytes:
         text = (
             f"{format_bytes(outside)} is stored outside of loops, which el.Fit, around "
@@ -63,12 +65,9 @@ def _of_loop(loop: LoopPlan) -> str | None:
         other = loop.plan.rescheduled
         if other is None or other.peak_bytes >= loop.plan.peak_bytes:
             return None
-        sizes = map(format_bytes, (loop.plan.peak_bytes, other.peak_bytes))
-        before, after = sizes
-        return (
-            f"el.Reschedule(loss, el.Recursive(16)), inside of the gradient, takes the "
-            f"{where} from {before} to {after}"
-        )
+        before, after = map(format_bytes, (loop.plan.peak_bytes, other.peak_bytes))
+        how = "el.Reschedule(loss, el.Recursive(16)), inside of the gradient,"
+        return f"{how} takes the {where} from {before} to {after}"
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
         return f"the {where} stores all residuals: give it a schedule"
     return None
@@ -76,12 +75,8 @@ def _of_loop(loop: LoopPlan) -> str | None:
 
 def _donatable(alive: Sequence[Alive]) -> list[Alive]:
     """Inputs that outputs of the same type could overwrite."""
-    outputs = [one for one in alive if one.kind == "output"]
-    free = Counter((one.shape, one.dtype, one.nbytes) for one in outputs)
-    found = list[Alive]()
-    for one in alive:
-        key = (one.shape, one.dtype, one.nbytes)
-        if one.kind == "input" and not one.is_donated and free[key]:
-            free[key] -= 1
-            found.append(one)
-    return found
+    type_of = lambda one: (one.shape, one.dtype, one.nbytes)
+    free = Counter(type_of(one) for one in alive if one.kind == "output")
+    inputs = [one for one in alive if one.kind == "input" and not one.is_donated]
+    free.subtract(map(type_of, reversed(inputs)))
+    return [one for one in inputs if free[type_of(one)] >= 0]

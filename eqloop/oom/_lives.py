@@ -7,12 +7,12 @@ a loop, say, from the zeros that it begins with to what is read of it afterwards
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ._program import Allocation, Event, Program
 
-# Kinds of events.
-_GOES, _JOINS = 1, 2
+# The kind of this event.
+_GOES = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,58 +57,53 @@ class Heap:
         """What is alive where most is."""
         return [life for life in self.lives if life.start <= self.peak < life.end]
 
-    def live(self) -> list[int]:
-        """The bytes that are alive after each event."""
-        return self.live_of(self.lives)
-
-    def live_of(self, lives: Sequence[Life]) -> list[int]:
+    def live(self, lives: Sequence[Life]) -> list[int]:
         """The bytes of some of it that are alive after each event."""
         return _live(lives, self.length)
 
 
 def heaps_of(program: Program) -> list[Heap]:
     """The heaps of a program: each allocation in which buffers take turns."""
-    events = {}
+    events = dict[int, Sequence[Event]]()
     # The trace of a heap may have the wrong number of its allocation.
     for heap in program.heaps:
         events.update(dict.fromkeys((event.buffer for event in heap), heap))
     found = list[Heap]()
-    for allocation in program.allocations:
-        if allocation.is_temporary:
-            traces = (events[x] for x in allocation.buffers if x in events)
-            found.append(_heap_of(program, allocation, next(traces, ())))
+    for one in program.allocations:
+        if one.is_temporary:
+            trace = next((events[x] for x in one.buffers if x in events), ())
+            known = [event for event in trace if event.buffer in one.buffers]
+            lives = _lives(program, one, known)
+            length = max(len(known), 1)
+            live = _live(lives, length)
+            peak = max(range(length), key=live.__getitem__)
+            found.append(Heap(one.nbytes, lives, length, peak, one.is_on_host))
     return found
 
 
-def _heap_of(program: Program, allocation: Allocation, events: Sequence[Event]) -> Heap:
-    sizes = {x: program.buffers[x].nbytes for x in allocation.buffers}
-    known = [event for event in events if event.buffer in sizes]
-    lives = _joined(_lives(known, sizes), allocation)
-    if not lives:  # Such a one is there from the beginning to the end.
-        all_of_it = tuple(allocation.buffers)
-        lives = [Life(allocation.nbytes, 0, 1, all_of_it, (0,) * len(all_of_it))]
-    length = max(len(known), 1)
-    live = _live(lives, length)
-    peak = max(range(length), key=live.__getitem__)
-    return Heap(allocation.nbytes, lives, length, peak, allocation.is_on_host)
-
-
-def _joined(lives: Sequence[Life], allocation: Allocation) -> list[Life]:
-    """Lives, of which those that are in the same place at the same time are one.
-
-    The compiler does not always write down that a buffer joins another one.
-    """
+def _lives(
+    program: Program, allocation: Allocation, events: Sequence[Event]
+) -> list[Life]:
+    if not events:  # It is there from the beginning to the end.
+        every = tuple(allocation.buffers)
+        return [Life(allocation.nbytes, 0, 1, every, (0,) * len(every))]
+    comes = {event.buffer: i for i, event in enumerate(events) if event.kind != _GOES}
+    goes = {event.buffer: i for i, event in enumerate(events) if event.kind == _GOES}
     found = dict[int, list[Life]]()
-    for life in sorted(lives, key=lambda life: life.start):
-        there = found.setdefault(allocation.buffers[life.buffers[0]], [])
-        if there and life.start < there[-1].end:
+    for buffer, start in comes.items():
+        end, size = goes.get(buffer, len(events)), program.buffers[buffer].nbytes
+        life = Life(size, start, end, (buffer,), (start,))
+        there = found.setdefault(allocation.buffers[buffer], [])
+        # The compiler does not always write down that a buffer joins another one. But
+        # what is in the same place at the same time has done so.
+        if there and start < there[-1].end:
             last = there.pop()
             life = Life(
-                max(last.nbytes, life.nbytes),
+                max(last.nbytes, size),
                 last.start,
-                max(last.end, life.end),
-                last.buffers + life.buffers,
-                last.comes + life.comes,
+                max(last.end, end),
+                (*last.buffers, buffer),
+                (*last.comes, start),
             )
         there.append(life)
     return list(itertools.chain(*found.values()))
@@ -120,35 +115,3 @@ def _live(lives: Sequence[Life], length: int) -> list[int]:
         changes[life.start] += life.nbytes
         changes[life.end] -= life.nbytes
     return list(itertools.accumulate(changes))[:length]
-
-
-def _lives(events: Sequence[Event], sizes: Mapping[int, int]) -> list[Life]:
-    found, at = list[Life](), dict[int, _Comers]()
-
-    def close(comers: _Comers, end: int) -> None:
-        buffers, comes = zip(*comers.came, strict=True)
-        size = max(sizes[buffer] for buffer in buffers)
-        found.append(Life(size, comes[0], end, buffers, comes))
-
-    for time, (kind, buffer, joined) in enumerate(events):
-        if kind == _GOES:
-            comers = at.pop(buffer)
-            comers.left -= 1
-            if not comers.left:
-                close(comers, time)
-            continue
-        comers = at.get(joined) if kind == _JOINS else None
-        at[buffer] = comers = comers or _Comers()
-        comers.came.append((buffer, time))
-        comers.left += 1
-    for comers in {id(comers): comers for comers in at.values()}.values():
-        close(comers, len(events))
-    return found
-
-
-@dataclasses.dataclass
-class _Comers:
-    """Buffers that share memory, with when they came, and how many have not gone."""
-
-    came: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    left: int = 0

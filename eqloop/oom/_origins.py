@@ -7,7 +7,7 @@ itself (copies, zeros to begin with) has none: then what is moved there tells.
 import re
 import sysconfig
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from .._programs import Place, is_between, is_later
@@ -38,7 +38,9 @@ _Value: TypeAlias = tuple[Instruction, tuple[int, ...]]
 _MOST_SEEN = 256
 
 
-_LIBRARIES = tuple(map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
+# Where files of libraries are.
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 class Origins:
@@ -78,9 +80,8 @@ class Origins:
         places = self._program.places(maker.frame)
         places = [place for place in places if not is_between(place.file)]
         inner = next(iter(places), None)
-        own = next(
-            (place for place in places if not place.file.startswith(_LIBRARIES)), inner
-        )
+        installed = lambda file: _INSTALLED.search(file) or file.startswith(_STANDARD)
+        own = next((place for place in places if not installed(place.file)), inner)
         return own, None if inner is own else inner
 
     # Explaining instructions.
@@ -112,10 +113,8 @@ class Origins:
             queue.extend(self._sources(each, at))
         if moved is not None or one.frame:
             return moved or one
-        users = deque([one])
-        for _ in range(_MOST_SEEN):
-            if not users:
-                break
+        users, known = deque([one]), 0
+        while users and (known := known + 1) < _MOST_SEEN:
             if (user := users.popleft()).frame:
                 return user
             users.extend(self._users(user))
@@ -128,50 +127,31 @@ class Origins:
         if caller is not None and one.id == self._program.roots[one.computation]:
             yield caller
 
-    def _sources(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
+    def _sources(self, one: Instruction, index: tuple[int, ...]) -> list[_Value]:
         """What the result of an instruction, or a part of it, is made of."""
-        known = self._program.instructions
-        operands = [known[x] for x in one.operands if x in known]
+        roots = self._program.roots
+        found = [(operand, ()) for operand in one.operands]
         match one.opcode:
-            case "fusion" | "while" | "call" | "conditional" | "async-start":
-                # A loop has its body first, and then its condition.
-                for called in one.calls[: 1 if one.opcode == "while" else None]:
-                    yield from self._part(known[self._program.roots[called]], index)
-                if one.opcode == "while":
-                    yield from self._part(operands[0], index)
+            case "fusion" | "call" | "conditional" | "async-start":
+                found = [(roots[called], index) for called in one.calls]
+            case "while":  # What a step leaves there, and what the loop begins with.
+                found = [(roots[one.calls[0]], index), (one.operands[0], index)]
             case "get-tuple-element":
-                yield from self._part(operands[0], (one.index, *index))
-            case "parameter":
-                caller = self._program.callers.get(one.computation)
-                if caller is None:
-                    return
-                if caller.opcode == "while":
-                    # What the step before has left there, or the loop began with.
-                    root = known[self._program.roots[caller.calls[0]]]
-                    yield from self._part(root, index)
-                    yield from self._part(known[caller.operands[0]], index)
-                    return
-                at = one.index
-                if (
-                    caller.opcode == "conditional"
-                ):  # The first operand says which branch.
-                    at = 1 + caller.calls.index(one.computation)
-                if at < len(caller.operands):
-                    yield from self._part(known[caller.operands[at]], index)
-            case "dynamic-update-slice":
-                yield operands[1], ()
-                yield operands[0], ()
+                found = [(one.operands[0], (one.index, *index))]
+            case "dynamic-update-slice":  # The rows, and what they are written into.
+                found = [found[1], found[0]]
             case "dynamic-slice":  # The others say which rows.
-                yield operands[0], ()
-            case _:
-                for operand in operands:
-                    yield operand, ()
-
-    def _part(self, one: Instruction, index: tuple[int, ...]) -> Iterator[_Value]:
-        if one.opcode == "tuple" and index:
-            yield self._program.instructions[one.operands[index[0]]], index[1:]
-        else:
-            yield one, index
+                found = found[:1]
+            case "parameter" if one.computation in self._program.callers:
+                caller = self._program.callers[one.computation]
+                if caller.opcode == "while":
+                    return self._sources(caller, index)
+                # The first operand of a branch says which.
+                is_branch = caller.opcode == "conditional"
+                at = 1 + caller.calls.index(one.computation) if is_branch else one.index
+                found = [(x, index) for x in caller.operands[at : at + 1]]
+        known = self._program.instructions
+        return [_part(known, known[x], part) for x, part in found if x in known]
 
     # Loops.
 
@@ -234,3 +214,11 @@ class Origins:
                                 yield each, index
                 case "bitcast" | "opt-barrier":
                     yield reader, index
+
+
+def _part(
+    known: Mapping[int, Instruction], one: Instruction, index: tuple[int, ...]
+) -> _Value:
+    if one.opcode == "tuple" and index:
+        return known[one.operands[index[0]]], index[1:]
+    return one, index

@@ -92,10 +92,8 @@ class MemoryProfile:
             help_lines = [*help_lines[:2], textwrap.shorten(help_lines[2], 77) + "..."]
         rows, count = _by_line(self.alive), _LINES - 2 - len(help_lines)
         if len(rows) > count:
-            rest = rows[count - 1 :]
-            rows[count - 1 :] = [
-                (sum(row[0] for row in rest), "", f"{len(rest)} more", "")
-            ]
+            rest, rows = rows[count - 1 :], rows[: count - 1]
+            rows.append((sum(row[0] for row in rest), "", f"{len(rest)} more", ""))
         table = [(format_bytes(size), *columns) for size, *columns in rows]
         lines = _in_columns([("memory", "kind", "what", "line"), *table])
         return "\n".join([head[:_WIDTH], *lines, *help_lines])
@@ -141,7 +139,7 @@ class MemoryProfile:
         for life in heap.lives:
             place = origins.of(life, life.end).place
             areas[_short(place) if place else "unknown"].append(life)
-        live = {name: heap.live_of(lives) for name, lives in areas.items()}
+        live = {name: heap.live(lives) for name, lives in areas.items()}
         names = sorted(live, key=lambda name: -max(live[name]))
         every = max(1, heap.length // _MOST_POINTS)
         times = sorted({*range(0, heap.length, every), heap.peak})
@@ -150,7 +148,7 @@ class MemoryProfile:
             series.append([sum(live[name][t] for name in others) for t in times])
         labels = [*names[:_AREAS], "other lines"]
         ax.stackplot(times, series, labels=labels[: len(series)], step="post")
-        top = heap.live()[heap.peak]
+        top = sum(life.nbytes for life in heap.at_peak)
         label = f"peak, {format_bytes(top)}"
         ax.plot([heap.peak], [top], "v", color="black", label=label)
         ax.set(xlabel="events of the heap, in order", ylabel="bytes alive")
@@ -239,14 +237,9 @@ def _ends(program: Program, origins: Origins, inputs: Mapping[int, str]) -> list
     for one in program.allocations:
         if one.parameter is not None:
             parameter = program.parameters[one.parameter]
-            name = inputs.get(one.parameter, parameter.scope)
-            kind = parameter.type_at(())
-            found.append(
-                Alive(
-                    one.nbytes, *kind, None, "input", name=name,
-                    is_on_host=one.is_on_host, is_donated=one.is_output,
-                )
-            )  # fmt: skip
+            name, ends = inputs.get(one.parameter, parameter.scope), (None, None)
+            about = (*parameter.type_at(()), None, "input", *ends, name)
+            found.append(Alive(one.nbytes, *about, one.is_on_host, one.is_output))
         elif not one.is_temporary and one.buffers:
             life = Life(one.nbytes, 0, 1, (program.result_in(one),), (0,))
             kind = "output" if one.is_output else "constant"

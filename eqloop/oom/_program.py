@@ -142,7 +142,6 @@ class Event(NamedTuple):
 
     kind: int
     buffer: int
-    joined: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +194,7 @@ class Program:
             buffers,
             [one for one in map(Allocation.of, memory.every(3)) if one is not None],
             [
-                [Event(*map(event.integer, (1, 2, 5))) for event in heap.every(1)]
+                [Event(*map(event.integer, (1, 2))) for event in heap.every(1)]
                 for heap in memory.every(4)
             ],
             _frames(Message(module.data(17))),
