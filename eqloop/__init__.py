@@ -75,7 +75,7 @@ from .loops import (
     WhileLoop,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
-from .oom import Alive, MemoryChange, MemoryProfile, memory_profile
+from .oom import MemoryProfile, memory_profile
 from .progress import ProgressBar
 from .rescheduling import ForeignLoop, Reschedule
 from .resuming import Resumable
@@ -89,7 +89,6 @@ _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 __all__ = [
     "AbstractScan",
     "AbstractSchedule",
-    "Alive",
     "AssociativeScan",
     "Binomial",
     "BoundedWhileLoop",
@@ -122,7 +121,6 @@ __all__ = [
     "Layout",
     "LoopSpec",
     "Map",
-    "MemoryChange",
     "MemoryProfile",
     "Named",
     "NonFiniteError",

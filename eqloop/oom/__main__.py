@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import jax
 
+from .._device import planning_device
 from ._dump import programs_in
 from ._profile import profile_of
-from ._program import Program
+from ._program import CompiledProgram
 
 _SIZE = re.compile(r"allocat\w* (\d+)")
 
@@ -41,7 +42,7 @@ def main() -> int:
     return 0
 
 
-def _report(programs: Sequence[Program], error: str) -> str:
+def _report(programs: Sequence[CompiledProgram], error: str) -> str:
     """The profile of the program that ran out of memory."""
     if not programs:
         return "eqloop.oom: no program was compiled before."
@@ -50,7 +51,7 @@ def _report(programs: Sequence[Program], error: str) -> str:
     failed = list(filter(has_failed, programs))
     how = "of that size" if failed else "with the most memory"
     total = lambda one: sum(each.nbytes for each in one.allocations)
-    one, device = max(failed or programs, key=total), jax.devices()[0].device_kind
+    one, device = max(failed or programs, key=total), planning_device().kind
     profile = profile_of(one, one.name.removeprefix("jit_"), device)
     return f"eqloop.oom: the program {how} that was compiled:\n{profile}"
 

@@ -11,7 +11,7 @@ import jax
 import jax.stages
 
 from .._programs import quick_options
-from ._program import Program
+from ._program import CompiledProgram
 
 # Of what XLA writes: the program whose memory has been assigned. Its compilers put
 # other words in front.
@@ -21,7 +21,9 @@ _UNIQUE = "xla_debug_buffer_assignment_show_max"
 _LIMIT = "jax_traceback_in_locations_limit"
 
 
-def compiled(lowered: jax.stages.Lowered) -> tuple[Program, jax.stages.Compiled]:
+def compiled(
+    lowered: jax.stages.Lowered,
+) -> tuple[CompiledProgram, jax.stages.Compiled]:
     """Compiles a program, and reads what its compiler decided.
 
     Raises:
@@ -44,10 +46,10 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[Program, jax.stages.Compiled]
     )
 
 
-def programs_in(folder: str) -> list[Program]:
+def programs_in(folder: str) -> list[CompiledProgram]:
     """The programs that XLA has written into a folder."""
     files = sorted(Path(folder).glob(_ASSIGNED))
-    read = (Program.of(file.read_bytes()) for file in files)
+    read = (CompiledProgram.of(file.read_bytes()) for file in files)
     return [program for program in read if program is not None]
 
 

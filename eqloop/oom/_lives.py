@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from ._program import Allocation, Event, Program
+from ._program import Allocation, CompiledProgram, HeapEvent
 
 # The kind of this event.
 _GOES = 1
@@ -62,9 +62,9 @@ class Heap:
         return _live(lives, self.length)
 
 
-def heaps_of(program: Program) -> list[Heap]:
+def heaps_of(program: CompiledProgram) -> list[Heap]:
     """The heaps of a program: each allocation in which buffers take turns."""
-    events = dict[int, Sequence[Event]]()
+    events = dict[int, Sequence[HeapEvent]]()
     # The trace of a heap may have the wrong number of its allocation.
     for heap in program.heaps:
         events.update(dict.fromkeys((event.buffer for event in heap), heap))
@@ -82,7 +82,7 @@ def heaps_of(program: Program) -> list[Heap]:
 
 
 def _lives(
-    program: Program, allocation: Allocation, events: Sequence[Event]
+    program: CompiledProgram, allocation: Allocation, events: Sequence[HeapEvent]
 ) -> list[Life]:
     if not events:  # It is there from the beginning to the end.
         every = tuple(allocation.buffers)

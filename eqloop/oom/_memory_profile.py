@@ -1,6 +1,7 @@
 """`memory_profile`: what is alive where a function takes the most memory."""
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from .._types import PyTree, Value
 from ..checkpointing import plans
 from ._dump import compiled, with_all_frames
 from ._profile import MemoryProfile, profile_of
-from ._program import Program
+from ._program import CompiledProgram
 
 # What JAX calls an input of a program that is lowered here.
 _INPUT = re.compile(r"flat\[(\d+)\]")
@@ -79,7 +80,7 @@ def memory_profile(
         known = KnownAs("jit", f, names)
         run = OpenedCall(rest.join, call, take, known).on_arrays
         with planning_for_call(device, arrays), with_all_frames():
-            donated = _donated(run, arrays) if hasattr(f, "lower") else ()
+            donated = () if inspect.isfunction(f) else _donated(run, arrays)
             program, done = compiled(lowered(run, arrays, donated=donated))
             size, kind = allocated_bytes(done), planning_device().kind
         of_loops = functools.partial(plans(f, device=device), *args, **kwargs)
@@ -100,7 +101,7 @@ def _donated(run: Callable[..., PyTree], arrays: Sequence[Value]) -> tuple[int, 
     return tuple(i for i, x in enumerate(program.invars) if x in found)
 
 
-def _inputs(program: Program, names: Sequence[str]) -> Mapping[int, str]:
+def _inputs(program: CompiledProgram, names: Sequence[str]) -> Mapping[int, str]:
     """The paths of the inputs of a program, as far as JAX has left these there."""
     found = dict[int, str]()
     for number, parameter in program.parameters.items():

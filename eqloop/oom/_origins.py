@@ -13,7 +13,7 @@ from typing import TypeAlias
 from .._programs import Place, is_between, is_later
 from ._alive import Alive, LoopAt
 from ._lives import Life
-from ._program import Instruction, Program
+from ._program import CompiledProgram, Instruction
 
 # What gives what it is given, in another form or in another place.
 # fmt: off
@@ -46,7 +46,7 @@ _STANDARD = sysconfig.get_path("stdlib")
 class Origins:
     """Tells where the memory of one program comes from."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: CompiledProgram):
         self._program = program
 
     def of(self, life: Life, time: int) -> Alive:

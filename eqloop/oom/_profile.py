@@ -16,7 +16,7 @@ from ._advice import advice
 from ._alive import Alive, Kind, LoopAt
 from ._lives import Heap, Life, heaps_of
 from ._origins import Origins
-from ._program import Program
+from ._program import CompiledProgram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,19 @@ class MemoryProfile:
         host_bytes: The bytes in the memory of the host, which are not among these.
         alive: What is alive where most memory is taken, the largest first. What does
             not lie on the host adds up to `total_bytes`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def f(x):
+        ...     wide = jnp.sin(x[:, None] * x)
+        ...     return jnp.sum(jnp.sort(wide, axis=0))
+        >>> before = el.memory_profile(f)(jnp.ones(256))
+        >>> [(one.kind, one.type_in_words) for one in before.alive][:1]
+        [('temporary', 'f32[256,256]')]
+        >>> print(before.compare(el.memory_profile(jnp.sum)(jnp.ones(256))))
+         before  after  kind       line
+        ...
     """
 
     name: str
@@ -51,7 +64,7 @@ class MemoryProfile:
     total_bytes: int
     host_bytes: int
     alive: tuple[Alive, ...]
-    _program: Program = dataclasses.field(repr=False, compare=False)
+    _program: CompiledProgram = dataclasses.field(repr=False, compare=False)
     _plans: Callable[[], Plans] | None = dataclasses.field(repr=False, compare=False)
     # What a life in the heap is called.
     _heap: Heap | None = dataclasses.field(repr=False, compare=False)
@@ -193,7 +206,7 @@ class MemoryChange:
 
 
 def profile_of(
-    program: Program,
+    program: CompiledProgram,
     name: str,
     device: str,
     inputs: Mapping[int, str] | None = None,
@@ -231,7 +244,9 @@ def profile_of(
     )
 
 
-def _ends(program: Program, origins: Origins, inputs: Mapping[int, str]) -> list[Alive]:
+def _ends(
+    program: CompiledProgram, origins: Origins, inputs: Mapping[int, str]
+) -> list[Alive]:
     """What the inputs, the outputs and the constants of a program take."""
     found = list[Alive]()
     for one in program.allocations:

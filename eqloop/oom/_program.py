@@ -90,7 +90,7 @@ class Position(NamedTuple):
     index: tuple[int, ...]
 
 
-class Buffer(NamedTuple):
+class AssignedBuffer(NamedTuple):
     """A value that has memory: how much, and where it is made."""
 
     nbytes: int
@@ -137,7 +137,7 @@ class Allocation:
         )
 
 
-class Event(NamedTuple):
+class HeapEvent(NamedTuple):
     """What happens to a buffer in the heap: 0 it comes, 1 it goes, 2 it joins one."""
 
     kind: int
@@ -145,7 +145,7 @@ class Event(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A compiled program.
 
     Attributes:
@@ -163,13 +163,13 @@ class Program:
     instructions: Mapping[int, Instruction]
     roots: Mapping[int, int]
     entry: int
-    buffers: Mapping[int, Buffer]
+    buffers: Mapping[int, AssignedBuffer]
     allocations: Sequence[Allocation]
-    heaps: Sequence[Sequence[Event]]
+    heaps: Sequence[Sequence[HeapEvent]]
     frames: Sequence[tuple[Place, int]]
 
     @classmethod
-    def of(cls, data: bytes) -> "Program | None":
+    def of(cls, data: bytes) -> "CompiledProgram | None":
         """Reads a program; `None` if its memory has not been assigned."""
         read = Message(data)
         if 1 not in read or 3 not in read:
@@ -181,11 +181,11 @@ class Program:
             for each in one.every(2):
                 instruction = Instruction.of(each, one.integer(5))
                 instructions[instruction.id] = instruction
-        buffers = dict[int, Buffer]()
+        buffers = dict[int, AssignedBuffer]()
         for one in memory.every(1):
             at = Message(one.data(3))
             made = Position(at.integer(4), tuple(at.integers(3)))
-            buffers[one.integer(1)] = Buffer(one.integer(2), made)
+            buffers[one.integer(1)] = AssignedBuffer(one.integer(2), made)
         return cls(
             module.text(1),
             instructions,
@@ -194,7 +194,7 @@ class Program:
             buffers,
             [one for one in map(Allocation.of, memory.every(3)) if one is not None],
             [
-                [Event(*map(event.integer, (1, 2))) for event in heap.every(1)]
+                [HeapEvent(*map(event.integer, (1, 2))) for event in heap.every(1)]
                 for heap in memory.every(4)
             ],
             _frames(Message(module.data(17))),

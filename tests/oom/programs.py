@@ -1,4 +1,4 @@
-"""Programs whose largest array is made by the line that ends in `# here`."""
+"""Programs whose largest array is made by a line that ends in `# here`."""
 
 import inspect
 from collections.abc import Callable
@@ -7,27 +7,34 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 import eqloop as el
 
 
-
-
 class Case(NamedTuple):
-    """A program, with its arguments, and the kind of its largest array."""
+    """A program.
+
+    Attributes:
+        f: The function.
+        args: Its arguments.
+        kinds: Of what kind its largest array may be; compilers differ.
+        loop: The loop that makes it, if one does.
+        library: The file of the library whose line makes it, if one does.
+    """
 
     f: Callable[..., Any]
     args: tuple[Any, ...]
-    kind: str
-    in_loop: bool = False
+    kinds: str
+    loop: str | None = None
     library: str = ""
 
     @property
-    def line(self) -> int:
-        """The line that makes most."""
+    def lines(self) -> list[int]:
+        """The lines that may make it, of which compilers choose one."""
         lines, first = inspect.getsourcelines(inspect.unwrap(self.f))
-        return first + next(i for i, x in enumerate(lines) if x.endswith("# here\n"))
+        return [first + i for i, x in enumerate(lines) if x.endswith("# here\n")]
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
@@ -38,7 +45,7 @@ def long_softmax(w, head, x):
     def loss(w, head):
         hidden = jnp.tanh(x @ w)
         logits = hidden @ head  # here
-        return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+        return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])  # here
 
     return jax.grad(loss, (0, 1))(w, head)
 
@@ -60,7 +67,7 @@ def scan_in_scan(w, xs):
             return jnp.sin(h @ w + x), None  # here
 
         def outer(h, rows):
-            return lax.scan(inner, h, rows)[0] * 0.5, None
+            return lax.scan(inner, h, rows)[0] * jnp.float32(0.5), None
 
         return jnp.sum(lax.scan(outer, xs[0, 0], xs)[0])
 
@@ -69,8 +76,8 @@ def scan_in_scan(w, xs):
 
 def waits(x):
     def body(c):
-        wide = jnp.sin(c[1][:, None] * jnp.arange(512.0))  # here
-        return c[0] + 1, jnp.sort(wide, axis=1)[:, 3]
+        wide = jnp.sin(c[1][:, None] * jnp.arange(512, dtype=jnp.float32)[None])  # here
+        return c[0] + 1, jnp.sort(wide, axis=1)[:, 3]  # here
 
     return lax.while_loop(lambda c: c[0] < 10, body, (0, x))[1]
 
@@ -78,7 +85,7 @@ def waits(x):
 def convolved(kernel, images):
     def loss(kernel):
         y = lax.conv(images, kernel, (1, 1), "SAME")  # here
-        return jnp.sum(jnp.cos(y) ** 2)
+        return jnp.sum(jnp.cos(y) ** 2)  # here
 
     return jax.grad(loss)(kernel)
 
@@ -86,7 +93,7 @@ def convolved(kernel, images):
 def attends(q, k, v):
     def loss(q, k, v):
         scores = jnp.einsum("hqd,hkd->hqk", q, k)  # here
-        return jnp.sum(jax.nn.softmax(scores) @ v)
+        return jnp.sum(jax.nn.softmax(scores) @ v)  # here
 
     return jax.grad(loss, (0, 1, 2))(q, k, v)
 
@@ -95,7 +102,7 @@ def with_remat(w, x):
     @jax.checkpoint
     def block(w, x):
         wide = jnp.sin(x @ w)  # here
-        return jnp.cos(wide) @ w.T
+        return jnp.cos(wide) @ w.T  # here
 
     def loss(w):
         return jnp.sum(block(w, block(w, x)))
@@ -105,9 +112,10 @@ def with_remat(w, x):
 
 def gradients_of_rows(w, x):
     def loss(w, row):
-        return jnp.sum(jnp.tanh(row @ w) ** 2)  # here
+        return jnp.sum(jnp.tanh(row @ w) ** 2)
 
-    return jnp.sum(jax.vmap(jax.grad(loss), (None, 0))(w, x) ** 2, 0)
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(w, x)
+    return jnp.sum(jnp.sort(gradients, 0)[::2], 0)  # here
 
 
 def of_eqloop(w, xs):
@@ -121,6 +129,15 @@ def of_eqloop(w, xs):
     return jax.grad(loss)(w)
 
 
+def branches(w, x):
+    def loss(w):
+        wide = jnp.sin(x @ w)  # here
+        heavy = lambda a: jnp.sum(jnp.exp(a) * jnp.cos(a))  # here
+        return lax.cond(wide[0, 0] > 0, heavy, jnp.sum, wide)  # here
+
+    return jax.grad(loss)(w)
+
+
 def layers(model, x):
     def loss(model):
         return jnp.sum(jax.vmap(model)(x) ** 2)  # here
@@ -128,21 +145,45 @@ def layers(model, x):
     return eqx.filter_grad(loss)(model)
 
 
+_ADAM = optax.adam(1e-3)
+
+
+def trains(params, state, x):
+    def loss(params):
+        hidden = jnp.tanh(x @ params["up"])  # here
+        return jnp.sum((hidden @ params["down"]) ** 2)  # here
+
+    updates, state = _ADAM.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+
 _MLP = eqx.filter_eval_shape(eqx.nn.MLP, 8, 8, 512, 2, key=jax.random.key(0))
+_PARAMS = {"up": floats(64, 2048), "down": floats(2048, 64)}
+_STATE = jax.eval_shape(_ADAM.init, _PARAMS)
 
 CASES = {
     "softmax": Case(
-        long_softmax, (floats(16, 8), floats(8, 4096), floats(32, 16)), "temporary"
+        long_softmax,
+        (floats(16, 8), floats(8, 4096), floats(32, 16)),
+        "temporary stored",
     ),
-    "scan": Case(scanned, (floats(16, 16), floats(512, 16)), "stored", True),
+    "scan": Case(scanned, (floats(16, 16), floats(512, 16)), "stored", "loop"),
     "scan in scan": Case(
-        scan_in_scan, (floats(32, 32), floats(16, 16, 32)), "stored", True
+        scan_in_scan, (floats(32, 32), floats(16, 16, 32)), "stored", "loop"
     ),
-    "while": Case(waits, (floats(64),), "temporary", True),
-    "conv": Case(convolved, (floats(16, 2, 3, 3), floats(2, 2, 32, 32)), "stored"),
-    "attention": Case(attends, (floats(2, 64, 8),) * 3, "temporary"),
-    "remat": Case(with_remat, (floats(8, 512), floats(64, 8)), "temporary"),
+    "while": Case(waits, (floats(64),), "temporary", "loop"),
+    "conv": Case(
+        convolved, (floats(16, 2, 3, 3), floats(2, 2, 32, 32)), "stored temporary"
+    ),
+    "attention": Case(attends, (floats(2, 64, 8),) * 3, "stored temporary"),
+    "remat": Case(with_remat, (floats(8, 512), floats(64, 8)), "temporary stored"),
     "vmap": Case(gradients_of_rows, (floats(64, 64), floats(16, 64)), "temporary"),
-    "eqloop": Case(of_eqloop, (floats(64), floats(256, 64)), "stored", True),
-    "layers": Case(layers, (_MLP, floats(64, 8)), "stored", False, "linear"),
+    "eqloop": Case(of_eqloop, (floats(64), floats(256, 64)), "stored", "Scan"),
+    "cond": Case(branches, (floats(64, 512), floats(256, 64)), "stored temporary"),
+    "layers": Case(layers, (_MLP, floats(64, 8)), "stored", None, "_linear.py"),
+    "optax": Case(
+        jax.jit(trains, donate_argnums=(0, 1)),
+        (_PARAMS, _STATE, floats(16, 64)),
+        "stored temporary",
+    ),
 }
