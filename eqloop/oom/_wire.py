@@ -7,8 +7,8 @@ bytes. [The encoding](https://protobuf.dev/programming-guides/encoding/) is a pa
 from collections import defaultdict
 from collections.abc import Iterator
 
-# How a value is encoded. The other two have a fixed size, and are not needed.
-_INTEGER, _BYTES = 0, 2
+# How a value is encoded, if it is not bytes. Those of a fixed size are not needed.
+_INTEGER = 0
 _SIZES = {1: 8, 5: 4}
 
 
@@ -64,10 +64,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         value, at = _integer(data, at)
         if kind == _INTEGER:
             yield number, value
-        elif kind == _BYTES:
-            yield number, data[at : (at := at + value)]
         else:
-            raise ValueError(f"no protocol buffer: a field of the kind {kind}")
+            yield number, data[at : (at := at + value)]
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """What `memory_profile` tells of whole programs, beside XLA's own numbers."""
 
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -34,7 +36,8 @@ def assigned(profile: el.MemoryProfile) -> int:
 def check(case: Case, profile: el.MemoryProfile) -> None:
     """Checks what is said of the largest array, and that the table can be read."""
     largest = profile.largest
-    assert largest is not None and largest.place is not None
+    assert largest is not None
+    assert largest.place is not None
     assert largest.place.line in case.lines
     assert largest.place.file.endswith("programs.py")
     assert largest.kind in case.kinds.split()
@@ -43,9 +46,18 @@ def check(case: Case, profile: el.MemoryProfile) -> None:
         assert largest.library is not None
         assert largest.library.file.endswith(case.library)
     lines = str(profile).splitlines()
-    assert len(lines) <= 10 and max(map(len, lines)) <= 80
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
 
 
+@pytest.fixture
+def as_users_have_it():
+    """JAX's own promotion of types, which Optax takes for granted."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_what_xla_assigned_and_names_the_line(name: str):
     case = CASES[name]
@@ -67,7 +79,8 @@ def test_it_is_what_xla_assigned_and_names_the_line(name: str):
 def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     profile = el.memory_profile(scanned)(*CASES["scan"].args)
     ((loop, stored),) = profile.loops.items()
-    assert loop.steps == 512 and stored >= 512 * 16 * 4
+    assert loop.steps == 512
+    assert stored >= 512 * 16 * 4
     assert any("el.Reschedule" in text for text in profile.advice)
     w, xs = CASES["scan"].args
     step = lambda w: lambda h, x: (jnp.tanh(w @ h + x), None)
@@ -78,11 +91,12 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert other.peak_bytes < profile.peak_bytes / 2
     assert not any("Reschedule" in text for text in other.advice)
     change = profile.compare(other)
-    assert change.before, change.after == (profile.peak_bytes, other.peak_bytes)
+    assert (change.before, change.after) == (profile.peak_bytes, other.peak_bytes)
     assert change.lines[0].before > change.lines[0].after
     assert "stored" in str(change)
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_inputs_have_their_paths_and_can_be_donated():
     case = CASES["optax"]
     plain = el.memory_profile(trains)(*case.args)
@@ -92,7 +106,8 @@ def test_inputs_have_their_paths_and_can_be_donated():
     assert any("donating" in text for text in plain.advice)
     assert not any("donating" in text for text in given.advice)
     donated = {one.name for one in given.alive if one.is_donated}
-    assert "params['up']" in donated and "x" not in donated
+    assert "params['up']" in donated
+    assert "x" not in donated
     assert given.total_bytes < plain.total_bytes
 
 
@@ -114,7 +129,8 @@ def test_bytes_are_those_of_one_device():
     memory: Any = jax.jit(step).lower(w, x).compile().memory_analysis()
     assert profile.peak_bytes == memory.temp_size_in_bytes
     of_x = next(one for one in profile.alive if one.name == "x")
-    assert of_x.nbytes == x.nbytes // 4 and of_x.shape == (64, 64)
+    assert of_x.nbytes == x.nbytes // 4
+    assert of_x.shape == (64, 64)
 
 
 def test_what_is_found_in_a_cache_is_profiled(tmp_path):
@@ -155,13 +171,12 @@ def test_a_script_that_runs_out_of_memory_is_told_its_line(tmp_path):
     assert done.returncode == 1
     assert done.stdout.split("\n")[0] == "__main__ ['--batch', '4']"
     assert "RESOURCE_EXHAUSTED" in done.stderr
-    assert "step: 72.8 TiB at the peak" in done.stderr
+    assert "eqloop.oom: the program of that size" in done.stderr
+    assert re.search(r"step: [\d.]+ TiB at the peak", done.stderr)
     assert "train.py:4 (step)" in done.stderr or "train.py:5 (step)" in done.stderr
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -192,11 +207,11 @@ def test_for_a_device_that_is_not_here(kind: str, name: str):
 
 
 def test_wrong_calls():
-    assert_raises(TypeError, lambda: el.memory_profile(3), "f", "3")  # type: ignore
-    wrong: Any = "h1000"
-    assert_raises(
-        ValueError, lambda: el.memory_profile(jnp.sin, device=wrong), "device", "h1000"
-    )
+    wrong: Any = 3
+    said = "TypeError: memory_profile … `f` … 3"
+    assert_raises(lambda: el.memory_profile(wrong), said)
+    said = "ValueError: memory_profile: … device … 'h1000' … h100"
+    assert_raises(lambda: el.memory_profile(jnp.sin, device="h1000"), said)
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**32, 2**63 - 1])
@@ -211,5 +226,8 @@ def test_integers_of_any_length_are_read(number: int):
     data = b"\x08" + written(number) + b"\x12" + written(len(packed)) + packed
     data += b"\x19" + np.float64(1).tobytes() + b"\x22\x02hi"
     read = Message(data)
-    assert read.integer(1) == number and read.integers(2) == [number] * 3
-    assert read.text(4) == "hi" and 5 not in read and read.integer(5) == 0
+    assert read.integer(1) == number
+    assert read.integers(2) == [number] * 3
+    assert read.text(4) == "hi"
+    assert 5 not in read
+    assert read.integer(5) == 0
