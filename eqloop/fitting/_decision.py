@@ -20,7 +20,7 @@ from ..checkpointing import (
     remember,
     run_times,
 )
-from ..oom import memory_profile
+from ..oom import profiled
 from ..rescheduling import with_open_loops
 from ._again import Roles
 from ._choice import Choice, Chosen
@@ -261,7 +261,8 @@ class _Whole:
         """A sentence on the largest array in the gradient, if its compiler tells."""
         if not decision.is_compiled:
             return ""
-        profile = memory_profile(self._gradient(decision.ways))(*self._inputs)
+        gradient = self._gradient(decision.ways)
+        profile = profiled(lambda inputs: gradient(*inputs), self._inputs)
         if (largest := profile.largest) is None:
             return ""
         size, line = format_bytes(largest.nbytes), largest.place or "an unknown line"

@@ -9,7 +9,7 @@ a script that runs out of memory.
 """
 
 from ._alive import Alive, LoopAt
-from ._memory_profile import memory_profile
+from ._memory_profile import memory_profile, profiled
 from ._profile import LineChange, MemoryChange, MemoryProfile
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "MemoryChange",
     "MemoryProfile",
     "memory_profile",
+    "profiled",
 ]

@@ -15,7 +15,7 @@ from .._device import DeviceLike, check_device, planning_device, planning_for_ca
 from .._programs import allocated_bytes, lowered
 from .._tracebacks import border
 from .._types import PyTree, Value
-from ..checkpointing import plans
+from ..checkpointing import Plans, plans
 from ._dump import compiled, with_all_frames
 from ._profile import MemoryProfile, profile_of
 from ._program import CompiledProgram
@@ -79,16 +79,38 @@ def memory_profile(
         take = lambda out: (eqx.filter(out, eqx.is_array), None)
         known = KnownAs("jit", f, names)
         run = OpenedCall(rest.join, call, take, known).on_arrays
-        with planning_for_call(device, arrays), with_all_frames():
-            donated = () if inspect.isfunction(f) else _donated(run, arrays)
-            program, done = compiled(lowered(run, arrays, donated=donated))
-            size, kind = allocated_bytes(done), planning_device().kind
+        own = inspect.unwrap(f)
+        name = getattr(own, "__name__", type(own).__name__)
         of_loops = functools.partial(plans(f, device=device), *args, **kwargs)
-        inputs = _inputs(program, names)
-        name = getattr(f, "__name__", type(f).__name__)
-        return profile_of(program, name, kind, inputs, size, of_loops)
+        with planning_for_call(device, arrays):
+            donated = () if inspect.isfunction(f) else _donated(run, arrays)
+            return profiled(run, arrays, name, names, donated, of_loops)
 
     return profile
+
+
+def profiled(
+    run: Callable[..., PyTree],
+    types: Sequence[Value],
+    name: str = "",
+    names: Sequence[str] = (),
+    donated: tuple[int, ...] = (),
+    of_loops: Callable[[], Plans] | None = None,
+) -> MemoryProfile:
+    """The profile of a program of a list of arrays, for the device of plans.
+
+    Args:
+        run: The program.
+        types: The arrays, or their types.
+        name: What to call it.
+        names: The paths of the arrays.
+        donated: The numbers of those that results may overwrite.
+        of_loops: Finds the plans of its loops.
+    """
+    with with_all_frames():
+        program, done = compiled(lowered(run, types, donated=donated))
+    inputs, size = _inputs(program, names), allocated_bytes(done)
+    return profile_of(program, name, planning_device().kind, inputs, size, of_loops)
 
 
 def _donated(run: Callable[..., PyTree], arrays: Sequence[Value]) -> tuple[int, ...]:

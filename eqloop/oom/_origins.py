@@ -29,7 +29,9 @@ _HANDS_ON = frozenset({
 })
 # fmt: on
 _WRITES, _FUSION = "dynamic-update-slice", "fusion"
-_OURS = re.compile(r"eqloop\.(\w+)")
+_OURS = re.compile(r"eqloop\.([\w.]+)")
+# The sum of cotangents.
+_SUM = "add_any"
 # It runs again what was not stored.
 _AGAIN = "rematted_computation"
 # What an instruction gives, or a part of it.
@@ -78,6 +80,10 @@ class Origins:
     def _places(self, maker: Instruction) -> tuple[Place | None, Place | None]:
         """The user's line, and that of a library which it calls, if it calls one."""
         places = self._program.places(maker.frame)
+        if maker.scope.endswith(_SUM):
+            # It is made where the gradient is taken. What is added up has the line.
+            added = (self._program.places(x.frame) for x in self._back_from(maker))
+            places = next((x for x in added if len(x) > len(places)), places)
         places = [place for place in places if not is_between(place.file)]
         inner = next(iter(places), None)
         installed = lambda file: _INSTALLED.search(file) or file.startswith(_STANDARD)
@@ -99,18 +105,11 @@ class Origins:
 
     def _explained(self, one: Instruction, index: Sequence[int]) -> Instruction:
         """What computed the result of an instruction, and has a line of Python."""
-        seen, queue = set[_Value](), deque([(one, tuple(index))])
         moved = None
-        while queue and len(seen) < _MOST_SEEN:
-            each, at = queue.popleft()
-            if (each, at) in seen:
-                continue
-            seen.add((each, at))
-            if each.frame and each.opcode not in (_FUSION, _WRITES, "parameter"):
-                if each.opcode not in _MOVES:
-                    return each
-                moved = moved or each
-            queue.extend(self._sources(each, at))
+        for each in self._back_from(one, tuple(index)):
+            if each.opcode not in _MOVES:
+                return each
+            moved = moved or each
         if moved is not None or one.frame:
             return moved or one
         users, known = deque([one]), 0
@@ -119,6 +118,20 @@ class Origins:
                 return user
             users.extend(self._users(user))
         return one
+
+    def _back_from(
+        self, one: Instruction, index: tuple[int, ...] = ()
+    ) -> Iterator[Instruction]:
+        """What led to the result of an instruction, and has a line of Python."""
+        seen, queue = set[_Value](), deque([(one, index)])
+        while queue and len(seen) < _MOST_SEEN:
+            each, at = queue.popleft()
+            if (each, at) in seen:
+                continue
+            seen.add((each, at))
+            if each.frame and each.opcode not in (_FUSION, _WRITES, "parameter"):
+                yield each
+            queue.extend(self._sources(each, at))
 
     def _users(self, one: Instruction) -> Iterator[Instruction]:
         """What reads an instruction, or runs it as the last of a computation."""
