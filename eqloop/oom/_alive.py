@@ -22,10 +22,6 @@ class LoopAt(NamedTuple):
     place: Place | None
     steps: int | None
 
-    def __str__(self) -> str:
-        steps = "" if self.steps is None else f", {self.steps} steps"
-        return f"{self.name} at {self.place or 'an unknown line'}{steps}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Alive:

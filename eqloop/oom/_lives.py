@@ -6,6 +6,7 @@ a loop, say, from the zeros that it begins with to what is read of it afterwards
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -42,15 +43,18 @@ class Heap:
         nbytes: What is assigned to it, which can be more than is alive at once.
         lives: What comes and goes in it.
         length: How many events there are.
-        peak: The event at which most is alive.
         is_on_host: Whether it is in the memory of the host.
     """
 
     nbytes: int
     lives: Sequence[Life]
     length: int
-    peak: int
     is_on_host: bool
+
+    @functools.cached_property
+    def peak(self) -> int:
+        """The event at which most is alive."""
+        return max(range(self.length), key=self.live(self.lives).__getitem__)
 
     @property
     def at_peak(self) -> list[Life]:
@@ -59,7 +63,11 @@ class Heap:
 
     def live(self, lives: Sequence[Life]) -> list[int]:
         """The bytes of some of it that are alive after each event."""
-        return _live(lives, self.length)
+        changes = [0] * (self.length + 1)
+        for life in lives:
+            changes[life.start] += life.nbytes
+            changes[life.end] -= life.nbytes
+        return list(itertools.accumulate(changes))[: self.length]
 
 
 def heaps_of(program: CompiledProgram) -> list[Heap]:
@@ -74,10 +82,7 @@ def heaps_of(program: CompiledProgram) -> list[Heap]:
             trace = next((events[x] for x in one.buffers if x in events), ())
             known = [event for event in trace if event.buffer in one.buffers]
             lives = _lives(program, one, known)
-            length = max(len(known), 1)
-            live = _live(lives, length)
-            peak = max(range(length), key=live.__getitem__)
-            found.append(Heap(one.nbytes, lives, length, peak, one.is_on_host))
+            found.append(Heap(one.nbytes, lives, max(len(known), 1), one.is_on_host))
     return found
 
 
@@ -107,11 +112,3 @@ def _lives(
             )
         there.append(life)
     return list(itertools.chain(*found.values()))
-
-
-def _live(lives: Sequence[Life], length: int) -> list[int]:
-    changes = [0] * (length + 1)
-    for life in lives:
-        changes[life.start] += life.nbytes
-        changes[life.end] -= life.nbytes
-    return list(itertools.accumulate(changes))[:length]

@@ -7,7 +7,7 @@ itself (copies, zeros to begin with) has none: then what is moved there tells.
 import re
 import sysconfig
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from .._programs import Place, is_between, is_later
@@ -18,10 +18,10 @@ from ._program import CompiledProgram, Instruction
 # What gives what it is given, in another form or in another place.
 # fmt: off
 _MOVES = frozenset({
-    "bitcast", "bitcast-convert", "broadcast", "call", "conditional", "constant",
-    "copy", "copy-done", "copy-start", "get-tuple-element", "iota", "opt-barrier",
-    "pad", "parameter", "reshape", "slice", "transpose", "tuple", "while",
-    "async-start", "async-done", "async-update", "dynamic-slice",
+    "async-done", "async-start", "async-update", "bitcast", "bitcast-convert",
+    "broadcast", "call", "conditional", "constant", "copy", "copy-done", "copy-start",
+    "dynamic-slice", "get-tuple-element", "iota", "opt-barrier", "pad", "parameter",
+    "reshape", "slice", "transpose", "tuple", "while",
 })
 # What hands on a buffer that it does not read.
 _HANDS_ON = frozenset({
@@ -164,7 +164,12 @@ class Origins:
                 at = 1 + caller.calls.index(one.computation) if is_branch else one.index
                 found = [(x, index) for x in caller.operands[at : at + 1]]
         known = self._program.instructions
-        return [_part(known, known[x], part) for x, part in found if x in known]
+        return [self._part(known[x], part) for x, part in found if x in known]
+
+    def _part(self, one: Instruction, index: tuple[int, ...]) -> _Value:
+        if one.opcode != "tuple" or not index:
+            return one, index
+        return self._program.instructions[one.operands[index[0]]], index[1:]
 
     # Loops.
 
@@ -227,11 +232,3 @@ class Origins:
                                 yield each, index
                 case "bitcast" | "opt-barrier":
                     yield reader, index
-
-
-def _part(
-    known: Mapping[int, Instruction], one: Instruction, index: tuple[int, ...]
-) -> _Value:
-    if one.opcode == "tuple" and index:
-        return known[one.operands[index[0]]], index[1:]
-    return one, index

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -66,7 +66,6 @@ class MemoryProfile:
     alive: tuple[Alive, ...]
     _program: CompiledProgram = dataclasses.field(repr=False, compare=False)
     _plans: Callable[[], Plans] | None = dataclasses.field(repr=False, compare=False)
-    # What a life in the heap is called.
     _heap: Heap | None = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -77,11 +76,11 @@ class MemoryProfile:
     @property
     def loops(self) -> Mapping[LoopAt, int]:
         """The bytes that each loop stores for the way back."""
-        found = defaultdict[LoopAt, int](int)
+        found = Counter[LoopAt]()
         for one in self.alive:
             if one.loop is not None and one.kind == "stored":
                 found[one.loop] += one.nbytes
-        return dict(found)
+        return found
 
     @functools.cached_property
     def advice(self) -> tuple[str, ...]:
@@ -144,9 +143,9 @@ class MemoryProfile:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        ax, heap = axes_to_draw_on(ax), self._heap
+        axes, heap = axes_to_draw_on(ax), self._heap
         if heap is None:  # nothing comes and goes
-            return ax
+            return axes
         origins = Origins(self._program)
         areas = defaultdict[str, list[Life]](list)
         for life in heap.lives:
@@ -160,15 +159,15 @@ class MemoryProfile:
         if others := names[_AREAS:]:
             series.append([sum(live[name][t] for name in others) for t in times])
         labels = [*names[:_AREAS], "other lines"]
-        ax.stackplot(times, series, labels=labels[: len(series)], step="post")
+        axes.stackplot(times, series, labels=labels[: len(series)], step="post")
         top = sum(life.nbytes for life in heap.at_peak)
         label = f"peak, {format_bytes(top)}"
-        ax.plot([heap.peak], [top], "v", color="black", label=label)
-        ax.set(xlabel="events of the heap, in order", ylabel="bytes alive")
-        ax.set_title(self.name, fontsize="medium")
-        ax.yaxis.set_major_formatter(format_axis)
-        ax.legend(fontsize="small", frameon=False)
-        return ax
+        axes.plot([heap.peak], [top], "v", color="black", label=label)
+        axes.set(xlabel="events of the heap, in order", ylabel="bytes alive")
+        axes.set_title(self.name, fontsize="medium")
+        axes.yaxis.set_major_formatter(format_axis)
+        axes.legend(fontsize="small", frameon=False)
+        return axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,9 +251,10 @@ def _ends(
     for one in program.allocations:
         if one.parameter is not None:
             parameter = program.parameters[one.parameter]
-            name, ends = inputs.get(one.parameter, parameter.scope), (None, None)
-            about = (*parameter.type_at(()), None, "input", *ends, name)
-            found.append(Alive(one.nbytes, *about, one.is_on_host, one.is_output))
+            name = inputs.get(one.parameter, parameter.scope)
+            given = Alive(one.nbytes, *parameter.type_at(()), None, "input", name=name)
+            on_host, donated = one.is_on_host, one.is_output
+            found.append(replace(given, is_on_host=on_host, is_donated=donated))
         elif not one.is_temporary and one.buffers:
             life = Life(one.nbytes, 0, 1, (program.result_in(one),), (0,))
             kind = "output" if one.is_output else "constant"

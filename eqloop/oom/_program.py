@@ -28,13 +28,6 @@ _DEVICE, _HOST = 0, 5
 _STEPS = re.compile(rb'known_trip_count":\{"n":"(\d+)"')
 
 
-class Type(NamedTuple):
-    """The type of an array; `""` as dtype is of what is none, such as a token."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
     """An instruction of the program.
@@ -74,16 +67,19 @@ class Instruction:
         count = int(steps.group(1)) if steps else None
         return cls(computation, read.integer(35), opcode, *links, *origin, count, shape)
 
-    def type_at(self, index: Sequence[int]) -> Type:
-        """The type of what it gives, or of a part of the tuple that it gives."""
+    def type_at(self, index: Sequence[int]) -> tuple[tuple[int, ...], str]:
+        """The shape and the dtype of what it gives, or of a part of it.
+
+        The dtype of what is no array, such as a tuple, is `""`.
+        """
         shape = self.shape
         for i in index:
             shape = shape.every(4)[i]
-        # A tuple has none.
-        return Type(tuple(shape.integers(3)), _DTYPES.get(shape.integer(2), ""))
+        return (tuple(shape.integers(3)), _DTYPES.get(shape.integer(2), ""))
 
 
-class Position(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Position:
     """Where a value is: in what an instruction gives, or in a part of it."""
 
     instruction: int

@@ -191,6 +191,17 @@ def test_it_is_drawn():
     pyplot.close("all")
 
 
+def test_a_refusal_names_the_largest_array():
+    def loss(w, head, x):
+        logits = jnp.tanh(x @ w) @ head
+        return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])  # here
+
+    types = floats(16, 8), floats(8, 4096), floats(32, 16)
+    lines = Case(loss, types, "").lines
+    said = f"ValueError: Fit … The largest array in it is f32[32,4096] … :{lines[0]} "
+    assert_raises(lambda: el.Fit(loss, "10KiB").plan(*types), said)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["h100", "v5e"])
 @pytest.mark.parametrize("name", ["softmax", "scan", "eqloop", "layers"])
