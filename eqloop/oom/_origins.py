@@ -74,8 +74,8 @@ class Origins:
         )
 
     def _made(self, buffer: int) -> _Value:
-        at, index = self._program.buffers[buffer].made
-        return self._program.instructions[at], index
+        made = self._program.buffers[buffer].made
+        return self._program.instructions[made.instruction], made.index
 
     def _places(self, maker: Instruction) -> tuple[Place | None, Place | None]:
         """The user's line, and that of a library which it calls, if it calls one."""
