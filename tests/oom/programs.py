@@ -112,7 +112,7 @@ def with_remat(w, x):
 
 def gradients_of_rows(w, x):
     def loss(w, row):
-        return jnp.sum(jnp.tanh(row @ w) ** 2)
+        return jnp.sum(jnp.tanh(row @ w) ** 2)  # here
 
     gradients = jax.vmap(jax.grad(loss), (None, 0))(w, x)
     return jnp.sum(jnp.sort(gradients, 0)[::2], 0)  # here
