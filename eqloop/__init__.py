@@ -76,6 +76,7 @@ from .loops import (
     WhileLoop,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
+from .oom import MemoryProfile, memory_profile
 from .progress import ProgressBar
 from .rescheduling import ForeignLoop, Reschedule
 from .resuming import Resumable
@@ -122,6 +123,7 @@ __all__ = [
     "Layout",
     "LoopSpec",
     "Map",
+    "MemoryProfile",
     "Named",
     "NonFiniteError",
     "Offload",
@@ -161,6 +163,7 @@ __all__ = [
     "ir",
     "losses",
     "measurements",
+    "memory_profile",
     "name",
     "planning_for",
     "plans",

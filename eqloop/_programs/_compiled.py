@@ -84,11 +84,9 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
         The number, or `None` if the program cannot be compiled by itself, such as one
         with an axis of a `vmap` around it; that was said then.
     """
-    device = planning_device()
-    options = _quick_options() if device.platform == "cpu" else None
     try:
         with by_itself((run, types)):
-            return allocated_bytes(lowered(run, *types).compile(options))
+            return allocated_bytes(lowered(run, *types).compile(quick_options()))
     except NotCompiledError as error:
         said_to_be_estimated("The memory of a plan", error)
         return None
@@ -124,7 +122,10 @@ def _missing_around(run: Callable[..., PyTree], types: PyTree) -> str | None:
     return None
 
 
-def _quick_options() -> dict[str, Any]:
+def quick_options() -> dict[str, Any]:
+    """Options by which a program that is never run compiles quickly."""
+    if planning_device().platform != "cpu":
+        return {}
     options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
     # The option takes the place of that in `XLA_FLAGS`, which memory may depend on.
     if _LEFT_OUT not in os.environ.get("XLA_FLAGS", ""):

@@ -35,6 +35,7 @@ from .._compat import (
 from .._types import AnyJaxpr, Value
 from ._effects import does_something, is_ref
 from ._equations import Rewrite, aval_of, formula_of, with_formula
+from ._places import place_of
 
 # The primitives whose jaxprs are programs like the one around them, so that another
 # program of the same meaning may take their place. The jaxpr of a `reduce` or of a
@@ -303,12 +304,24 @@ def inlined(
             eqn = rewriter.enter(eqn, rewrite)
             if is_inlined(eqn):
                 (callee,) = rewritable_programs(eqn)
+                count = len(rewriter.eqns)
                 rewriter.inline(callee, eqn.invars, eqn.outvars)
+                rewriter.eqns[count:] = [
+                    _called_at(eqn, inner) for inner in rewriter.eqns[count:]
+                ]
             else:
                 rewriter.eqns.append(eqn)
         return rewriter.result()
 
     return rewrite_everywhere(level, program)
+
+
+def _called_at(call: jex.JaxprEqn, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+    """An equation of what is called: a function of JAX's own has the caller's line."""
+    if place_of(eqn.source_info) is not None:
+        return eqn
+    traceback = call.source_info.traceback
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
 
 
 def without_array_literals(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -35,13 +35,16 @@ class NoSuchDevicesError(ValueError):
     """A program is split over devices that there are none, or too few, of."""
 
 
-def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
+def lowered(
+    run: Callable[..., PyTree], *types: PyTree, donated: tuple[int, ...] = ()
+) -> jax.stages.Lowered:
     """A program to compile for the device that plans are for, as it will run there.
 
     Args:
         run: The program, a function of arrays.
         types: Its arguments, or their types. What these do not tell of how arguments
             are split over automatic axes is left to the compiler.
+        donated: The numbers of those of their leaves that results may overwrite.
 
     Raises:
         NoSuchDevicesError: If there are too few devices of this kind, or if the program
@@ -52,7 +55,7 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
     program = lambda *flat: run(*tree.unflatten(flat))
     mesh, told = _mesh_of(flat), _of_kind(device, _told_meshes(flat))
     placed = _Placed.on(device, program, flat, mesh, told)
-    traced = placed.trace(device)
+    traced = placed.trace(device, donated)
     named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != placed.devices]
     own = _of_kind(device, named)
     if named and not own:
@@ -63,7 +66,7 @@ def lowered(run: Callable[..., PyTree], *types: PyTree) -> jax.stages.Lowered:
         )
     # It may be a mesh of the same devices in another order.
     if named and not mesh.empty and len(own) == mesh.size:
-        traced = _Placed.on(device, program, flat, mesh, own).trace(device)
+        traced = _Placed.on(device, program, flat, mesh, own).trace(device, donated)
     # Of the devices of a mesh JAX knows only that they are GPUs. If there are none
     # here, it cannot tell whose they are.
     is_cuda = device.platform == "gpu" and not device.is_here
@@ -117,12 +120,13 @@ class _Placed:
         types = [*_spread(types, concrete), mark]
         return cls(marked, types, concrete.abstract_mesh, devices)
 
-    def trace(self, device: PlannedDevice) -> Any:
+    def trace(self, device: PlannedDevice, donated: tuple[int, ...]) -> Any:
         """What JAX knows of it before it is lowered."""
         # A program may be asked for while another one is traced, for another mesh.
         context = jax.sharding.use_abstract_mesh(self.mesh)
         with context, jax.default_device(device.own):
-            return jax.jit(self.program).trace(*self.types)
+            program = jax.jit(self.program, donate_argnums=donated)
+            return program.trace(*self.types)
 
 
 # Meshes.

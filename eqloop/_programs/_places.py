@@ -66,6 +66,15 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     return _place_in(frames_of(source_info), through)
 
 
+# The layers of Equinox compute what users ask for; the rest of it is around functions.
+_LAYERS = tuple(os.path.join(path, "nn", "") for path in folders_of("equinox"))
+
+
+def is_between(file: str) -> bool:
+    """Whether a file is around functions, and computes nothing itself."""
+    return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
+
+
 def _place_in(frames: Any, through: tuple[str, ...] = ()) -> Place | None:
     for frame in frames:
         if not frame.file_name.startswith(_BETWEEN + through):

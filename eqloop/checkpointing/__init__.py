@@ -23,7 +23,7 @@ from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._fused import Fused
-from ._jax_loops import JaxLoop, gradient_loops
+from ._jax_loops import JaxLoop, JaxPlan, gradient_loops
 from ._loop_options import (
     LoopOption,
     LoopSchedule,
@@ -32,7 +32,7 @@ from ._loop_options import (
     with_schedule,
 )
 from ._plan import Plan, plan, usually_stored
-from ._plans import Plans, own_plans, plans, stored_by_rules
+from ._plans import LoopPlan, Plans, own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis
 from ._policies import (
     AUTO,
@@ -92,9 +92,11 @@ __all__ = [
     "Fused",
     "InnerBudget",
     "JaxLoop",
+    "JaxPlan",
     "Layout",
     "Loop",
     "LoopOption",
+    "LoopPlan",
     "LoopPolicy",
     "LoopSchedule",
     "LoopSpec",

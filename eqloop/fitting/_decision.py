@@ -20,6 +20,7 @@ from ..checkpointing import (
     remember,
     run_times,
 )
+from ..oom import profiled
 from ..rescheduling import with_open_loops
 from ._again import Roles
 from ._choice import Choice, Chosen
@@ -224,6 +225,19 @@ class _Whole:
         is_known = size is not None
         return Decision(self.cut, ways, estimated, is_known, chosen, self.choice)
 
+    def largest_of(self, decision: Decision) -> str:
+        """A sentence on the largest array in the gradient, if its compiler tells."""
+        if not decision.is_compiled:
+            return ""
+        gradient = self._gradient(decision.ways)
+        profile = profiled(lambda inputs: gradient(*inputs), self._inputs)
+        if (largest := profile.largest) is None:
+            return ""
+        size, line = format_bytes(largest.nbytes), largest.place or "an unknown line"
+        return (
+            f" The largest array in it is {largest.type_in_words}, {size}, of {line}."
+        )
+
     def faster_if_leaner(self, best: Decision, most: int) -> Decision:
         """A decision, or one that takes half the memory where that runs faster."""
         # Times of straight code are estimated, and what XLA makes of one that stores
@@ -307,10 +321,12 @@ def _least(whole: _Whole, limit: Limit, most: int) -> Decision:
     tries.append(last := whole.plain())
     if last.peak_bytes <= most:
         return last
-    _refuse(tries, limit, most)
+    _refuse(whole, tries, limit, most)
 
 
-def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
+def _refuse(
+    whole: _Whole, tries: Sequence[Decision], limit: Limit, most: int
+) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
     little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)
@@ -331,7 +347,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{_advice(least.cut)}."
+        f"{_advice(least.cut)}.{whole.largest_of(least)}"
     )
 
 

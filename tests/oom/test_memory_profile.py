@@ -1,0 +1,244 @@
+"""What `memory_profile` tells of whole programs, beside XLA's own numbers."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import eqloop as el
+from eqloop.oom._wire import Message
+
+from ..asserts import assert_raises
+from ..elsewhere.compiler import is_installed
+from .programs import CASES, Case, floats, long_softmax, scanned, trains
+
+ASSIGNED = ("stored", "temporary")
+
+
+def zeros(args: Any) -> Any:
+    is_type = lambda x: isinstance(x, jax.ShapeDtypeStruct)
+    make = lambda x: jnp.zeros(x.shape, x.dtype) if is_type(x) else x
+    return jax.tree.map(make, args)
+
+
+def assigned(profile: el.MemoryProfile) -> int:
+    return sum(one.nbytes for one in profile.alive if one.kind in ASSIGNED)
+
+
+def check(case: Case, profile: el.MemoryProfile) -> None:
+    """Checks what is said of the largest array, and that the table can be read."""
+    largest = profile.largest
+    assert largest is not None
+    assert largest.place is not None
+    assert largest.place.line in case.lines
+    assert largest.place.file.endswith("programs.py")
+    assert largest.kind in case.kinds.split()
+    assert (largest.loop.name if largest.loop else None) == case.loop
+    if case.library:
+        assert largest.library is not None
+        assert largest.library.file.endswith(case.library)
+    lines = str(profile).splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.fixture
+def as_users_have_it():
+    """JAX's own promotion of types, which Optax takes for granted."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("as_users_have_it")
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_what_xla_assigned_and_names_the_line(name: str):
+    case = CASES[name]
+    profile = el.memory_profile(case.f)(*case.args)
+    compiled = el.Jit(case.f, donate="none").lower(*zeros(case.args)).compile()
+    if name == "optax":  # It is compiled by itself, with what it donates.
+        compiled = case.f.lower(*case.args).compile()  # type: ignore
+    memory = compiled.memory_analysis()
+    assert profile.peak_bytes == pytest.approx(memory.temp_size_in_bytes, rel=0.01)
+    assert profile.peak_bytes * 0.95 <= assigned(profile) <= profile.peak_bytes
+    constants = sum(one.nbytes for one in profile.alive if one.kind == "constant")
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    assert profile.total_bytes - constants == pytest.approx(total, rel=0.01)
+    assert profile.total_bytes == sum(one.nbytes for one in profile.alive)
+    check(case, profile)
+
+
+def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
+    profile = el.memory_profile(scanned)(*CASES["scan"].args)
+    ((loop, stored),) = profile.loops.items()
+    assert loop.steps == 512
+    assert stored >= 512 * 16 * 4
+    assert any("el.Reschedule" in text for text in profile.advice)
+    w, xs = CASES["scan"].args
+    step = lambda w: lambda h, x: (jnp.tanh(w @ h + x), None)
+    planned = lambda w, xs: jax.grad(
+        lambda w: jnp.sum(el.CheckpointedScan(step(w))(xs[0], xs)[0])
+    )(w)
+    other = el.memory_profile(planned)(w, xs)
+    assert other.peak_bytes < profile.peak_bytes / 2
+    assert not any("Reschedule" in text for text in other.advice)
+    change = profile.compare(other)
+    assert (change.before, change.after) == (profile.peak_bytes, other.peak_bytes)
+    assert change.lines[0].before > change.lines[0].after
+    assert "stored" in str(change)
+
+
+@pytest.mark.usefixtures("as_users_have_it")
+def test_inputs_have_their_paths_and_can_be_donated():
+    case = CASES["optax"]
+    plain = el.memory_profile(trains)(*case.args)
+    given = el.memory_profile(case.f)(*case.args)
+    names = {one.name for one in plain.alive if one.kind == "input"}
+    assert {"params['up']", "x"} <= names
+    assert any("donating" in text for text in plain.advice)
+    assert not any("donating" in text for text in given.advice)
+    donated = {one.name for one in given.alive if one.is_donated}
+    assert "params['up']" in donated
+    assert "x" not in donated
+    assert given.total_bytes < plain.total_bytes
+
+
+def test_bytes_are_those_of_one_device():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    placed = lambda x, *spec: jax.device_put(
+        x, NamedSharding(mesh, PartitionSpec(*spec))
+    )
+    w, x = placed(jnp.zeros((64, 512))), placed(jnp.zeros((256, 64)), "data")
+
+    def step(w, x):
+        def loss(w):
+            hidden = jnp.tanh(x @ w)
+            return jnp.sum(jnp.sin(hidden) ** 2)
+
+        return w - jax.grad(loss)(w)
+
+    profile = el.memory_profile(step)(w, x)
+    memory: Any = jax.jit(step).lower(w, x).compile().memory_analysis()
+    assert profile.peak_bytes == memory.temp_size_in_bytes
+    of_x = next(one for one in profile.alive if one.name == "x")
+    assert of_x.nbytes == x.nbytes // 4
+    assert of_x.shape == (64, 64)
+
+
+def test_what_is_found_in_a_cache_is_profiled(tmp_path):
+    f = lambda x: jnp.sum(jnp.sort(jnp.sin(x[:, None] * x[None]), axis=0))
+    code = """
+        import jax, jax.numpy as jnp, eqloop as el
+        f = lambda x: jnp.sum(jnp.sort(jnp.sin(x[:, None] * x[None]), axis=0))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        for _ in range(2):
+            print(el.memory_profile(f)(jnp.ones(64)).peak_bytes)
+            jax.clear_caches()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, check=True,
+        env={**_environment(), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    here = el.memory_profile(f)(jnp.ones(64)).peak_bytes
+    assert done.stdout.split() == [str(here)] * 2
+
+
+def test_a_script_that_runs_out_of_memory_is_told_its_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, jax, jax.numpy as jnp\n"
+        "@jax.jit\n"
+        "def step(x):\n"
+        "    wide = jnp.broadcast_to(x, (10**6, 10**5, 100)) * 2\n"
+        "    return jnp.sum(jnp.sort(wide, axis=0)[::2])\n"
+        "print(__name__, sys.argv[1:])\n"
+        "jax.jit(jnp.sin)(jnp.ones(8))\n"
+        "print(step(jnp.ones(100)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "eqloop.oom", str(script), "--batch", "4"],
+        capture_output=True, text=True, env=_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout.split("\n")[0] == "__main__ ['--batch', '4']"
+    assert "RESOURCE_EXHAUSTED" in done.stderr
+    assert "eqloop.oom: the program of that size" in done.stderr
+    assert re.search(r"step: [\d.]+ TiB at the peak", done.stderr)
+    assert "train.py:4 (step)" in done.stderr or "train.py:5 (step)" in done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_it_is_drawn():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    profile = el.memory_profile(long_softmax)(*CASES["softmax"].args)
+    ax = profile.plot()
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert any("long_softmax" in x or "loss" in x for x in labels)
+    assert any(label.startswith("peak") for label in labels)
+    assert profile.plot(ax) is ax
+    pyplot.close("all")
+
+
+def test_a_refusal_names_the_largest_array():
+    def loss(w, head, x):
+        logits = jnp.tanh(x @ w) @ head
+        return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])  # here
+
+    types = floats(16, 8), floats(8, 4096), floats(32, 16)
+    lines = Case(loss, types, "").lines
+    said = f"ValueError: Fit … The largest array in it is f32[32,4096] … :{lines[0]} "
+    assert_raises(lambda: el.Fit(loss, "10KiB").plan(*types), said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["h100", "v5e"])
+@pytest.mark.parametrize("name", ["softmax", "scan", "eqloop", "layers"])
+def test_for_a_device_that_is_not_here(kind: str, name: str):
+    if not is_installed(kind):
+        pytest.skip(f"the compiler for {kind} is not installed")
+    case = CASES[name]
+    large = lambda x: floats(*(n * 8 if n >= 64 else n for n in x.shape))
+    args = case.args if name == "layers" else tuple(map(large, case.args))
+    profile = el.memory_profile(case.f, device=kind)(*args)
+    if profile.peak_bytes > 2**20:
+        assert assigned(profile) >= 0.95 * profile.peak_bytes
+        check(case, profile)
+
+
+def test_wrong_calls():
+    wrong: Any = 3
+    said = "TypeError: memory_profile … `f` … 3"
+    assert_raises(lambda: el.memory_profile(wrong), said)
+    said = "ValueError: memory_profile: … device … 'h1000' … h100"
+    assert_raises(lambda: el.memory_profile(jnp.sin, device="h1000"), said)
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**32, 2**63 - 1])
+def test_integers_of_any_length_are_read(number: int):
+    def written(n: int) -> bytes:
+        *more, last = [
+            (n >> shift) & 127 for shift in range(0, max(n.bit_length(), 1), 7)
+        ]
+        return bytes([*(byte | 128 for byte in more), last])
+
+    packed = written(number) * 3
+    data = b"\x08" + written(number) + b"\x12" + written(len(packed)) + packed
+    data += b"\x19" + np.float64(1).tobytes() + b"\x22\x02hi"
+    read = Message(data)
+    assert read.integer(1) == number
+    assert read.integers(2) == [number] * 3
+    assert read.text(4) == "hi"
+    assert 5 not in read
+    assert read.integer(5) == 0
