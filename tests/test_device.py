@@ -134,9 +134,9 @@ def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     compiled = []
     trace = _lowering._Placed.trace
 
-    def noted(program, device):
+    def noted(program, device, *donated):
         compiled.append(device.own)
-        return trace(program, device)
+        return trace(program, device, *donated)
 
     monkeypatch.setattr(_lowering._Placed, "trace", noted)
     # Each has a device of its own, for which nothing is known yet.
