@@ -64,8 +64,8 @@ class Fused(AbstractSchedule):
         ...     return scan(h, length=100)[0]
         >>> ensemble = jax.vmap(decay, in_axes=(None, 0))
         >>> gradient = jax.grad(lambda rate, h: ensemble(rate, h).sum())
-        >>> print(f"{gradient(0.3, jnp.ones(4096)):.2f}")
-        -2007.57
+        >>> print(f"{gradient(0.3, jnp.ones(4096)):.0f}")
+        -2008
 
     References:
         U. Utkarsh et al., *Automated translation and accelerated solving of
@@ -88,6 +88,11 @@ class Fused(AbstractSchedule):
                     f"Fused: `block` must be a power of two, such as 128, not "
                     f"{self.block}."
                 )
+        if not isinstance(self.interpret, bool):
+            raise TypeError(
+                f"Fused: `interpret` must be True or False, not {self.interpret!r} of "
+                f"type {type(self.interpret).__name__}."
+            )
 
     def __repr__(self) -> str:
         settings = [] if self.every is None else [f"every={self.every}"]

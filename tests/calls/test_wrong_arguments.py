@@ -49,7 +49,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **each("checkpoints batch_size axis_size depth keep start stop", NO_COUNTS),
     **each("step tangents steps whiles constant_limit", NO_COUNTS),
     **each("reverse split_keys has_aux return_value holomorphic exact", NO_BOOLS),
-    **each("check_vma check_conditions measure foreign prevent_cse", NO_BOOLS),
+    **each(
+        "check_vma check_conditions measure foreign prevent_cse interpret", NO_BOOLS
+    ),
     **each("in_axes out_axes f_axes axis argnums", NO_AXES),
     **each("nbytes budget total host disk", NO_BYTES),
     **each("name desc msg memory_kind names src dst", NO_NAMES),
@@ -225,6 +227,7 @@ SPECS = {
     "Binomial": Spec(dict(checkpoints=3)),
     "Recursive": Spec({}),
     "Chunked": Spec(dict(chunk_size=3)),
+    "Fused": Spec({}),
     "Budget": Spec(dict(nbytes="1MB")),
     "Cast": Spec(dict(schedule=el.Chunked(2), dtype="bfloat16")),
     "Offload": Spec(dict(schedule=el.Chunked(2))),
@@ -236,6 +239,7 @@ SPECS = {
     "ProgressBar": Spec({}),
     "Resumable": Spec(dict(f=el.Scan(step), directory="state", every=2)),
     "plans": Spec(dict(f=total)),
+    "memory_profile": Spec(dict(f=total)),
     "planning_for": Spec(dict(device="h100")),
     "accumulating_in": Spec(dict(dtype="float32")),
     "measurements": Spec(dict(path=None)),
@@ -269,7 +273,16 @@ SPECS = {
 }
 # What users are given, or what JAX and the library call.
 NOT_CALLED = {
-    *("FitPlan", "FittedPart", "ForeignLoop", "Layout", "LoopSpec", "Plan", "Pinned"),
+    *(
+        "MemoryProfile",
+        "FitPlan",
+        "FittedPart",
+        "ForeignLoop",
+        "Layout",
+        "LoopSpec",
+        "Plan",
+        "Pinned",
+    ),
     *("Traced", "NonFiniteError", "StoreAll", "Checkpoint", "losses.cross_entropy"),
     *("ir.Drawing", "ir.Report", "ir.Optimize", "policies.Policy", "policies.name"),
     *("policies.as_policy", "policies.save_dots", "policies.save_dots_without_batch"),

@@ -11,6 +11,7 @@ import pytest
 import eqloop as el
 
 from ..marks import slow
+from .logged import logging
 
 pytestmark = pytest.mark.skipif(
     not hasattr(jax.custom_vjp, "defvjp_with_logs"),
@@ -19,19 +20,6 @@ pytestmark = pytest.mark.skipif(
 
 XS = jnp.linspace(0.1, 1.0, 5)
 C = jnp.array([0.3, 0.2])
-
-
-def logging(rule: Callable[[jax.Array, jax.Array], Any]) -> Any:
-    """A sine whose backward rule logs what `rule` makes of `x` and its cotangent."""
-
-    @jax.custom_vjp
-    def f(x: jax.Array) -> jax.Array:
-        return jnp.sin(x)
-
-    if hasattr(f, "defvjp_with_logs"):
-        bwd = lambda x, ct: ((ct * jnp.cos(x),), rule(x, ct))
-        f.defvjp_with_logs(lambda x: (jnp.sin(x), x), bwd)
-    return f
 
 
 def _kinds(x: jax.Array, ct: jax.Array) -> Any:

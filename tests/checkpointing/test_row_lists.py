@@ -492,7 +492,7 @@ def test_the_memory_of_a_delay_line(write):
     rows = (len(line) + steps) * width * 4
     assert rows < taken < 1.3 * rows
     # The line is made a ring outside of what is planned.
-    assert abs(plan.peak_bytes - taken) < line.nbytes
+    assert abs(plan.peak_bytes - taken) < 2 * line.nbytes
     loss = lambda loop: lambda line, xs: jnp.sum(jnp.sin(loop(line, xs)[0]))
     of = lambda loop: jax.jit(jax.grad(loss(loop), (0, 1)))(line, xs)
     assert_close(of(scan), of(functools.partial(lax.scan, step)), rtol=1e-6, atol=0)

@@ -30,6 +30,8 @@ def calls(x: Array) -> None:
     frugal = el.Reschedule(energy, el.Recursive(8), whiles=4, only=is_long)
     assert_type(frugal(x, power=3), dict[str, Array])
     assert_type(frugal.plans(x).taken[0].depth, int)
+    profile: el.MemoryProfile = el.memory_profile(energy)(x, power=3)
+    assert_type(profile.peak_bytes, int)
     assert_type(el.Reschedule(whiles=4)(plain)(x, 2), Array)
     fit = el.Fit(energy, "8GiB", foreign=True, device="h100")
     assert_type(fit(x, power=3), dict[str, Array])

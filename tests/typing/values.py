@@ -34,6 +34,7 @@ def schedules() -> None:
         el.Chunked(4),
         el.Binomial(8, block=2),
         el.Budget("1GiB"),
+        el.Fused(4, block=32, interpret=True),
         el.Budget("1GiB", measure=False),
         el.Offload(el.Binomial(8)),
         el.Cast(el.Binomial(8), "bfloat16"),

@@ -25,7 +25,7 @@ from eqloop.checkpointing.engine._substitute import Differentiable
 
 from ...asserts import assert_close
 from ...marks import slow
-from ..test_logs import logging
+from ..logged import logging
 
 SEEDS = 0, slow(1), slow(2)
 LENGTH, COUNT = 7, 12

@@ -202,6 +202,7 @@ def test_a_loop_is_planned_as_another_and_run_as_itself():
         chooses_policy=True,
         placed=((), (None, None), ()),
         carries=5,
+        original=None,
         count_at=1,
     )
     assert settings.keys() == {field.name for field in dataclasses.fields(Ending)}
