@@ -25,9 +25,16 @@ import numpy as np
 
 from ..._programs import aval_of, formula_of, place_of
 from ..._types import Aval, Value
+from ._windows import Windows
 
 Rows = frozenset[int]
 NO_ROWS: Rows = frozenset()
+
+# Primitives that do the same to their axes.
+_KINDS = "sum", "prod", "max", "min", "and", "or", "xor"
+REDUCTIONS = tuple(f"reduce_{kind}" for kind in _KINDS)
+# Some have a hyphen in their names, and in other versions of JAX an underscore.
+SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
 
 
 @dataclasses.dataclass(eq=False)
@@ -433,34 +440,30 @@ def _dot(classes: Classes, op: Op) -> None:
         classes.same(left, i, right, j)
 
 
-def gather_axes(op: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The axes of a gather's result that come from its operand, and from its indices.
+def _window_axes(
+    op: Op, parts: Val
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The axes of the parts that a gather reads or a scatter writes.
 
     Returns:
-        Pairs of an axis of the operand, or of the indices, and one of the result. Axes
-        along which it takes a part are missing.
+        Pairs of an axis of the operand, or of the indices, and one of the parts. Axes
+        along which they do not have all of the operand are missing.
     """
-    d, (a, at), (out,) = op.params["dimension_numbers"], op.ins[:2], op.outs
-    sizes = op.params["slice_sizes"]
-    gone = {*d.collapsed_slice_dims, *d.operand_batching_dims}
-    offset = [i for i in range(len(a.shape)) if i not in gone]
+    windows, (a, at) = Windows.of(op.params), op.ins[:2]
     whole = [
         (i, j)
-        for i, j in zip(offset, d.offset_dims, strict=True)
-        if sizes[i] == a.shape[i] and i not in d.start_index_map
+        for i, j in zip(windows.kept(len(a.shape)), windows.own, strict=True)
+        if a.shape[i] == parts.shape[j] and i not in windows.starts
     ]
-    batch = [j for j in range(len(out.shape)) if j not in d.offset_dims]
+    batch = windows.of_indices(len(parts.shape))
     taken = list(zip(range(len(at.shape) - 1), batch, strict=True))
-    for i, k in zip(
-        d.operand_batching_dims, d.start_indices_batching_dims, strict=True
-    ):
-        whole.append((i, dict(taken)[k]))
+    whole += [(i, dict(taken)[k]) for i, k in windows.batch]
     return whole, taken
 
 
 def _gather(classes: Classes, op: Op) -> None:
     (a, at), (out,) = op.ins[:2], op.outs
-    whole, taken = gather_axes(op)
+    whole, taken = _window_axes(op, out)
     for i, j in whole:
         classes.same(a, i, out, j)
     for k, j in taken:
@@ -472,33 +475,10 @@ def _gather(classes: Classes, op: Op) -> None:
     _mixed(classes, op, at, [len(at.shape) - 1])
 
 
-def scatter_axes(op: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The axes of a scatter's updates that are those of its operand, and its indices.
-
-    Returns:
-        Pairs of an axis of the operand, or of the indices, and one of the updates.
-    """
-    d, (a, at, up) = op.params["dimension_numbers"], op.ins
-    gone = {*d.inserted_window_dims, *d.operand_batching_dims}
-    window = [i for i in range(len(a.shape)) if i not in gone]
-    whole = [
-        (i, j)
-        for i, j in zip(window, d.update_window_dims, strict=True)
-        if a.shape[i] == up.shape[j] and i not in d.scatter_dims_to_operand_dims
-    ]
-    batch = [j for j in range(len(up.shape)) if j not in d.update_window_dims]
-    taken = list(zip(range(len(at.shape) - 1), batch, strict=True))
-    for i, k in zip(
-        d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True
-    ):
-        whole.append((i, dict(taken)[k]))
-    return whole, taken
-
-
 def _scatter(classes: Classes, op: Op) -> None:
     (a, at, up), (out,) = op.ins, op.outs
     classes.tie(a, out)
-    whole, taken = scatter_axes(op)
+    whole, taken = _window_axes(op, up)
     for i, j in whole:
         classes.same(a, i, up, j)
     for k, j in taken:
@@ -638,26 +618,12 @@ _RULES: dict[str, Callable[[Classes, Op], None]] = {
     "dynamic_update_slice": _update_slice,
     "stack": _stack,
     "unstack": _unstack,
-    **dict.fromkeys(
-        (
-            "reduce_sum",
-            "reduce_prod",
-            "reduce_max",
-            "reduce_min",
-            "reduce_and",
-            "reduce_or",
-            "reduce_xor",
-        ),
-        _reduce,
-    ),
+    **dict.fromkeys(REDUCTIONS, _reduce),
     "argmax": _arg,
     "argmin": _arg,
     "dot_general": _dot,
     "gather": _gather,
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"),
-        _scatter,
-    ),
+    **dict.fromkeys(SCATTERS, _scatter),
     "sort": _sort,
     "top_k": _top_k,
     "iota": _iota,

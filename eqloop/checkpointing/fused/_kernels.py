@@ -223,13 +223,27 @@ def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:
     return [m, n, k] if is_tile and is_large(m, n, k) else []
 
 
-class Forward:
+class _Kernel:
+    """What both kernels have.
+
+    Attributes:
+        traced: The programs of one row.
+    """
+
+    traced: _Traced
+
+    @property
+    def found(self) -> FoundRows:
+        """The rows of the loop."""
+        return self.traced.found
+
+
+class Forward(_Kernel):
     """The kernel that runs a loop, and stores carries.
 
     Attributes:
         step: The step.
         loop: The loop around it.
-        traced: The programs of one row.
     """
 
     def __init__(self, step: Step, loop: Loop, settings: Settings):
@@ -249,10 +263,6 @@ class Forward:
         self.traced = _Traced(classes, found, settings)
         self._program = program
         self._vals = consts, carry, x, after, y
-
-    @property
-    def found(self) -> FoundRows:
-        return self.traced.found
 
     def __call__(
         self,
@@ -604,12 +614,8 @@ class _OfBlock:
         return self.rows.number
 
 
-class Backward:
-    """The kernel that takes cotangents back through a loop.
-
-    Attributes:
-        traced: The programs of one row.
-    """
+class Backward(_Kernel):
+    """The kernel that takes cotangents back through a loop."""
 
     def __init__(self, step: Step, loop: Loop, back: BackwardStep, settings: Settings):
         classes = Classes()
@@ -648,10 +654,6 @@ class Backward:
         # Which sums are no matrices in tiles, and which was added to last.
         self._not_tiled, self._added = set[int](), 0
         self._vals = c2, h2, x2, z2, g2, sums, before, ct_x
-
-    @property
-    def found(self) -> FoundRows:
-        return self.traced.found
 
     def __call__(
         self,

@@ -28,6 +28,7 @@ from . import _formulas as formulas
 from ._axes import ELEMENTWISE, refuse, scan_counts
 from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
 from ._tiles import NotTiledError, Tiles
+from ._windows import Windows
 
 # From so many products on, a product of matrices is one of tiles.
 _LEAST_OF_TILES = 64
@@ -605,24 +606,12 @@ def _update_slice(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[Any]:
 
 def _gather(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     (a, at), p, out = ins, eqn.params, aval_of(eqn.outvars[0])
-    d, sizes, dtype = p["dimension_numbers"], p["slice_sizes"], out.dtype
-    result = np.empty(out.shape, object)
-    is_batch = [j for j in range(len(out.shape)) if j not in d.offset_dims]
-    gone = {*d.collapsed_slice_dims, *d.operand_batching_dims}
-    kept = [i for i in range(a.ndim) if i not in gone]
+    windows, sizes, dtype = Windows.of(p), p["slice_sizes"], out.dtype
+    result, kept = np.empty(out.shape, object), windows.kept(a.ndim)
+    is_batch = windows.of_indices(len(out.shape))
     fills = p["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     for index in np.ndindex(*at.shape[:-1]):
-        starts, inside = _starts(
-            frame,
-            eqn,
-            at[index],
-            a.shape,
-            sizes,
-            index,
-            d.start_index_map,
-            d.operand_batching_dims,
-            d.start_indices_batching_dims,
-        )
+        starts, inside = _starts(frame, eqn, at[index], a.shape, sizes, index)
         part = _taken(frame, a, starts, sizes, dtype)
         part = part.reshape([sizes[i] for i in kept])
         if fills and inside is not None:
@@ -658,31 +647,28 @@ def _starts(
     shape: Any,
     sizes: Any,
     index: Any,
-    to: Any,
-    own: Any,
-    theirs: Any,
 ) -> tuple[list[Any], Any]:
     """Where a slice starts, and whether it is in range, if that is not known."""
+    windows = Windows.of(eqn.params)
     starts: list[Any] = [np.int32(0)] * len(shape)
     inside, dtype = None, aval_of(eqn.invars[1]).dtype
-    for n, axis in enumerate(to):
+    for n, axis in enumerate(windows.starts):
         start, most = frame.value(at[n]), shape[axis] - sizes[axis]
         starts[axis] = _clamped(start, dtype, most)
         ok = (start >= 0) & (start <= most)
         if not (is_known(start) and bool(ok)):
             inside = ok if inside is None else inside & ok
-    for axis, k in zip(own, theirs, strict=True):
+    for axis, k in windows.batch:
         starts[axis] = np.int32(index[k])
     return starts, inside
 
 
 def _scatter(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     (a, at, new), p, dtype = ins, eqn.params, aval_of(eqn.outvars[0]).dtype
-    d, name = p["dimension_numbers"], eqn.primitive.name
-    batch = [j for j in range(new.ndim) if j not in d.update_window_dims]
-    gone = {*d.inserted_window_dims, *d.operand_batching_dims}
-    kept = iter(d.update_window_dims)
-    sizes = [1 if i in gone else new.shape[next(kept)] for i in range(a.ndim)]
+    windows, name = Windows.of(p), eqn.primitive.name
+    batch, sizes = windows.of_indices(new.ndim), [1] * a.ndim
+    for i, j in zip(windows.kept(a.ndim), windows.own, strict=True):
+        sizes[i] = new.shape[j]
     f: Callable[..., Any] = lambda old, new: new
     if "add" in name:
         f = _pairwise(lax.add, dtype, "reduce_sum")
@@ -690,17 +676,7 @@ def _scatter(frame: _Frame, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
         f = _pairwise(lax.mul, dtype, "")
     drops = p["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     for index in np.ndindex(*at.shape[:-1]):
-        starts, inside = _starts(
-            frame,
-            eqn,
-            at[index],
-            a.shape,
-            sizes,
-            index,
-            d.scatter_dims_to_operand_dims,
-            d.operand_batching_dims,
-            d.scatter_indices_batching_dims,
-        )
+        starts, inside = _starts(frame, eqn, at[index], a.shape, sizes, index)
         where: list[Any] = [slice(None)] * new.ndim
         for j, i in zip(batch, index, strict=True):
             where[j] = i

@@ -14,6 +14,8 @@ from jax import lax
 
 from ..._types import Aval, Value
 from ._axes import (
+    REDUCTIONS,
+    SCATTERS,
     AxisProgram,
     Classes,
     FoundRows,
@@ -25,6 +27,7 @@ from ._axes import (
     scan_counts,
 )
 from ._pending import ADDITIVE
+from ._windows import Windows
 
 
 class OneRow:
@@ -237,44 +240,28 @@ def _shifted(kept: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(kept.index(i) for i in axes if i in kept)
 
 
-def _gather(row: OneRow, op: Op, x: Value, at: Value) -> Value:
-    d, (a, where), (out,) = op.params["dimension_numbers"], op.ins[:2], op.outs
-    of_a, of_at, of_out = (row.kept(val) for val in (a, where, out))
-    batch = [
-        (i, k)
-        for i, k in zip(
-            d.operand_batching_dims, d.start_indices_batching_dims, strict=True
-        )
-        if i in of_a
-    ]
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=_shifted(of_out, d.offset_dims),
-        collapsed_slice_dims=_shifted(of_a, d.collapsed_slice_dims),
-        start_index_map=_shifted(of_a, d.start_index_map),
-        operand_batching_dims=_shifted(of_a, [i for i, _ in batch]),
-        start_indices_batching_dims=_shifted(of_at, [k for _, k in batch]),
+def _windows(row: OneRow, op: Op, parts: Val) -> Windows:
+    """The axes of a gather or scatter that are left in one row."""
+    windows, (a, at) = Windows.of(op.params), op.ins[:2]
+    of_a, of_at, of_parts = (row.kept(val) for val in (a, at, parts))
+    batch = [(i, k) for i, k in windows.batch if i in of_a]
+    return Windows(
+        dropped=_shifted(of_a, windows.dropped),
+        operand_batch=_shifted(of_a, [i for i, _ in batch]),
+        index_batch=_shifted(of_at, [k for _, k in batch]),
+        own=_shifted(of_parts, windows.own),
+        starts=_shifted(of_a, windows.starts),
     )
-    sizes = tuple(op.params["slice_sizes"][i] for i in of_a)
+
+
+def _gather(row: OneRow, op: Op, x: Value, at: Value) -> Value:
+    numbers = _windows(row, op, op.outs[0]).numbers
+    sizes = tuple(op.params["slice_sizes"][i] for i in row.kept(op.ins[0]))
     return _bind(op, x, at, dimension_numbers=numbers, slice_sizes=sizes)
 
 
 def _scatter(row: OneRow, op: Op, x: Value, at: Value, update: Value) -> Value:
-    d, (a, where, up) = op.params["dimension_numbers"], op.ins
-    of_a, of_at, of_up = (row.kept(val) for val in (a, where, up))
-    batch = [
-        (i, k)
-        for i, k in zip(
-            d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True
-        )
-        if i in of_a
-    ]
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=_shifted(of_up, d.update_window_dims),
-        inserted_window_dims=_shifted(of_a, d.inserted_window_dims),
-        scatter_dims_to_operand_dims=_shifted(of_a, d.scatter_dims_to_operand_dims),
-        operand_batching_dims=_shifted(of_a, [i for i, _ in batch]),
-        scatter_indices_batching_dims=_shifted(of_at, [k for _, k in batch]),
-    )
+    numbers = _windows(row, op, op.ins[2]).scatter_numbers
     return _bind(op, x, at, update, dimension_numbers=numbers)
 
 
@@ -358,26 +345,10 @@ _RULES: dict[str, Callable[..., Any]] = {
     "dynamic_update_slice": _update_slice,
     "stack": _stack,
     "unstack": _unstack,
-    **dict.fromkeys(
-        (
-            "reduce_sum",
-            "reduce_prod",
-            "reduce_max",
-            "reduce_min",
-            "reduce_and",
-            "reduce_or",
-            "reduce_xor",
-            "argmax",
-            "argmin",
-        ),
-        _axes,
-    ),
+    **dict.fromkeys((*REDUCTIONS, "argmax", "argmin"), _axes),
     "dot_general": _dot,
     "gather": _gather,
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"),
-        _scatter,
-    ),
+    **dict.fromkeys(SCATTERS, _scatter),
     "top_k": _as_it_is,
     "iota": _iota,
     **dict.fromkeys(
