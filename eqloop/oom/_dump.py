@@ -27,7 +27,7 @@ def compiled(
     """Compiles a program, and reads what its compiler decided.
 
     Raises:
-        NotImplementedError: If the compiler does not write that down.
+        RuntimeError: If the compiler does not write that down.
     """
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {
@@ -40,7 +40,7 @@ def compiled(
             done = lowered.compile(options | more)
             if found := programs_in(folder):
                 return max(found, key=lambda one: len(one.instructions)), done
-    raise NotImplementedError(
+    raise RuntimeError(
         "memory_profile: the compiler for this device does not write down which memory "
         "it assigns. Pass `device=` for one whose compiler does, such as 'h100'."
     )

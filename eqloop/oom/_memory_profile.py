@@ -50,7 +50,7 @@ def memory_profile(
 
     Raises:
         TypeError: If `f` is not callable.
-        NotImplementedError: When called, if the compiler for the device does not write
+        RuntimeError: When called, if the compiler for the device does not write
             down which memory it assigns.
 
     Examples:
