@@ -227,15 +227,15 @@ class _Kernel:
     """What both kernels have.
 
     Attributes:
-        traced: The programs of one row.
+        programs: Those of one row.
     """
 
-    traced: _Traced
+    programs: _Traced
 
     @property
     def found(self) -> FoundRows:
         """The rows of the loop."""
-        return self.traced.found
+        return self.programs.found
 
 
 class Forward(_Kernel):
@@ -260,7 +260,7 @@ class Forward(_Kernel):
 
         found = find_rows(classes, [program], carry or [*x, *y], settle)
         self.step, self.loop = step, loop
-        self.traced = _Traced(classes, found, settings)
+        self.programs = _Traced(classes, found, settings)
         self._program = program
         self._vals = consts, carry, x, after, y
 
@@ -285,7 +285,7 @@ class Forward(_Kernel):
             init: The initial carry.
             xs: The `xs` of the loop.
         """
-        loop, of = self.loop, self.traced
+        loop, of = self.loop, self.programs
         c_vals, h_vals, x_vals, after, y_vals = self._vals
         c_leaves, h_leaves = map(of.leaf, c_vals), list(map(of.leaf, h_vals))
         c_leaves = list(c_leaves)
@@ -647,9 +647,9 @@ class Backward(_Kernel):
 
         found = find_rows(classes, [again, pull], [*h1, *g2] or x1, settle)
         self.step, self.loop, self.back = step, loop, back
-        self.traced = _Traced(classes, found, settings)
+        self.programs = _Traced(classes, found, settings)
         # A scratch has a number for each row: one row must not read that of another.
-        self.traced.carries = True
+        self.programs.carries = True
         self._again, self._pull = again, pull
         # Which sums are no matrices in tiles, and which was added to last.
         self._not_tiled, self._added = set[int](), 0
@@ -674,7 +674,7 @@ class Backward(_Kernel):
             stored: The stored carries.
             carried: What is carried back from the end.
         """
-        loop, of = self.loop, self.traced
+        loop, of = self.loop, self.programs
         c_vals, h_vals, x_vals, z_vals, g_vals, sums, before, ct_x = self._vals
         for a, b in zip(g_vals, before, strict=True):
             b.pending = a.pending = a.pending | b.pending

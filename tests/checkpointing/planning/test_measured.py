@@ -132,12 +132,13 @@ def test_what_was_measured_is_remembered(runs: Runs):
     assert runs.seen[0] == ["steps", "everything", "blocks together"]
     assert first.is_measured
     # Each other piece was tried once, beside the steps alone.
-    others = [name for name in runs.pieces if name != "steps"]
-    assert len(others) == len(set(others))
+    others = lambda: [name for name in runs.pieces if name != "steps"]
     rounds = len(runs.seen)
     assert plan().pinned == first.pinned
-    plan(length=2 * LENGTH)
     assert len(runs.seen) == rounds
+    # Another length may have other pieces, and has the times of these.
+    plan(length=2 * LENGTH)
+    assert len(others()) == len(set(others()))
 
 
 def test_few_programs_are_compiled():
@@ -170,7 +171,7 @@ def test_measured_where_a_loop_is_batched_or_nested(runs: Runs):
 
 
 @pytest.mark.parametrize(
-    ("time", "taken"), [(300.0, True), (490.0, False)], ids=["fast", "not so fast"]
+    ("time", "taken"), [(300.0, True), (700.0, False)], ids=["fast", "not so fast"]
 )
 @pytest.mark.parametrize("piece", ["known products", "side by side"])
 def test_what_may_pay_is_tried_and_taken_if_it_does(
@@ -322,11 +323,13 @@ def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
     """So noise does not decide, up to twice of what times were seen to scatter."""
     everything = el.Budget("64MiB")
     runs.times |= dict.fromkeys(TIMES, 1200.0) | {"steps": 100.0}
-    runs.times |= {"everything": 1000.0, "together": 1090.0, "side by side": 100.0}
+    # The short loop for known products runs its steps once more.
+    of_batches = lambda time: {"together": time, "known products": time + 100}
+    runs.times |= {"everything": 1000.0, "side by side": 100.0} | of_batches(1090.0)
     assert plan(everything).evaluations == LENGTH
-    runs.times["together"] = 1050.0
+    runs.times |= of_batches(1020.0)
     el.measurements(None)
-    assert plan(everything).evaluations == 2 * LENGTH
+    assert plan(everything).evaluations > LENGTH
     runs.scatter = 0.06
     el.measurements(None)
     found = plan(everything)
