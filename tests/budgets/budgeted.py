@@ -90,14 +90,17 @@ class Budgeted(Case):
         """The bytes that the loop does not take: for sums, and over devices.
 
         The value may read a leaf of the last carry that nobody differentiates, and XLA
-        copies `xs` whose axis is moved before a loop of JAX's.
+        copies `xs` whose axis is moved before a loop of JAX's, and their cotangents.
         """
         if self.is_fit:
             return 0
         count = 64 * (self.has_value + bool(self.devices))
         count *= 2 + 2 * len(self.program.inputs)
-        if self.has_value or any(getattr(self.program, "x_axes", ())):
+        is_moved = any(getattr(self.program, "x_axes", ()))
+        if self.has_value or is_moved:
             count += self._bytes(range(len(self.program.inputs)))
+        if is_moved:
+            count += self._bytes(self.differentiated)
         shared = [i for i in self.differentiated if not self.batched[i]]
         return count + 2 * self._bytes(shared if self.devices else ())
 

@@ -39,7 +39,8 @@ class Stage:
         if transform.name == "straight":
             return step(carry, [])
         if transform.name == "lax.scan":
-            return lax.scan(step, carry, xs, length)
+            reverse = transform.get("reverse", False)
+            return lax.scan(step, carry, xs, length, reverse)
         if not transform.name.endswith("while_loop") and "While" not in transform.name:
             return transform.made(step)(carry, xs, length=length)
         goes_on = lambda state: state[0] < length
@@ -85,7 +86,8 @@ class Chain(Program):
 def by_scan(transform: Transform) -> Transform:
     """The loop of JAX's that does the same, and has a reverse mode."""
     name = "straight" if transform.name == "straight" else "lax.scan"
-    return dataclasses.replace(transform, name=name, settings=())
+    settings = tuple(pair for pair in transform.settings if pair[0] == "reverse")
+    return dataclasses.replace(transform, name=name, settings=settings)
 
 
 def foreign(transform: Transform) -> Transform:
