@@ -15,13 +15,14 @@ from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine._problem import Problem, all_active
+from .engine._step import Step
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._cost import list_bytes, step_cost
-from .planning._memory import device_bytes, peak_bytes
+from .planning._memory import device_bytes, largest_in_gradient, peak_bytes
 from .planning._memory_guess import counted_bytes, working_set
 from .planning._notice import says_if_long
 from .planning._paces import Paces, paces
@@ -192,13 +193,19 @@ class Budget(AbstractSchedule):
         # Steps that say the same share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
         problem = problem if problem.chooses_policy else alike(problem)
-        with says_if_long(problem, repr(self)):
-            return self._found(problem, active, refuses)
-
-    def _found(self, problem: Problem, active: Active, refuses: bool) -> Layout:
         if list_bytes(problem, active) > self.nbytes:
             # There is no room for a list of rows, so slots hold the buffers.
             problem = dataclasses.replace(problem, carries=0)
+        with says_if_long(problem, repr(self)):
+            found = self._found(problem, active)
+            if found is not None:
+                return found
+            times = paces(problem, active, self.measure)
+            if not refuses:
+                return smallest(problem, active, times)
+            self._refuse(problem, active, times, loop._problem.step)
+
+    def _found(self, problem: Problem, active: Active) -> Layout | None:
         times = paces(problem, active, self.measure)
         found, times = best(problem, active, self.nbytes, times)
         if self._second is not None:
@@ -211,9 +218,7 @@ class Budget(AbstractSchedule):
         of_all = self._layout_for_all(problem)
         if of_all and peak_bytes(problem, active, of_all) <= self.nbytes:
             return of_all
-        if not refuses:
-            return smallest(problem, active, times)
-        self._refuse(problem, active, times)
+        return None
 
     def _layout_for_all(self, problem: Problem) -> Layout | None:
         """The layout for a gradient with respect to all inputs, if there is one.
@@ -227,8 +232,13 @@ class Budget(AbstractSchedule):
         found, _ = best(problem, active, self.nbytes, times)
         return found
 
-    def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
-        """Raises an error that says which budget would be enough, for which plan."""
+    def _refuse(
+        self, problem: Problem, active: Active, times: Paces, step: Step
+    ) -> NoReturn:
+        """Raises an error that says which budget would be enough, for which plan.
+
+        The step is that of the loop itself, with its own lines.
+        """
         candidates = [smallest(problem, active, times)]
         if self._second is not None:
             candidates += [smallest_in_two_places(problem, self._second, times)]
@@ -238,10 +248,13 @@ class Budget(AbstractSchedule):
         size = takes(smaller)
         needed = dataclasses.replace(self, nbytes=size)
         least = plan_of(needed, problem, active, smaller, times)
+        own = dataclasses.replace(problem, step=step)
+        largest = largest_in_gradient(own, active, smaller)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
+            + (largest and f"\n\n{largest.strip()}")
         )
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
+from .._compiled import largest_array
 from .._device import remembered_per_device
 from .._programs import formula_of, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
@@ -20,7 +21,6 @@ from ..checkpointing import (
     remember,
     run_times,
 )
-from ..oom import profiled
 from ..rescheduling import with_open_loops
 from ._again import Roles
 from ._choice import Choice, Chosen
@@ -230,13 +230,7 @@ class _Whole:
         if not decision.is_compiled:
             return ""
         gradient = self._gradient(decision.ways)
-        profile = profiled(lambda inputs: gradient(*inputs), self._inputs)
-        if (largest := profile.largest) is None:
-            return ""
-        size, line = format_bytes(largest.nbytes), largest.place or "an unknown line"
-        return (
-            f" The largest array in it is {largest.type_in_words}, {size}, of {line}."
-        )
+        return largest_array(lambda inputs: gradient(*inputs), self._inputs)
 
     def faster_if_leaner(self, best: Decision, most: int) -> Decision:
         """A decision, or one that takes half the memory where that runs faster."""

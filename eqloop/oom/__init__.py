@@ -1,15 +1,12 @@
-"""What is alive where a program takes the most memory, and which lines made it.
+"""Where a program takes the most memory, by line, for users to read.
 
-XLA writes down what it has compiled (`_dump.py`): the scheduled program, with the lines
-of Python, and the memory that it assigned. `_wire.py` reads the encoding and
-`_program.py` what it says. `_lives.py` finds what is alive at once, and `_origins.py`
-where that comes from. `_alive.py` and `_profile.py` have what users see,
-`_memory_profile.py` the call, and `_advice.py` what would take less. `__main__.py` runs
-a script that runs out of memory.
+`_memory_profile.py` has the call, `_profile.py` what it returns, and `_advice.py` what
+would take less. `__main__.py` runs a script that runs out of memory. What is read of
+the compiled program is in `_compiled`.
 """
 
-from ._alive import Alive, LoopAt
-from ._memory_profile import memory_profile, profiled
+from .._compiled import Alive, LoopAt
+from ._memory_profile import memory_profile
 from ._profile import LineChange, MemoryChange, MemoryProfile
 
 __all__ = [
@@ -19,5 +16,4 @@ __all__ = [
     "MemoryChange",
     "MemoryProfile",
     "memory_profile",
-    "profiled",
 ]

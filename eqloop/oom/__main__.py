@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import jax
 
+from .._compiled import CompiledProgram, programs_in
 from .._device import planning_device
-from ._dump import programs_in
 from ._profile import profile_of
-from ._program import CompiledProgram
 
 _SIZE = re.compile(r"allocat\w* (\d+)")
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from .._calls import format_bytes
+from .._compiled import Alive
 from .._programs import Place
 from ..checkpointing import JaxPlan, LoopPlan, Plan, Plans, StoreAll
-from ._alive import Alive
 
 # What is less than this part of the peak is not worth a word.
 _MUCH = 1 / 20

@@ -11,14 +11,13 @@ import jax
 
 from .._arrays import is_typed, partition, refuse_symbolic_plan
 from .._calls import KnownAs, OpenedCall, call_names, typed
+from .._compiled import CompiledProgram, compiled, with_all_frames
 from .._device import DeviceLike, check_device, planning_device, planning_for_call
 from .._programs import allocated_bytes, lowered
 from .._tracebacks import border
 from .._types import PyTree, Value
-from ..checkpointing import Plans, plans
-from ._dump import compiled, with_all_frames
+from ..checkpointing import plans
 from ._profile import MemoryProfile, profile_of
-from ._program import CompiledProgram
 
 # What JAX calls an input of a program that is lowered here.
 _INPUT = re.compile(r"flat\[(\d+)\]")
@@ -84,33 +83,13 @@ def memory_profile(
         of_loops = functools.partial(plans(f, device=device), *args, **kwargs)
         with planning_for_call(device, arrays):
             donated = () if inspect.isfunction(f) else _donated(run, arrays)
-            return profiled(run, arrays, name, names, donated, of_loops)
+            with with_all_frames():
+                program, done = compiled(lowered(run, arrays, donated=donated))
+            kind, size = planning_device().kind, allocated_bytes(done)
+            inputs = _inputs(program, names)
+            return profile_of(program, name, kind, inputs, size, of_loops)
 
     return profile
-
-
-def profiled(
-    run: Callable[..., PyTree],
-    types: Sequence[Value],
-    name: str = "",
-    names: Sequence[str] = (),
-    donated: tuple[int, ...] = (),
-    of_loops: Callable[[], Plans] | None = None,
-) -> MemoryProfile:
-    """The profile of a program of a list of arrays, for the device of plans.
-
-    Args:
-        run: The program.
-        types: The arrays, or their types.
-        name: What to call it.
-        names: The paths of the arrays.
-        donated: The numbers of those that results may overwrite.
-        of_loops: Finds the plans of its loops.
-    """
-    with with_all_frames():
-        program, done = compiled(lowered(run, types, donated=donated))
-    inputs, size = _inputs(program, names), allocated_bytes(done)
-    return profile_of(program, name, planning_device().kind, inputs, size, of_loops)
 
 
 def _donated(run: Callable[..., PyTree], arrays: Sequence[Value]) -> tuple[int, ...]:

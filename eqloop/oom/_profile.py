@@ -10,13 +10,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._calls import format_bytes
+from .._compiled import (
+    Alive,
+    CompiledProgram,
+    Heap,
+    Kind,
+    Life,
+    LoopAt,
+    Origins,
+    arrays_at_peak,
+    heaps_of,
+)
 from .._programs import Place
 from ..checkpointing import Plans, axes_to_draw_on, format_axis
 from ._advice import advice
-from ._alive import Alive, Kind, LoopAt
-from ._lives import Heap, Life, heaps_of
-from ._origins import Origins
-from ._program import CompiledProgram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -222,18 +229,13 @@ def profile_of(
         assigned: The bytes besides inputs and outputs, if the compiler has said so.
         plans: Finds the plans of its loops.
     """
-    origins, heaps = Origins(program), heaps_of(program)
-    found = list[Alive]()
-    for heap in heaps:
-        each = (origins.of(life, heap.peak) for life in heap.at_peak)
-        arrays = (one for one in each if one.dtype)  # and no tables of those in a tuple
-        found += (replace(one, is_on_host=heap.is_on_host) for one in arrays)
+    heaps, found = heaps_of(program), arrays_at_peak(program)
     of_device = [heap for heap in heaps if not heap.is_on_host]
     size = sum(heap.nbytes for heap in of_device) if assigned is None else assigned
     rest = size - sum(one.nbytes for one in found if not one.is_on_host)
     if rest > 0:
         found.append(Alive(rest, (), "", None, "padding"))
-    found += _ends(program, origins, inputs or {})
+    found += _ends(program, inputs or {})
     found.sort(key=lambda one: -one.nbytes)
     total = sum(one.nbytes for one in found if not one.is_on_host)
     host = sum(heap.nbytes for heap in heaps if heap.is_on_host)
@@ -243,11 +245,9 @@ def profile_of(
     )
 
 
-def _ends(
-    program: CompiledProgram, origins: Origins, inputs: Mapping[int, str]
-) -> list[Alive]:
+def _ends(program: CompiledProgram, inputs: Mapping[int, str]) -> list[Alive]:
     """What the inputs, the outputs and the constants of a program take."""
-    found = list[Alive]()
+    origins, found = Origins(program), list[Alive]()
     for one in program.allocations:
         if one.parameter is not None:
             parameter = program.parameters[one.parameter]

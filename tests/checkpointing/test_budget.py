@@ -172,6 +172,23 @@ def test_too_small_a_budget_is_told_the_least():
     el.Scan(f, schedule=el.Budget(least(f, init, xs))).plan(init, xs)
 
 
+def test_too_small_a_budget_names_the_line_of_the_largest_array():
+    def step(h, x):
+        in_order = jnp.sort(jnp.outer(h, x))
+        return jnp.tanh(in_order[0] + h), None
+
+    gradients = [
+        jax.grad(lambda h, s=s: el.Scan(s, schedule=el.Budget(64))(h, xs)[0].sum())
+        for s in (step, lambda h, x: step(h, x))  # that say the same
+    ]
+    xs = jnp.ones((50, 300))
+    for gradient in gradients:
+        with pytest.raises(ValueError, match=r"[(]step[)]") as error:
+            gradient(jnp.ones(300))
+        line = step.__code__.co_firstlineno + 1
+        assert f"{__file__}:{line} (step)." in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("value", "nbytes"),
     [

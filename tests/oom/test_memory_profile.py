@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqloop as el
-from eqloop.oom._wire import Message
+from eqloop._compiled._wire import Message
 
 from ..asserts import assert_raises
 from ..elsewhere.compiler import is_installed

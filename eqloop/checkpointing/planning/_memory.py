@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._arrays import nbytes
+from ..._compiled import largest_array
 from ..._device import planning_device, remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
@@ -29,6 +30,8 @@ Maps: TypeAlias = tuple[tuple[Any, tuple[int | None, ...]], ...]
 # carries, whatever these take, and 0.3 % where all residuals of one are stored.
 _SMALL_BUFFERS = 512
 _BUFFER_OF_A_LEAF = 64
+# Nobody waits for more of compilation, in seconds, to be told more of an error.
+_LONG = 10.0
 
 
 def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
@@ -123,6 +126,19 @@ def _compiled(
     if fact is not None:
         remember({key: fact})
     return fact
+
+
+def largest_in_gradient(problem: Problem, active: Active, layout: Layout) -> str:
+    """A sentence on the largest array in a loop's gradient, unless that takes long."""
+    known = _compiled(problem, active, layout)
+    if known is None or known["seconds"] > _LONG:
+        return ""
+    fixed = dataclasses.replace(problem.as_run, planner=Fixed(layout))
+    run, types = gradient_of(fixed, active)
+    leaves, tree = jax.tree.flatten(types)
+    flat = lambda leaves: run(*jax.tree.unflatten(tree, leaves))
+    with unlisted():
+        return largest_array(flat, leaves)
 
 
 def bytes_of_ends(problem: Problem) -> int:
