@@ -249,12 +249,12 @@ class Budget(AbstractSchedule):
         needed = dataclasses.replace(self, nbytes=size)
         least = plan_of(needed, problem, active, smaller, times)
         own = dataclasses.replace(problem, step=step)
-        largest = largest_in_gradient(own, active, smaller)
+        largest = largest_in_gradient(own, active, smaller).replace(" ", "\n\n", 1)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
-            + (largest and f"\n\n{largest.strip()}")
+            f"{largest}"
         )
 
 
