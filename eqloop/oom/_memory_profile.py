@@ -79,6 +79,7 @@ def memory_profile(
         known = KnownAs("jit", f, names)
         run = OpenedCall(rest.join, call, take, known).on_arrays
         own = inspect.unwrap(f)
+        own = own.func if isinstance(own, functools.partial) else own
         name = getattr(own, "__name__", type(own).__name__)
         of_loops = functools.partial(plans(f, device=device), *args, **kwargs)
         with planning_for_call(device, arrays):

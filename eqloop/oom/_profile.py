@@ -272,7 +272,7 @@ def _by_line(alive: Sequence[Alive]) -> list[tuple[int, str, str, str]]:
     for first, *others in groups.values():
         size = sum(one.nbytes for one in (first, *others))
         what = first.name or first.type_in_words
-        what += f", {len(others)} more" if others else ""
+        what += f" +{len(others)}" if others else ""
         line, around = "", first.loop.place if first.loop else None
         if first.place is not None:
             line = _short(first.place)
@@ -280,8 +280,8 @@ def _by_line(alive: Sequence[Alive]) -> list[tuple[int, str, str, str]]:
                 line += f", {os.path.basename(first.library.file)}:{first.library.line}"
             elif around is not None and first.loop is not None:
                 is_near = around.file == first.place.file
-                at = around.line if is_near else _short(around)
-                line += f" in {first.loop.name} at {at}"
+                at = f":{around.line}" if is_near else f" at {_short(around)}"
+                line += f" in {first.loop.name}{at}"
         rows.append((size, first.kind, what, line))
     return sorted(rows, key=lambda row: -row[0])
 
