@@ -57,7 +57,7 @@ from .checkpointing import (
     policies,
 )
 from .debug import DebugNonFinite, breakpoint_if, error_if
-from .fitting import Fit, FitPlan, FittedPart
+from .fitting import Fit, FitFrontier, FitPlan, FittedPart
 from .ir import Optimize
 from .loops import (
     AbstractScan,
@@ -106,6 +106,7 @@ __all__ = [
     "DebugNonFinite",
     "EvalShape",
     "Fit",
+    "FitFrontier",
     "FitPlan",
     "FittedPart",
     "ForLoop",

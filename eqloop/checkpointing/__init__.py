@@ -33,7 +33,7 @@ from ._loop_options import (
 )
 from ._plan import Plan, plan, usually_stored
 from ._plans import LoopPlan, Plans, own_plans, plans, stored_by_rules
-from ._plot import axes_to_draw_on, format_axis
+from ._plot import axes_to_draw_on, format_axis, plot_frontier
 from ._policies import (
     AUTO,
     LoopPolicy,
@@ -141,6 +141,7 @@ __all__ = [
     "own_plans",
     "plan",
     "plans",
+    "plot_frontier",
     "policies",
     "recall",
     "refuse_second_place",

@@ -85,14 +85,15 @@ Point: TypeAlias = tuple[int, float]
 
 
 def plot_frontier(
-    plans: Sequence[Point], chosen: Point, label: str, ax: "Axes | None"
+    plans: Sequence[Point], chosen: Point | None, label: str, ax: "Axes | None"
 ) -> "Axes":
-    """Draws time against memory, with the chosen plan marked."""
+    """Draws time against memory, with the chosen plan marked, if there is one."""
     ax = axes_to_draw_on(ax)
     ax.plot(
         *zip(*plans, strict=True), ".-", linewidth=1, label="fastest within the memory"
     )
-    ax.plot(*chosen, "*", ms=14, color="tab:red", label=label)
+    if chosen is not None:
+        ax.plot(*chosen, "*", ms=14, color="tab:red", label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(format_axis)

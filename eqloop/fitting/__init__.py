@@ -8,10 +8,11 @@
   and without JAX. `_decision.py` compiles the whole gradient, and corrects the price.
 - **On the way back**: `_again.py` runs parts again, and keeps XLA from merging the two
   runs. `_written.py` finds which values it writes to memory.
-- **Plans** for the user: `_fit_plan.py`.
+- **Plans** for the user: `_fit_plan.py`; several of them: `_fit_frontier.py`.
 """
 
 from ._fit import Fit
+from ._fit_frontier import FitFrontier
 from ._fit_plan import FitPlan, FittedPart
 
-__all__ = ["Fit", "FitPlan", "FittedPart"]
+__all__ = ["Fit", "FitFrontier", "FitPlan", "FittedPart"]

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 
 # How often the interval is halved in which the price is.
 _HALVINGS = 40
+# Of so many budgets for each choice that is wanted, some have the same.
+_FINER = 4
 # The highest price of a byte, in nanoseconds.
 _HIGHEST = 1e9
 
@@ -108,6 +110,17 @@ class Choice:
             elif low or price > 1e-12:
                 low = price
         return self.faster(best, nbytes)
+
+    def spread(self, count: int) -> list[Chosen]:
+        """Up to so many choices from the least memory to the least time."""
+        low, high = (self.peak(c) or 1 for c in (self.smallest(), self.fastest))
+        steps = _FINER * count
+        sizes = (low * (high / low) ** (k / steps) for k in range(steps))
+        every = [chosen for size in sizes if (chosen := self.within(size))]
+        found = list(dict.fromkeys((*every, self.fastest)))
+        last = len(found) - 1
+        numbers = {round(last * k / (count - 1)) for k in range(count)}
+        return [found[i] for i in sorted(numbers)]
 
     def smallest(self) -> Chosen:
         """Options that take little memory: no part alone could take less."""

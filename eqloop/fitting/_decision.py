@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.extend.core as jex
@@ -149,10 +149,8 @@ def decided(
     types: tuple[Aval, ...],
 ) -> Decision:
     """Decides what each part of a function stores."""
-    cut = Cut.of(program)
-    ways, choice = cut.choice(marks)
-    most = limit.besides(types, marks, program.out_avals)
-    whole = _Whole(cut, ways, choice, marks, types)
+    whole = _Whole.of(program, marks, types)
+    choice, most = whole.choice, limit.besides(types, marks, program.out_avals)
     tries, compiled = list[Decision](), 0
     while compiled < _MOST_COMPILED:
         chosen = choice.within(_estimate_for(most, tries))
@@ -181,6 +179,22 @@ def decided(
     return whole.faster_if_leaner(best, most)
 
 
+def unbeaten(
+    program: jex.ClosedJaxpr, marks: Flags, types: tuple[Aval, ...], count: int
+) -> list[Decision]:
+    """Up to so many decisions, none of which takes more memory and time than another.
+
+    They go from the least memory to the least time.
+    """
+    whole, found = _Whole.of(program, marks, types), list[Decision]()
+    time = lambda decision: decision.choice.nanoseconds(decision.chosen)
+    tried = map(whole.decision, whole.choice.spread(count))
+    for one in sorted(tried, key=lambda one: (one.peak_bytes, time(one))):
+        if not found or time(one) < time(found[-1]):
+            found.append(one)
+    return found
+
+
 def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
     """What a gradient may be estimated to take, if it is to take so many bytes."""
     if not tries:
@@ -205,6 +219,13 @@ class _Whole:
     choice: Choice
     marks: Flags
     types: tuple[Aval, ...]
+
+    @classmethod
+    def of(
+        cls, program: jex.ClosedJaxpr, marks: Flags, types: tuple[Aval, ...]
+    ) -> Self:
+        cut = Cut.of(program)
+        return cls(cut, *cut.choice(marks), marks, types)
 
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""

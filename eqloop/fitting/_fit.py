@@ -1,7 +1,8 @@
 """`Fit`: a function whose gradient takes no more memory than a budget."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, final
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .._arrays import (
+    Flags,
     automatic_sharding,
     is_inexact,
     is_weak,
@@ -39,10 +41,14 @@ from .._programs import is_ref, traced
 from .._types import Aval, PyTree, Value
 from ..checkpointing import fitting
 from ..rescheduling import with_open_loops
-from ._decision import Limit
+from ._decision import Decision, Limit, unbeaten
+from ._fit_frontier import FitFrontier
 from ._fit_plan import FitPlan, plan_of_decision
 from ._fitted_call import FittedCall, type_split_as
 from ._options import Way
+
+# A frontier has no more of them.
+_PLANS = 10
 
 
 @final
@@ -161,6 +167,33 @@ class Fit(AbstractSameCall[P, R]):
         Raises:
             ValueError: If nothing fits.
         """
+        with self._opened_to_plan(args, kwargs) as (formula, marks):
+            return self._plan_of(formula.decision(marks))
+
+    def frontier(self, *args: P.args, **kwargs: P.kwargs) -> FitFrontier:
+        """The trade-off between memory and time, whatever the budget.
+
+        Up to ten whole gradients with respect to all inputs are compiled, and none run.
+
+        Args:
+            *args: The arguments of `f`, as for `plan`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Plans from the least memory to the least time: a table, if it is printed,
+            and its `.plot()` draws it.
+        """
+        with self._opened_to_plan(args, kwargs) as (formula, marks):
+            found = unbeaten(formula.program, marks, formula.types, _PLANS)
+            outs = formula.program.out_avals
+            nbytes = self._limit.besides(formula.types, marks, outs)
+            return FitFrontier(tuple(map(self._plan_of, found)), nbytes)
+
+    @contextlib.contextmanager
+    def _opened_to_plan(
+        self, args: Any, kwargs: Any
+    ) -> Iterator[tuple[FittedCall, Flags]]:
+        """The call as it is planned: by all inputs that can be differentiated."""
         arrays, rest = open_gradient(self.f, args, kwargs)
         shardings = list(map(automatic_sharding, arrays))
         found: list[_OpenFit] = []
@@ -174,9 +207,11 @@ class Fit(AbstractSameCall[P, R]):
             (opened,) = found
             formula = FittedCall(opened.program, opened.types, self._limit, self.device)
         with formula.planning():
-            decision = formula.decision(tuple(map(is_inexact, formula.in_avals)))
-            pinned = dataclasses.replace(self, ways=decision.ways)
-            return plan_of_decision(decision, pinned)
+            formula.refuse_symbolic()
+            yield formula, tuple(map(is_inexact, formula.in_avals))
+
+    def _plan_of(self, decision: Decision) -> FitPlan:
+        return plan_of_decision(decision, dataclasses.replace(self, ways=decision.ways))
 
     @property
     def _limit(self) -> Limit:

@@ -126,7 +126,7 @@ class FittedCall(Formula):
 
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
-        self._refuse_symbolic()
+        self.refuse_symbolic()
         with self.planning():
             return decided(self.program, marks, self.limit, self.types)
 
@@ -135,7 +135,7 @@ class FittedCall(Formula):
         if self.ways is None:
             decision = self.decision(marks)
             return decision.cut, decision.ways
-        self._refuse_symbolic()
+        self.refuse_symbolic()
         cut = Cut.of(self.program)
         if not cut.takes(self.ways):
             raise ValueError(
@@ -145,7 +145,7 @@ class FittedCall(Formula):
             )
         return cut, self.ways
 
-    def _refuse_symbolic(self) -> None:
+    def refuse_symbolic(self) -> None:
         instead = (
             "Export the gradient for each size by itself, or without `Fit`, with "
             "schedules that do not ask for bytes, such as `el.Recursive()`"

@@ -275,6 +275,7 @@ SPECS = {
 NOT_CALLED = {
     *(
         "MemoryProfile",
+        "FitFrontier",
         "FitPlan",
         "FittedPart",
         "ForeignLoop",

@@ -182,9 +182,9 @@ def test_too_small_a_budget_names_the_line_of_the_largest_array():
         for s in (step, lambda h, x: step(h, x))  # that say the same
     ]
     xs = jnp.ones((50, 300))
-    for gradient in gradients:
+    for of in gradients:
         with pytest.raises(ValueError, match=r"[(]step[)]") as error:
-            gradient(jnp.ones(300))
+            of(jnp.ones(300))
         line = step.__code__.co_firstlineno + 1
         assert f"{__file__}:{line} (step)." in str(error.value)
 

@@ -41,6 +41,8 @@ def calls(x: Array) -> None:
     assert_type(plan.parts, tuple[el.FittedPart, ...])
     assert_type((plan.parts[0].name, plan.parts[0].stored_bytes), tuple[str, int])
     assert_type((plan.peak_bytes, plan.relative_time), tuple[int, float])
+    assert_type(fit.frontier(x, power=3), el.FitFrontier)
+    assert_type(fit.frontier(x, power=3).chosen, el.FitPlan | None)
 
 
 def maps(x: Array, mesh: Mesh) -> None:

@@ -1,0 +1,56 @@
+"""`Fit.frontier`: what a function takes, in memory and in time, whatever the budget."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..asserts import assert_close
+from ..compiling import AS_USED, temp_bytes
+from .functions import W, X, layers, mixed
+
+gradient = lambda f: jax.value_and_grad(f, (0, 1))
+
+
+@pytest.mark.parametrize("f", [layers, mixed])
+def test_plans_trade_memory_for_time_and_say_what_they_take(f):
+    frontier = el.Fit(f, 1).frontier(W, X)
+    assert 2 <= len(frontier) <= 10
+    assert frontier.chosen is None
+    for one, other in itertools.pairwise(frontier):
+        assert one.peak_bytes <= other.peak_bytes
+        assert one.relative_time > other.relative_time
+    assert frontier[-1].relative_time == 1.0
+    value, expected = gradient(f)(W, X)
+    for plan in (frontier[0], frontier[len(frontier) // 2]):
+        assert temp_bytes(gradient(plan.pinned), W, X) == plan.peak_bytes
+        run = jax.jit(gradient(plan.pinned)).lower(W, X).compile(AS_USED)
+        found, actual = run(W, X)
+        np.testing.assert_allclose(found, value, 1e-6)
+        assert_close(actual, expected, 1e-3, 1e-4)
+
+
+def test_the_fastest_within_the_budget_is_chosen():
+    frontier = el.Fit(layers, 1).frontier(W, X)
+    middle = frontier[1]
+    besides = 2 * (W.nbytes + X.nbytes) + 4
+    for limits in (
+        {"budget": middle.peak_bytes},
+        {"total": middle.peak_bytes + besides},
+    ):
+        found = el.Fit(layers, **limits).frontier(W, X)
+        assert found.budget == middle.peak_bytes
+        assert found.chosen.peak_bytes == middle.peak_bytes
+        marked = str(found).splitlines()[2]
+        assert marked.endswith("the fastest within the budget")
+    axes = found.plot()
+    assert axes.lines[1].get_xdata() == [middle.peak_bytes]
+    assert len(frontier.plot().lines) == 1
+
+
+def test_a_least_budget_that_it_shows_fits():
+    least = el.Fit(layers, 1).frontier(W, X)[0].peak_bytes
+    assert el.Fit(layers, least).plan(W, X).peak_bytes <= least
