@@ -12,10 +12,9 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
-from jax.experimental import topologies
 
 from ._types import Device
 
@@ -74,7 +73,7 @@ class _Gpu:
         _have_cuda_registered(self.package)
         # Eight of them, for programs that are split over several.
         eight = "1x1x8"
-        return topologies.get_topology_desc(
+        return _topology(
             eight, "cuda", topology=eight, target_config=self._described()
         ).devices
 
@@ -116,7 +115,7 @@ def _have_cuda_registered(package: str) -> None:
     # not know it as a compiler either.
     jax.devices()  # Backends start here, so that none is looked for later on.
     try:
-        topologies.get_topology_desc("", "cuda")
+        _topology("", "cuda")
     except NotImplementedError:  # No plug-in of this name.
         with _environment(JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"):
             importlib.import_module(package).initialize()
@@ -140,9 +139,14 @@ class _Tpu:
         # other processes may compile as well.
         with _environment(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1"):
             settings = {"chip_config_name": "megacore"} if self.megacore else {}
-            return topologies.get_topology_desc(
-                self.topology, "tpu", **settings
-            ).devices
+            return _topology(self.topology, "tpu", **settings).devices
+
+
+def _topology(*args: Any, **settings: Any) -> Any:
+    # JAX's module takes a while to import, and few programs need it.
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(*args, **settings)
 
 
 @contextlib.contextmanager
