@@ -43,6 +43,7 @@ from ._transform import (
     check_bool,
     check_least,
     document_settings,
+    exact_bytes,
     format_bytes,
     int_of,
     parse_bytes,

@@ -349,6 +349,15 @@ def format_bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"
 
 
+def exact_bytes(count: int) -> int | str:
+    """A count of bytes as one writes it, such as `"512MiB"`, if that is not rounded."""
+    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB"):
+        hundredths, rest = divmod(100 * count, _UNIT_OF[unit.lower()])
+        if not rest and 100 <= hundredths < 10**6:
+            return f"{hundredths / 100:g}{unit}"
+    return count
+
+
 # Docstrings of classes that inherit settings from others.
 
 _ARGS = re.compile(r"^Args:\n(?: {4}.*\n|\n(?= {4}))+", re.MULTILINE)

@@ -7,7 +7,7 @@ import os
 from typing import NoReturn, TypeGuard, final
 
 from .._arrays import refuse_symbolic, refuse_symbolic_sizes
-from .._calls import format_bytes, parse_bytes
+from .._calls import exact_bytes, format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedules import AbstractSchedule, StoreAll
 from ._slot_schedules import writable_directory
@@ -115,7 +115,7 @@ class Budget(AbstractSchedule):
         Gigabytes on the device, and much more on its host:
 
         >>> el.Budget("4GiB", host="256GiB")
-        Budget(nbytes=4294967296, host=274877906944)
+        Budget(nbytes='4GiB', host='256GiB')
 
     References:
         Storing residuals in the place of carries follows J. R. Maddison, *Step-based
@@ -176,7 +176,8 @@ class Budget(AbstractSchedule):
         return True
 
     def __repr__(self) -> str:
-        settings = dict(nbytes=self.nbytes, host=self.host, disk=self.disk)
+        sizes = dict(nbytes=self.nbytes, host=self.host, disk=self.disk)
+        settings = {k: None if v is None else exact_bytes(v) for k, v in sizes.items()}
         settings |= dict(directory=self.directory)
         settings |= {} if self.measure else dict(measure=False)
         given = (f"{k}={v!r}" for k, v in settings.items() if v is not None)

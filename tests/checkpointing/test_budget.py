@@ -158,6 +158,16 @@ def test_a_step_that_cannot_be_compiled_alone():
     assert np.isfinite(grads).all()
 
 
+@pytest.mark.parametrize(
+    "nbytes", ["256MiB", "1.5GiB", "0.25TiB", "20GB", "16KiB", 512, 773_456, "1.3GiB"]
+)
+def test_it_is_printed_as_one_writes_it(nbytes: int | str):
+    budget = el.Budget(nbytes)
+    assert eval(repr(budget), {"Budget": el.Budget}) == budget
+    known = {"0.25TiB": "256GiB", "1.3GiB": budget.nbytes}
+    assert repr(budget) == f"Budget(nbytes={known.get(nbytes, nbytes)!r})"
+
+
 def test_no_steps():
     f, init, xs = recurrent(0)
     plan = el.Scan(f, schedule=el.Budget(100_000)).plan(init, xs)

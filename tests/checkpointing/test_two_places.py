@@ -357,7 +357,7 @@ def test_what_budget_takes(tmp_path):
     with pytest.raises(NotADirectoryError, match="Budget: `directory` must be an"):
         el.Budget("1MiB", disk="1GiB", directory=tmp_path / "none")
     budget = el.Budget("1MiB", disk="1GiB", directory=tmp_path)
-    text = f"Budget(nbytes=1048576, disk=1073741824, directory={str(tmp_path)!r})"
+    text = f"Budget(nbytes='1MiB', disk='1GiB', directory={str(tmp_path)!r})"
     assert repr(budget) == text
     assert budget == dataclasses.replace(budget)
     assert hash(budget) == hash(el.Budget(2**20, disk=2**30, directory=str(tmp_path)))
