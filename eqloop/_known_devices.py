@@ -272,6 +272,8 @@ def compile_only_device(name: str) -> Device:
             f"planning_for: to plan for {name!r}, its compiler is needed, and "
             f"`{compiler.package}` is not installed. Install the compilers of JAX's "
             f"devices, no device and no driver, by `pip install 'eqloop[targets]'`, "
-            f"which is `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`."
+            f"which is `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`. A "
+            "plan for the device that is here tells already what is stored and how "
+            "often steps are run."
         )
     return compiler.devices()[0]

@@ -83,6 +83,20 @@ def _place_in(frames: Any, through: tuple[str, ...] = ()) -> Place | None:
     return None
 
 
+def owner_of(source_info: Any) -> str | None:
+    """The layer that computes something, or else the function of the user, if known."""
+    found = None
+    for frame in frames_of(source_info):
+        if frame.file_name.startswith(_LAYERS):
+            found = frame  # a layer may have others in it
+        elif not frame.file_name.startswith(_BETWEEN):
+            found = found or frame
+            break
+    names = found.function_name.split(".") if found else []
+    words = [name for name in names if name.isidentifier() and name != "__call__"]
+    return words[-1] if words else None
+
+
 class RuleAround(NamedTuple):
     """Whose rule an operation is in: of a `"custom_vjp"`, and where that is called."""
 

@@ -69,6 +69,7 @@ from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._facts import key_of, measurements, recall, remember
+from .planning._notice import says_if_long
 from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
 from .whiles._bounded import Bounded
@@ -149,6 +150,7 @@ __all__ = [
     "run_loop",
     "run_times",
     "run_while",
+    "says_if_long",
     "stored_by_rules",
     "trace_step",
     "trusting",

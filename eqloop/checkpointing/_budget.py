@@ -197,7 +197,9 @@ class Budget(AbstractSchedule):
         if list_bytes(problem, active) > self.nbytes:
             # There is no room for a list of rows, so slots hold the buffers.
             problem = dataclasses.replace(problem, carries=0)
-        with says_if_long(problem, repr(self)):
+        what = f"a loop of {problem.loop.length} steps"
+        how = "short loops of the step and the programs of a few plans"
+        with says_if_long(repr(self), what, how):
             found = self._found(problem, active)
             if found is not None:
                 return found

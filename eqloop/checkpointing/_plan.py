@@ -204,7 +204,8 @@ class Plan:
             held = [path for path, held in self.holds if held]
             others = [path for path, _ in self.holds if path not in held]
             unread = [path for path in others if path not in self.saved_once]
-            rows.append(("each holds", _listed(held)))
+            nothing = "nothing: the way back reads no carry"
+            rows.append(("each holds", _listed(held) if held else nothing))
             if self.saved_once:
                 rows.append(("saved once", _listed(list(self.saved_once))))
             if unread:
@@ -385,4 +386,4 @@ def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
 def _listed(paths: list[str]) -> str:
     """The first few of some paths, and how many more there are."""
     first, rest = paths[:_MOST_PATHS], paths[_MOST_PATHS:]
-    return ", ".join(first + [f"{len(rest)} more"] * bool(rest)) or "nothing"
+    return ", ".join(first + [f"{len(rest)} more"] * bool(rest))

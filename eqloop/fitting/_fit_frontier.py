@@ -47,6 +47,14 @@ class FitFrontier(Sequence[FitPlan]):
     @overload
     def __getitem__(self, index: slice) -> tuple[FitPlan, ...]: ...
     def __getitem__(self, index: int | slice) -> FitPlan | tuple[FitPlan, ...]:
+        """A plan, or some of them.
+
+        Args:
+            index: Its number, from the least memory on, or a slice.
+
+        Returns:
+            The plan, or a tuple of them.
+        """
         return self.plans[index]
 
     @property

@@ -1,7 +1,8 @@
 """What a `Fit` decided for one function, for the user to read."""
 
 import dataclasses
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._calls import format_bytes
@@ -19,7 +20,8 @@ class FittedPart:
     """One of the parts that a function was cut into.
 
     Attributes:
-        name: The transform, for a loop; `"code"` for what lies between loops.
+        name: The transform, for a loop. For what lies between loops, the layer or the
+            function that computes most of it; `"code"` if that is not known.
         place: The line where it begins, if that is known.
         stores: What it stores, in words.
         stored_bytes: The bytes that it adds to what is stored, from its forward pass to
@@ -62,11 +64,13 @@ class FitPlan:
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> import eqloop as el
-        >>> fit = el.Fit(lambda x: jnp.sum(jnp.sin(x) ** 2), "1MiB")
+        >>> def loss(x):
+        ...     return jnp.sum(jnp.sin(x) ** 2)
+        >>> fit = el.Fit(loss, "1MiB")
         >>> plan = fit.plan(jnp.ones(64))
         >>> print(plan)
         part  stores      stored ...
-        code  everything  ...
+        loss  everything  ...
         in all: ... on cpu, compiled; 1.00 x the time of storing everything, estimated
         >>> float(jax.grad(plan.pinned)(jnp.zeros(64))[0])
         0.0
@@ -86,7 +90,7 @@ class FitPlan:
 
     def __str__(self) -> str:
         head = ("part", "stores", "stored", "peak", "time", "place")
-        rows = [head, *map(_row, self.parts)]
+        rows = [head, *_rows(self.parts)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         how = "compiled" if self.is_compiled else "estimated"
@@ -137,7 +141,7 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     rows = zip(decision.cut.parts, decision.ways, chosen, strict=True)
     parts = tuple(
         FittedPart(
-            name=part.loop_name or "code",
+            name=part.name,
             place=part.place,
             stores=way.stores,
             stored_bytes=stored[k],
@@ -156,12 +160,20 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     )
 
 
-def _row(part: FittedPart) -> tuple[str, ...]:
-    return (
-        part.name,
-        part.stores,
-        format_bytes(part.stored_bytes),
-        format_bytes(part.peak_bytes),
-        f"{part.relative_time:.2f}",
-        str(part.place or ""),
-    )
+def _rows(parts: Sequence[FittedPart]) -> Iterator[tuple[str, ...]]:
+    """A row for each part; one for all that look alike, such as those of equal layers.
+
+    Of these it has what they store in all, the highest peak, and their time.
+    """
+    alike = defaultdict[tuple[object, ...], list[FittedPart]](list)
+    for part in parts:
+        alike[part.name, part.stores, part.place].append(part)
+    for (name, stores, place), group in alike.items():
+        yield (
+            f"{len(group)} x {name}" if len(group) > 1 else str(name),
+            str(stores),
+            format_bytes(sum(part.stored_bytes for part in group)),
+            format_bytes(max(part.peak_bytes for part in group)),
+            f"{sum(part.relative_time for part in group):.2f}",
+            str(place or ""),
+        )

@@ -37,6 +37,7 @@ from .._programs import (
     traced,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
+from ..checkpointing import says_if_long
 from ..progress import Again, BarChange
 from ._decision import Cut, Decision, Limit, decided
 from ._options import Way
@@ -127,7 +128,8 @@ class FittedCall(Formula):
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
         self.refuse_symbolic()
-        with self.planning():
+        how = "short loops and, a few times, all of it"
+        with self.planning(), says_if_long("Fit", "the gradient of a function", how):
             return decided(self.program, marks, self.limit, self.types)
 
     def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:

@@ -6,6 +6,7 @@ What lies between loops is cut where few values are alive, such as between two l
 import dataclasses
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from .._programs import (
     inlined,
     loop_name,
     map_programs,
+    owner_of,
     place_of,
     program_from,
     with_equations,
@@ -68,6 +70,17 @@ class Part:
         """Where it is in the user's program: its first loop, or its first equation."""
         eqns = (*(loop.eqn for loop in self.loops), *self.eqns)
         return next(filter(None, (place_of(e.source_info) for e in eqns)), None)
+
+    @property
+    def name(self) -> str:
+        """Its loop, or else the layer or function that computes most of it."""
+        if self.loop_name is not None:
+            return self.loop_name
+        made = Counter[str]()
+        for eqn in self.eqns:
+            owner = owner_of(eqn.source_info) or "code"
+            made[owner] += nbytes(list(map(aval_of, eqn.outvars)))
+        return made.most_common(1)[0][0]
 
     @property
     def loop_name(self) -> str | None:

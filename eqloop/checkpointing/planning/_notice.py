@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ..._device import planning_device
 from ..._programs import place_now
-from ..engine._problem import Problem
 
 # As long as this, in seconds, nobody wonders.
 _LONG = 2.0
@@ -16,20 +15,21 @@ _said = set[str]()
 
 
 @contextlib.contextmanager
-def says_if_long(problem: Problem, owner: str) -> Iterator[None]:
-    """A context for planning a loop, which is said in a line if it takes long.
+def says_if_long(owner: str, what: str, how: str) -> Iterator[None]:
+    """A context for planning, which is said in a line if it takes long.
 
     Args:
-        problem: The loop.
-        owner: What plans it.
+        owner: Who plans.
+        what: What is planned, in words.
+        how: What it does to find out, in words.
     """
-    where = f"{problem.loop.length} steps for {planning_device().kind}"
+    where = planning_device().kind
     if (place := place_now()) is not None:
         where += f", asked for at {place}"
     line = (
-        f"{owner} is planning a loop of {where}: it compiles short loops of the step "
-        f"and the programs of a few plans, once. `jax_compilation_cache_dir` or "
-        f"`el.measurements` keep what is found for other processes."
+        f"{owner} is planning {what} for {where}: it compiles {how}, once. "
+        f"`jax_compilation_cache_dir` or `el.measurements` keep what is found for "
+        f"other processes."
     )
     timer = threading.Timer(_LONG, _say_once, [line])
     timer.daemon = True
@@ -41,7 +41,7 @@ def says_if_long(problem: Problem, owner: str) -> Iterator[None]:
 
 
 def _say_once(line: str) -> None:
-    # A loop is planned once more for each derivative, and nobody wonders again.
+    # It is planned once more for each derivative, and nobody wonders again.
     if line not in _said:
         _said.add(line)
         _logger.warning(line)

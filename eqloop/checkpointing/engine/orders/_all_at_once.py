@@ -89,6 +89,8 @@ class AllAtOnce(AbstractOrder):
         return cost.everything * event.residuals // self.steps
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
+        if not cost.everything:
+            return [("stored", "nothing: the way back reads no residuals")]
         each = format_bytes(cost.everything // max(self.steps, 1))
         return [("stored", f"residuals, {each} a step")]
 
