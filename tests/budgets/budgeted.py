@@ -23,6 +23,8 @@ from .chains import Chain, by_scan, foreign
 from .plain import checkpointed, plain
 
 Gradient: TypeAlias = tuple[Callable[..., Any], tuple[Any, Any]]
+# The settings of a loop that leaves out rows.
+_OF_A_SLICE = ("start", "stop", "step")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,20 +91,34 @@ class Budgeted(Case):
     def slack(self) -> int:
         """The bytes that the loop does not take: for sums, and over devices.
 
-        The value may read a leaf of the last carry that nobody differentiates, and XLA
+        The value may read a leaf of the last carry that nobody differentiates. XLA
         copies `xs` whose axis is moved before a loop of JAX's, and their cotangents.
+        Such a loop also gives rows that are left out behind it.
         """
         if self.is_fit:
             return 0
         count = 64 * (self.has_value + bool(self.devices))
         count *= 2 + 2 * len(self.program.inputs)
+        is_foreign = self.how == "Reschedule"
         is_moved = any(getattr(self.program, "x_axes", ()))
+        is_moved |= is_foreign and self.vmap == "inside"
         if self.has_value or is_moved:
             count += self._bytes(range(len(self.program.inputs)))
         if is_moved:
             count += self._bytes(self.differentiated)
+        if is_foreign and self.program.transform.name == "SlicedScan":
+            count += 2 * self._bytes_of_all_rows()
         shared = [i for i in self.differentiated if not self.batched[i]]
         return count + 2 * self._bytes(shared if self.devices else ())
+
+    def _bytes_of_all_rows(self) -> int:
+        """What a loop gives that has a row for each step, also for those left out."""
+        transform = self.program.transform
+        run = self._on_batches(self._outputs(self.program), self.program, None)
+        rows = jax.eval_shape(run, *self.values())[1]
+        kept = range(transform.length)[slice(*map(transform.get, _OF_A_SLICE))]
+        size = sum(row.size * row.dtype.itemsize for row in rows)
+        return size * transform.length // max(len(kept), 1)
 
     def _bytes(self, inputs: Iterable[int]) -> int:
         values = self.values()
