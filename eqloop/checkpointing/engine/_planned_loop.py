@@ -64,8 +64,11 @@ from ._listing import is_listing, stands_for_residuals
 from ._logs import logging_of
 from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
-from ._problem import (
-    Problem,
+from ._problem import Problem
+from ._reverse import AbstractReverse
+from ._step import NoWayBackError, reaching
+from ._substitute import Differentiable, MaybeSaves, Outputs
+from ._transformed import (
     activity,
     batched_problem,
     gradient_back,
@@ -74,9 +77,6 @@ from ._problem import (
     with_cotangents,
     without_stored,
 )
-from ._reverse import AbstractReverse
-from ._step import NoWayBackError, reaching
-from ._substitute import Differentiable, MaybeSaves, Outputs
 from .leaves._needed_leaves import leaves_computed, without_leaves
 from .orders._all_at_once import pull_residuals, store_residuals
 
