@@ -1,0 +1,63 @@
+"""A fixed list of faults that the tests of every day have to find: `planted.toml`."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+from ._faults import ROOT
+from ._runner import Checkout
+
+_LIST = Path(__file__).with_name("planted.toml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+    """A fault in one line.
+
+    Attributes:
+        file: The path of the file, from the library on.
+        before: The line, without its indentation. No other line of the file reads so.
+        after: What it becomes.
+        tests: The tests of its room, as paths from `tests/` on.
+    """
+
+    file: str
+    before: str
+    after: str
+    tests: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.path}\n  - {self.before}\n  + {self.after}"
+
+    @property
+    def path(self) -> str:
+        """The path of the file, from the root of the repository."""
+        return f"eqloop/{self.file}"
+
+    @property
+    def text(self) -> str:
+        """The whole file with the fault."""
+        lines = (ROOT / self.path).read_text().splitlines(keepends=True)
+        (place,) = (i for i, line in enumerate(lines) if line.strip() == self.before)
+        lines[place] = lines[place].replace(self.before, self.after)
+        return "".join(lines)
+
+    def is_found(self, checkout: Checkout) -> bool:
+        """Whether a test of its room fails, once it is there."""
+        with checkout.changed(self.path, self.text):
+            return not checkout.run(_paths(self.tests))
+
+
+def planted() -> list[Planted]:
+    """All of them."""
+    entries = tomllib.loads(_LIST.read_text())["fault"]
+    return [Planted(**entry) for entry in entries]
+
+
+def named_in(faults: list[Planted]) -> list[str]:
+    """The tests that they name, as arguments of pytest."""
+    return _paths(list(dict.fromkeys(test for f in faults for test in f.tests)))
+
+
+def _paths(tests: list[str]) -> list[str]:
+    return [f"tests/{test}" for test in tests]
