@@ -104,12 +104,15 @@ class Formula(HoldsPrograms):
         It is given the inputs alone, so it has to run the formula again if it needs
         anything else. `sweep_forward` may store more.
         """
-        raise AssertionError("abstract: each formula has its own")
+        return self.pull_logs(perturbed, inputs, cts)[0]
 
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """The same, and a log of the backward rules in it; `None` if nothing logs."""
+        """The same, and a log of the backward rules in it; `None` if nothing logs.
+
+        Each formula has one of the two.
+        """
         return self.pull(perturbed, inputs, cts), None
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -404,9 +407,6 @@ class Selected(Formula):
             gives=gives,
             outs=tuple(pick(doubled.outs, shown)),
         )
-
-    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        return self.pull_logs(perturbed, inputs, cts)[0]
 
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree

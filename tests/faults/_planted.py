@@ -4,7 +4,6 @@ import dataclasses
 import tomllib
 from pathlib import Path
 
-from ._faults import ROOT
 from ._runner import Checkout
 
 _LIST = Path(__file__).with_name("planted.toml")
@@ -34,17 +33,16 @@ class Planted:
         """The path of the file, from the root of the repository."""
         return f"eqloop/{self.file}"
 
-    @property
-    def text(self) -> str:
-        """The whole file with the fault."""
-        lines = (ROOT / self.path).read_text().splitlines(keepends=True)
+    def text(self, root: Path) -> str:
+        """The whole file with the fault, from a checkout."""
+        lines = (root / self.path).read_text().splitlines(keepends=True)
         (place,) = (i for i, line in enumerate(lines) if line.strip() == self.before)
         lines[place] = lines[place].replace(self.before, self.after)
         return "".join(lines)
 
     def is_found(self, checkout: Checkout) -> bool:
         """Whether a test of its room fails, once it is there."""
-        with checkout.changed(self.path, self.text):
+        with checkout.changed(self.path, self.text(checkout.root)):
             return not checkout.run(_paths(self.tests))
 
 

@@ -108,7 +108,7 @@ def test_the_fixed_list_can_be_planted():
     faults = planted()
     assert len(faults) == 40
     for fault in faults:
-        assert fault.text != (ROOT / fault.path).read_text()
+        assert fault.text(ROOT) != (ROOT / fault.path).read_text()
     for path in named_in(faults):
         assert (ROOT / path).exists()
 
