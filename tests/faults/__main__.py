@@ -81,11 +81,10 @@ def _plant(faults: list[Planted]) -> int:
             print(checkout.log.read_text(), "The tests fail without any fault.")
             return 1
         for fault in faults:
-            start, is_found = time.monotonic(), fault.is_found(checkout)
-            survivors += not is_found
-            verdict = "found" if is_found else "NOT FOUND"
-            seconds = time.monotonic() - start
-            print(f"{verdict} in {seconds:.0f} s: {fault}", flush=True)
+            start, test = time.monotonic(), fault.found_by(checkout)
+            survivors += test is None
+            seconds = f"{time.monotonic() - start:.0f} s"
+            print(f"{test or 'NOT FOUND'}, {seconds}: {fault}", flush=True)
     print(f"\n{len(faults) - survivors} of {len(faults)} faults found")
     return int(bool(survivors))
 

@@ -40,10 +40,14 @@ class Planted:
         lines[place] = lines[place].replace(self.before, self.after)
         return "".join(lines)
 
-    def is_found(self, checkout: Checkout) -> bool:
-        """Whether a test of its room fails, once it is there."""
+    def found_by(self, checkout: Checkout) -> str | None:
+        """The test of its room that fails, once it is there."""
         with checkout.changed(self.path, self.text(checkout.root)):
-            return not checkout.run(_paths(self.tests))
+            if checkout.run(_paths(self.tests)):
+                return None
+        lines = checkout.log.read_text().splitlines()
+        failed = (x for x in lines if x.startswith(("FAILED", "ERROR")))
+        return next(failed, "a run that ended early").partition(" - ")[0]
 
 
 def planted() -> list[Planted]:
