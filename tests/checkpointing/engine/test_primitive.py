@@ -123,6 +123,21 @@ def test_cotangents_that_are_zero(schedule):
 
 
 @schedules
+def test_a_leaf_that_no_step_reads(schedule):
+    """Its last value alone has a cotangent, and that goes to the last `x`."""
+
+    def evaluate(loop: Any, *args: Any) -> Any:
+        def loss(w: Any, h: Any, us: Any) -> Any:
+            step = lambda c, u: ((jnp.sin(w * c[0] + u), jnp.cos(w * u)), None)
+            carry, _ = loop(step, (h, h), us)
+            return carry[1]
+
+        return jax.grad(loss, (0, 1, 2))(*args)
+
+    assert_same(evaluate, schedule, jnp.asarray(0.9), jnp.asarray(0.2), US)
+
+
+@schedules
 def test_only_one_input_is_differentiated(schedule):
     """Leaves of the carry come to depend on it, or never do."""
 
