@@ -146,6 +146,7 @@ def test_collectives_in_a_checkpoint_are_seen():
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", [el.StoreAll(), el.Recursive(2)], ids=str)
 @pytest.mark.parametrize("policy", [None, "save_everything", el.policies.save_dots])
 def test_loops_have_the_derivatives_of_the_loop_written_out(schedule, policy):
