@@ -112,6 +112,7 @@ def test_rules_are_told_apart():
     assert not has_rules(jax.make_jaxpr(plain)(X))
 
 
+@pytest.mark.sampled
 def test_programs_in_them_are_rewritten():
     def change(eqn: Any) -> Any:
         if eqn.primitive.name != "tanh":
@@ -132,6 +133,7 @@ def test_work_in_a_checkpoint_counts():
     assert of(layer) == of(inner) > 0
 
 
+@pytest.mark.sampled
 def test_collectives_in_a_checkpoint_are_seen():
     f = lambda x: jax.checkpoint(lambda x: x - jax.lax.pmean(x, "batch"))(x)
     program = jax.make_jaxpr(f, axis_env=[("batch", 4)])(X)

@@ -123,6 +123,22 @@ def test_cotangents_that_are_zero(schedule):
 
 
 @schedules
+def test_tangents_of_a_batch_are_taken_back(schedule):
+    """What they are tangents of is the same for all of them."""
+
+    def evaluate(loop: Any, *args: Any) -> Any:
+        def push(w: Any, h: Any, us: Any, tangent: Any) -> Any:
+            run = lambda h: loop(lambda h, u: (jnp.sin(w * h + u), h), h, us)
+            return jax.jvp(run, (h,), (tangent,))[1]
+
+        of_batch = jax.vmap(functools.partial(push, *args))
+        out, pull = jax.vjp(of_batch, jnp.arange(3.0))
+        return out, pull(out)
+
+    assert_same(evaluate, schedule, jnp.asarray(0.9), jnp.asarray(0.2), US)
+
+
+@schedules
 def test_a_leaf_that_no_step_reads(schedule):
     """Its last value alone has a cotangent, and that goes to the last `x`."""
 
