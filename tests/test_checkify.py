@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 import eqloop as el
 
 from .asserts import assert_close
+from .marks import slow_if
 
 Function = Callable[..., Any]
 
@@ -181,9 +182,18 @@ def seen_by(f: Function) -> Function:
     return seen
 
 
+# They run by the same primitives as others of their kind, which are tried every day.
+LIKE_OTHERS = (
+    *("Scan, Chunked", "Scan, Binomial", "Scan, Budget", "Scan, Cast"),
+    *("CheckpointedForLoop", "BoundedWhileLoop, cond", "StackedLayers, Chunked"),
+    *("Map, batches", "Jit", "JacRev", "VectorGrad", "Fit, Recursive"),
+)
+EVERY_NAME = slow_if(LIKE_OTHERS.__contains__, TRANSFORMS)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("is_gradient", [False, True])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_errors_inside_are_seen(name, is_gradient):
     f = TRANSFORMS[name](wrong)
     if is_gradient and name in FORWARD:
@@ -198,14 +208,14 @@ def test_errors_inside_are_seen(name, is_gradient):
     error, result = seen(2.0)
     bare = TRANSFORMS[name](lambda x: jnp.sin(x) + TABLE[2] + 2.0)
     assert error == ""
-    assert_close(result, (jax.grad(bare) if is_gradient else bare)(GOOD))
+    assert_close(result, jax.jit(jax.grad(bare) if is_gradient else bare)(GOOD))
     for kind, (row, says) in WRONG.items():
         lost = is_gradient and kind == "check" and name in LOST
         assert seen(row)[0] == "" if lost else says in seen(row)[0], kind
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_they_are_seen_in_a_batch(name):
     if name in REFUSED:
         pytest.skip("`checkify` fails on it")

@@ -6,22 +6,23 @@ A program is a jaxpr on a flat list of arrays.
   which inputs reach which outputs, `_seen_batches.py` whether a row of a batch can see
   the others, `_effects.py` which effects it has, `_ranges.py` between which integers
   its values lie, `_row_writes.py` which equations write rows of a buffer, and
-  `_places.py` from which line of the user's program an operation
-  comes. `_lowering.py` puts it on the devices that it will run on, and `_compiled.py`
-  compiles it to see how much memory it takes. `_identity.py` tells it from others, and
-  `_functions.py` functions of Python from others.
-- **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
-  those of tangents, cotangents and batches, and `_varied.py` those of values that
-  differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
-  wrong, and `_wide_sums.py` has cotangents added up in a wider type.
+  `_places.py` from which line of the user's program an operation comes. `_lowering.py`
+  puts it on the devices that it will run on, and `_compiled.py` compiles it to see how
+  much memory it takes. `_identity.py` tells it from others, and `_functions.py`
+  functions of Python from others.
+- **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs, and `_parted.py`
+  divides them. `_calculus.py` makes those of tangents, cotangents and batches, and
+  `_varied.py` those of values that differ between more devices. `_shifted_writes.py`
+  takes out writes that XLA would get wrong, and `_wide_sums.py` has cotangents added up
+  in a wider type.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
-  differentiated. It is the connection to JAX's machinery for derivatives.
-  `_expandable.py` is its equation, which `checkify` can look into.
-  `_leftover.py` has the two equations of its forward mode share their work,
-  `_vmapped.py` is its `vmap` where there is no better rule, and `_partial_eval.py`
-  divides it where JAX transposes a part of it. `_small_equations.py` has those that are
-  no loops: tables of integers, values without their derivatives, and marks for a
-  debugger.
+  differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
+  is what computes its tangents beside it. `_expandable.py` is its equation, which
+  `checkify` can look into. `_leftover.py` has the two equations of its forward mode
+  share their work, `_vmapped.py` is its `vmap` where there is no better rule, and
+  `_partial_eval.py` divides it where JAX transposes a part of it. `_small_equations.py`
+  has those that are no loops: tables of integers, values without their derivatives, and
+  marks for a debugger.
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
@@ -57,6 +58,7 @@ from ._compiled import (
     said_to_be_estimated,
     temporary_bytes,
 )
+from ._doubled import Doubled
 from ._effects import (
     axes_named,
     has_io,
@@ -77,7 +79,7 @@ from ._equations import (
     programs_in,
     with_formula,
 )
-from ._formula import Doubled, Formula, Selected, Static
+from ._formula import Formula, Selected, Static
 from ._functions import code_parts, is_of_library, named_in
 from ._identity import digest_of, equation_bits, literal_bits
 from ._jaxprs import (
@@ -90,7 +92,6 @@ from ._jaxprs import (
     map_equations,
     map_params,
     map_programs,
-    parted,
     program_from,
     pruned,
     renamed,
@@ -104,6 +105,7 @@ from ._jaxprs import (
 )
 from ._leftover import recall
 from ._lowering import lowered, meshes_in
+from ._parted import parted
 from ._places import (
     JAX_FILES,
     OUR_FILES,
@@ -139,128 +141,3 @@ from ._small_equations import (
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 from ._wide_sums import KnownCast, adding_wide, shared, with_casts, without_casts
-
-__all__ = [
-    "JAX_FILES",
-    "OUR_FILES",
-    "READS",
-    "ROW_BY_ROW",
-    "WRITES",
-    "CannotVaryError",
-    "Doubled",
-    "Formula",
-    "KnownCast",
-    "NotCompiledError",
-    "Place",
-    "Range",
-    "Rewrite",
-    "Rewriter",
-    "RowWrite",
-    "RuleAround",
-    "Selected",
-    "Static",
-    "Vmapped",
-    "adding_wide",
-    "allocated_bytes",
-    "alone",
-    "along_axis",
-    "aval_of",
-    "axes_named",
-    "batched",
-    "batched_axes",
-    "batched_types",
-    "behind",
-    "by_itself",
-    "called",
-    "check_jax",
-    "check_new_jax",
-    "code_parts",
-    "computed_from",
-    "constant",
-    "detached",
-    "digest_of",
-    "equation_bits",
-    "equations",
-    "evaluated",
-    "folders_of",
-    "foreign_programs",
-    "formula_of",
-    "frames_of",
-    "has_backward_rules",
-    "has_collectives",
-    "has_io",
-    "has_rules",
-    "inlined",
-    "input_names",
-    "inputs_read",
-    "interpreted",
-    "is_between",
-    "is_later",
-    "is_of_library",
-    "is_only_transposed",
-    "is_ordered",
-    "is_ref",
-    "is_watched",
-    "jaxpr_of",
-    "joined",
-    "literal_bits",
-    "literal_value",
-    "loop_name",
-    "loop_of_jax",
-    "loop_scope",
-    "lowered",
-    "makes_refs",
-    "makes_zeros",
-    "map_equations",
-    "map_params",
-    "map_programs",
-    "mapped",
-    "mark",
-    "meshes_in",
-    "named_in",
-    "owner_of",
-    "parted",
-    "place_now",
-    "place_of",
-    "position_p",
-    "program_from",
-    "programs_in",
-    "pruned",
-    "pulled",
-    "pushed",
-    "quick_options",
-    "range_of_literal",
-    "range_of_result",
-    "reached",
-    "recall",
-    "refuse_callbacks",
-    "refuse_refs",
-    "refuse_refs_in_rules",
-    "renamed",
-    "rewritable_programs",
-    "rewrite_everywhere",
-    "row_write",
-    "rule_around",
-    "run",
-    "said_to_be_estimated",
-    "sees_batch",
-    "settled",
-    "shared",
-    "temporary_bytes",
-    "traced",
-    "traced_function",
-    "unwatched",
-    "value_of",
-    "varied",
-    "vmap",
-    "watched",
-    "with_casts",
-    "with_equations",
-    "with_formula",
-    "with_parts",
-    "without_array_literals",
-    "without_casts",
-    "without_dead_code",
-    "without_derivatives",
-    "without_shifted_writes",
-]

@@ -53,7 +53,8 @@ from .._compat import (
 )
 from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
-from ._calculus import Groups, behind, is_only_transposed, joined
+from ._calculus import is_only_transposed
+from ._doubled import Doubled, TangentSource
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._leftover import Leftover
@@ -103,12 +104,15 @@ class Formula(HoldsPrograms):
         It is given the inputs alone, so it has to run the formula again if it needs
         anything else. `sweep_forward` may store more.
         """
-        raise AssertionError("abstract: each formula has its own")
+        return self.pull_logs(perturbed, inputs, cts)[0]
 
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """The same, and a log of the backward rules in it; `None` if nothing logs."""
+        """The same, and a log of the backward rules in it; `None` if nothing logs.
+
+        Each formula has one of the two.
+        """
         return self.pull(perturbed, inputs, cts), None
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -404,9 +408,6 @@ class Selected(Formula):
             outs=tuple(pick(doubled.outs, shown)),
         )
 
-    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        return self.pull_logs(perturbed, inputs, cts)[0]
-
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> tuple[PyTree, PyTree]:
@@ -470,143 +471,6 @@ class Selected(Formula):
         formula = self.formula
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubled:
-    """A formula that computes the outputs of another one along with their tangents.
-
-    Its inputs are those of the original and their tangents, in some order. So are its
-    outputs.
-
-    Attributes:
-        formula: The doubled formula.
-        uses: The inputs of the original that it takes.
-        takes: The inputs of the original whose tangents it takes. There may be more
-            than have one: a leaf of a carry may only get its tangent at a later step,
-            and then starts from zeros.
-        ins: Which inputs of the doubled formula are tangents.
-        gives: The outputs of the original whose tangents it returns.
-        outs: Which outputs of the doubled formula are tangents.
-    """
-
-    formula: "Formula"
-    uses: Flags
-    takes: Flags
-    ins: Flags
-    gives: Flags
-    outs: Flags
-
-    @classmethod
-    def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
-        """For a formula with the tangents behind each group of inputs and of outputs.
-
-        Args:
-            formula: The doubled formula.
-            moves: The inputs of the original whose tangents it takes.
-            gives: The outputs of the original whose tangents it returns.
-        """
-        takes = joined(moves)
-        uses = (True,) * len(takes)
-        ins, outs = behind(moves), behind(gives)
-        return cls(formula, uses, takes, ins, joined(gives), outs)
-
-    def arrange(self, primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
-        """The inputs of the formula, from flat inputs and tangents of the original."""
-        tangents = instantiated(pick(tangents, self.takes))
-        flat = interleave(self.ins, pick(primals, self.uses), tangents)
-        return self.formula.in_tree.unflatten(flat)
-
-    def primals(self, flat: Sequence[Value]) -> list[Value]:
-        """From entries for the formula's inputs to entries for those of the original.
-
-        The entry is `None` for an input that the formula does not take.
-        """
-        of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
-        return put([None] * len(self.uses), self.uses, of_primals)
-
-
-@dataclasses.dataclass(frozen=True)
-class TangentSource:
-    """The formula whose tangents a `Selected` computes.
-
-    Attributes:
-        formula: The formula that was differentiated.
-        primal: The settled formula, which computes the primal.
-        doubled: The formula that computes both.
-        leftover: Where to leave the primal, if an equation follows that computes it.
-        is_transposed: Whether the reverse mode of `formula` is the transpose of these
-            tangents. It is not if tangents are batched but their primals are not: then
-            `formula` is one example, and the tangents are those of many.
-    """
-
-    formula: "Formula" = dataclasses.field(repr=False)
-    primal: "Formula" = dataclasses.field(repr=False)
-    doubled: Doubled = dataclasses.field(repr=False)
-    leftover: Leftover | None = dataclasses.field(repr=False, compare=False)
-    is_transposed: bool = True
-
-    def may_pull(self, marks: Sequence[bool]) -> bool:
-        """Whether only tangents are marked, so that `pull` can transpose them."""
-        return self.is_transposed and not any(
-            mark and not is_tangent
-            for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
-        )
-
-    def pull(
-        self, inputs: Sequence[Value], cts: Sequence[Value]
-    ) -> tuple[list[Value], PyTree]:
-        """The cotangents of all tangents that the doubled formula takes, and a log.
-
-        The reverse mode of the doubled formula would be right, too, but slower: it runs
-        the tangents along with the primal, and a transpose does not depend on them.
-        """
-        formula, doubled = self.formula, self.doubled
-        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
-        pulled, log = formula.pull_logs(
-            formula.in_tree.unflatten(doubled.takes),
-            formula.in_tree.unflatten(doubled.primals(inputs)),
-            formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
-        )
-        return pick(formula.flat_in(pulled), doubled.takes), log
-
-    def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
-        """Leaves the primal outputs for the equation of the primal."""
-        if self.leftover is None or not all(self.doubled.uses):
-            return
-        # Under `vmap`, the doubled formula may batch outputs that the primal does not.
-        outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
-        types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
-        if types == [(out.shape, out.dtype) for out in outs]:
-            outputs = self.primal.out_tree.unflatten(outs)
-            self.leftover.leave(self.primal, self.doubled.primals(inputs), outputs)
-
-    def batched(
-        self, axis_data: BatchAxis, inputs: Sequence[Value], dims: Sequence[int | None]
-    ) -> "TangentSource | None":
-        """The same for tangents under `vmap`."""
-        doubled = self.doubled
-        if not all(doubled.uses):
-            return None
-        at = doubled.primals(dims)
-        is_transposed = pick(at, doubled.takes) == pick(dims, doubled.ins)
-        same = dataclasses.replace(self, is_transposed=False)
-        if all(dim is None for dim in at):
-            return same
-        mapped, primal = (
-            formula.batched(
-                axis_data,
-                formula.in_tree.unflatten(doubled.primals(inputs)),
-                formula.in_tree.unflatten(at),
-            )[0]
-            for formula in (self.formula, self.primal)
-        )
-        return dataclasses.replace(
-            self,
-            formula=mapped,
-            primal=primal,
-            is_transposed=is_transposed and self.is_transposed,
-        )
 
 
 @jax.tree_util.register_static

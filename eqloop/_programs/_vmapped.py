@@ -25,7 +25,8 @@ from .._arrays import (
 )
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import vmap
-from ._formula import Doubled, Formula
+from ._doubled import Doubled
+from ._formula import Formula
 
 
 def mapped(

@@ -11,10 +11,10 @@ the arrays back.
 - **Policies**: `_policies.py`, and a function under a policy without a loop
   (`_remat.py`).
 - **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
-  `_while_plan.py`), of all loops in a function (`_plans.py`), those of JAX among them
-  (`_jax_loops.py`, `_rule_loops.py`), and of one loop under all schedules
-  (`_frontier.py`). `_plot.py` draws them. `_loop_options.py` has the ways to run a loop
-  that a `Fit` decides for.
+  `_while_plan.py`), of all loops in a function (`_plans.py`, as `_loop_plans.py` prints
+  them), which `_loop_finder.py` finds, those of JAX among them (`_jax_loops.py`,
+  `_rule_loops.py`), and of one loop under all schedules (`_frontier.py`). `_plot.py`
+  draws them. `_loop_options.py` has the ways to run a loop that a `Fit` decides for.
 - **Rooms**: `engine/` runs a loop as its plan says, `fused/` as one kernel, `whiles/`
   does so for loops of unknown length, and `planning/` finds the fastest plan.
 """
@@ -31,8 +31,9 @@ from ._loop_options import (
     options_of,
     with_schedule,
 )
+from ._loop_plans import LoopPlan, Plans
 from ._plan import Plan, plan, usually_stored
-from ._plans import LoopPlan, Plans, own_plans, plans, stored_by_rules
+from ._plans import own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis, plot_frontier
 from ._policies import (
     AUTO,

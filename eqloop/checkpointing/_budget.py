@@ -14,8 +14,9 @@ from ._slot_schedules import writable_directory
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
-from .engine._problem import Problem, all_active
+from .engine._problem import Problem
 from .engine._step import Step
+from .engine._transformed import all_active
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles

@@ -42,8 +42,8 @@ from ._run import form_to_plan
 from ._schedules import Recursive
 from .engine._listing import unlisted
 from .engine._loop import Loop
-from .engine._problem import activity
 from .engine._step import Step
+from .engine._transformed import activity
 
 # What a loop would take is said for this schedule: the one of a `CheckpointedScan`.
 _SCHEDULE = Recursive(16)

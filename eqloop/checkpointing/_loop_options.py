@@ -16,7 +16,8 @@ from .engine._forward import Active
 from .engine._pace import Pace
 from .engine._packing import packing_of
 from .engine._planned_loop import PlannedLoop
-from .engine._problem import Problem, activity
+from .engine._problem import Problem
+from .engine._transformed import activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
 from .planning._alike import alike

@@ -19,17 +19,10 @@ from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._packing import packing_of
-from .engine._problem import (
-    Counted,
-    Placements,
-    Problem,
-    again,
-    all_active,
-    needs_of_gradient,
-    settled_problem,
-)
+from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, make_step
-from .engine.leaves._row_lists import reasons_for_whole
+from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
+from .engine.leaves._find_lists import reasons_for_whole
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again

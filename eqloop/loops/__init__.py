@@ -2,32 +2,28 @@
 
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 
-- **Loops of known length**: `_scan.py` has what all of them share, and the scans;
-  `_open_loop.py` opens a call. Others are in `_for_loop.py`, `_sliced_scan.py`, and
+- **Loops of known length**: `_loop.py` has what all of them share. `_open_loop.py`
+  opens a call, of which `_step_checks.py` refuses what is wrong, and `_opened_loop.py`
+  runs it. The scans are in `_scan.py`, others in `_for_loop.py`, `_sliced_scan.py`, and
   `_scan_while.py` for a scan that may end early.
 - **While loops**: `_while_loop.py`, which opens their calls as well.
 - **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
   types, and `_backward.py` has what `backward=` does to a cotangent.
-- **Layers**: `_stacked_layers.py` scans over equal layers, which `_stack.py` stacks,
-  and their `eqx.nn.State`. `_layer_edits.py` lets `eqx.tree_at` edit one of them.
+- **Layers**: `_stacked_layers.py` scans over equal layers, each of which is a step
+  (`_layer_step.py`). `_stack.py` stacks them and their `eqx.nn.State`.
+  `_layer_edits.py` lets `eqx.tree_at` edit one of them.
 - **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
 """
 
 from ._associative_scan import AssociativeScan
 from ._backward import ClipCotangent, Truncate, cut_before, cuts_of, refuse_cuts
 from ._for_loop import CheckpointedForLoop, ForLoop
-from ._open_loop import check_one_key
-from ._scan import (
-    AbstractLoop,
-    AbstractScan,
-    CheckpointedScan,
-    Scan,
-    check_schedule,
-    planned_by,
-)
+from ._loop import AbstractLoop, check_schedule, planned_by
+from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._scan_while import ScanWhile
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers
+from ._step_checks import check_one_key
 from ._while_loop import (
     AbstractWhileLoop,
     BoundedWhileLoop,

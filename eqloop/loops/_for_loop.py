@@ -6,20 +6,15 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 
 from .._arrays import paths
-from .._calls import (
-    NewY,
-    Y,
-    argument_names,
-    compiled_once,
-    enforce_annotations,
-    typed,
-)
+from .._calls import NewY, Y, argument_names, compiled_once, enforce_annotations, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
 from ._carry import Words
-from ._open_loop import OpenedLoop, check_wants_key
-from ._scan import DEFAULT_BASE, AbstractLoop, check_base
+from ._loop import AbstractLoop
+from ._opened_loop import OpenedLoop
+from ._scan import DEFAULT_BASE, check_base
+from ._step_checks import check_wants_key
 
 
 class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):

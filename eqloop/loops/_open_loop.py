@@ -7,21 +7,16 @@ back into the user's trees.
 """
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
 import equinox as eqx
 import jax
-from jax import lax
-from jax.sharding import NamedSharding
 
 from .._arrays import (
     AlongAxes,
     as_arrays,
     as_length,
-    automatic_sharding,
-    axes_of_keys,
     axes_tree,
     axis_sizes,
     common_length,
@@ -29,9 +24,6 @@ from .._arrays import (
     flatten,
     is_dynamic,
     is_symbolic,
-    is_typed,
-    listing,
-    partition,
     paths,
     pick,
     refuse_foreign_arrays,
@@ -42,29 +34,11 @@ from .._arrays import (
     split,
     zero_array,
 )
-from .._calls import (
-    KnownAs,
-    Outputs,
-    check_takes,
-    enforce_annotations,
-    explained,
-    parameters_of,
-)
-from .._programs import loop_scope, refuse_refs, without_derivatives
+from .._calls import KnownAs, Outputs, check_takes, enforce_annotations, explained
+from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
-from ..checkpointing import (
-    AbstractSchedule,
-    Loop,
-    Placements,
-    Recursive,
-    Step,
-    Undo,
-    form_to_plan,
-    hoist,
-    run_loop,
-    with_inverse,
-)
-from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
+from ..checkpointing import Loop, Step, Undo, hoist, with_inverse
+from ..progress import Label
 from ._backward import (
     Backward,
     Truncate,
@@ -75,129 +49,14 @@ from ._backward import (
     passed_back,
     refuse_cuts,
 )
-from ._carry import (
-    OF_A_SCAN,
-    Carry,
-    Names,
-    Words,
-    step_call,
-    step_names,
-    trace_stable,
-)
+from ._carry import OF_A_SCAN, Carry, Names, Words, step_call, step_names, trace_stable
+from ._opened_loop import OpenedLoop
+from ._step_checks import check_one_key, check_wants_key, pair_of, refuse_iterators
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
     "step"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenedLoop:
-    """A call of a loop as a step on arrays.
-
-    Attributes:
-        step: The traced `f`.
-        consts: The arrays that are the same for every step.
-        init: The dynamic leaves of the initial carry.
-        xs: The arrays that are scanned: leaves of `f` and of `xs`, and keys.
-        loop: How `step` is repeated.
-        close: Turns `(carry, ys)`, each a list of arrays, into the user's result.
-        carry: The initial carry, as a tree.
-        label: Makes the text before a progress bar from the user's function.
-        empty_log: Makes the zeros that the log of the steps is the cotangent of.
-        head: How many steps at the start have no derivative at all, because of a cut.
-    """
-
-    step: Step
-    consts: list[Value]
-    init: list[Value]
-    xs: list[Value]
-    loop: Loop
-    close: Callable[[list[Value], list[Value]], tuple[PyTree, PyTree]]
-    carry: Carry
-    label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
-    empty_log: Callable[[], PyTree]
-    head: int = 0
-
-    def run(
-        self,
-        name: str,
-        *,
-        schedule: AbstractSchedule,
-        policy: PyTree,
-        progress: ProgressBar | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        """Runs the loop. Returns the final carry and the outputs, as trees."""
-        length = None if self.loop.stops else self.loop.length
-        meter = make_meter(name, progress, length, self.label)
-        with loop_scope(name):
-            opened = self.at_reversal(meter)
-            carry, ys = run_loop(
-                self.step,
-                self.consts,
-                opened.init,
-                opened.xs,
-                loop=dataclasses.replace(opened.loop, meter=meter),
-                schedule=schedule,
-                policy=policy,
-            )
-        return self.close(carry, ys)
-
-    def at_reversal(self, meter: Meter = NO_BARS) -> "OpenedLoop":
-        """Runs the steps of the `head`. Returns the rest of the loop."""
-        # With `Truncate`, nothing before the last cut that matters has a derivative. So
-        # these steps are a loop of their own, whose carries no gradient stores.
-        if not self.head:
-            return self
-        loop, rest = self.loop.cut_at(self.head)
-        arrays = without_derivatives((self.consts, self.init, self.xs))
-        # Any schedule but `StoreAll` will do, under which a scan would cut up `xs`:
-        # a planned loop indexes into them where they are, by the `base` of the loop.
-        init, _ = run_loop(
-            self.step,
-            *arrays,
-            loop=dataclasses.replace(loop, meter=meter),
-            schedule=Recursive(),
-        )
-        # The rest may be differentiated, so it gets `xs` of its own, and has no `base`.
-        first = rest.base
-        xs = [
-            lax.slice_in_dim(x, first, first + rest.length, axis=axis)
-            for x, axis in zip(self.xs, rest.x_axes, strict=True)
-        ]
-        rest = dataclasses.replace(rest, base=0)
-        return dataclasses.replace(self, init=init, xs=xs, loop=rest, head=0)
-
-
-def open_abstractly(
-    open_call: Callable[..., OpenedLoop], *args: PyTree
-) -> tuple[OpenedLoop, Placements]:
-    """Opens a call when only the types of the arrays are known."""
-    # An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on
-    # the side. Its arrays are tracers that are good for nothing but their types.
-    # Returned are the call, and how its consts, its carry and its `xs` are split over
-    # automatic axes. Of what is computed from these it is not known.
-    opened: list[OpenedLoop] = []
-    found: list[tuple[NamedSharding | None, ...]] = []
-    types, rest = partition(args, is_typed)
-    shardings = list(map(automatic_sharding, types))
-
-    def open_traced(*traced: Value) -> None:
-        loop = open_call(*rest.join(traced)).at_reversal()
-        known = dict(zip(map(id, traced), shardings, strict=True))
-        # What the step closes over is an array, and not traced.
-        of = lambda x: known.get(id(x)) or automatic_sharding(x)
-        opened.append(loop)
-        found.extend(tuple(map(of, g)) for g in (loop.consts, loop.init, loop.xs))
-
-    jax.eval_shape(open_traced, *types)
-    return opened[0], tuple(found) if any(map(any, found)) else ()
-
-
-def to_plan(opened: OpenedLoop, placed: Placements) -> dict[str, Any]:
-    """What is planned of a loop that was opened abstractly."""
-    step, loop, placed = form_to_plan(opened.step, opened.loop, placed)
-    return dict(step=step, loop=loop, placed=placed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,7 +234,7 @@ class LoopOpener:
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
         refuse_refs(self.name, xs, "xs")
-        _refuse_iterators(self.name, xs)
+        refuse_iterators(self.name, xs)
         x_axes = resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
@@ -456,7 +315,7 @@ class LoopOpener:
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
         """Takes the result of `f` apart: carry, arrays of `y`, and the rest of `y`."""
-        carry, y = _pair(self.name, out)
+        carry, y = pair_of(self.name, out)
         arrays, outputs = Outputs.of(
             self.name, y, self.out_axes, name="ys", scalars=True
         )
@@ -511,77 +370,3 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
         return None
     indices = range(length)[kept]
     return None if indices == range(length) else indices
-
-
-def _refuse_iterators(owner: str, xs: PyTree) -> None:
-    """Checks that no leaf of `xs` is a generator or another iterator."""
-    # It is not an array, so each step would be given all of it, and the first one that
-    # is traced would use it up.
-    if found := listing(xs, "xs", lambda leaf: isinstance(leaf, Iterator), repr):
-        raise TypeError(
-            f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
-            f"iterator:\n{found}\nStack its items first: "
-            f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
-            f"`el.Resumable` with a function that reads them."
-        )
-
-
-def check_wants_key(
-    owner: str,
-    f: Callable[..., PyTree],
-    args: Sequence[PyTree],
-    keywords: PyTree,
-    word: str = "f",
-) -> None:
-    """Checks that a step is given a key if it wants one, and only then."""
-    parameters = parameters_of(f)
-    if "key" in keywords:
-        kinds = [p.kind for p in parameters.values()]
-        if parameters and "key" not in parameters and _ANY_NAME not in kinds:
-            names = ", ".join(parameters)
-            raise TypeError(
-                f"{owner}: the call was given a `key`, which each step gets by that "
-                f"name, but {word} has no parameter `key`: it takes ({names}). Add "
-                f"one, or leave out `key`."
-            )
-        return
-    wanted = parameters.get("key")
-    is_given = wanted is not None and list(parameters).index("key") < len(args)
-    if wanted is not None and not is_given and wanted.default is wanted.empty:
-        raise TypeError(
-            f"{owner}: {word} wants a `key`, but the call was given none. Pass one, "
-            f"`key=jax.random.key(0)`, and each step gets a key of its own."
-        )
-
-
-_ANY_NAME = inspect.Parameter.VAR_KEYWORD
-
-
-def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
-    if not isinstance(out, tuple | list) or len(out) != 2:
-        what = eqx.tree_pformat(out)
-        hint = "If there is nothing to stack, return `(carry, None)`."
-        if isinstance(out, tuple | list):
-            what = f"a {type(out).__name__} of {len(out)}, {what}"
-            if len(out) > 2:
-                hint = "To stack several things, return `(carry, (a, b))`."
-        raise TypeError(
-            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. "
-            f"{hint}"
-        )
-    return out[0], out[1]
-
-
-def check_one_key(owner: str, key: Value) -> None:
-    """Checks that a `key=` that a user passed is one key."""
-    if (axes := axes_of_keys(key)) is None:
-        raise TypeError(
-            f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
-            f"{describe(key)}."
-        )
-    if axes:
-        raise ValueError(
-            f"{owner}: `key` must be one key, which is split for the steps, but it is "
-            f"{describe(key)}. To give each step a key of your own, pass the keys in "
-            f"`xs`."
-        )

@@ -23,14 +23,9 @@ from ..checkpointing import (
 from ..progress import Label
 from ._backward import Backward
 from ._carry import OF_A_SCAN
-from ._open_loop import OpenedLoop
-from ._scan import (
-    AbstractLoop,
-    Stepping,
-    check_backward,
-    check_unroll,
-    checks_no_values,
-)
+from ._loop import AbstractLoop, check_unroll, checks_no_values
+from ._opened_loop import OpenedLoop
+from ._scan import Stepping, check_backward
 from ._while_loop import Condition, varied_with, varies_with
 
 

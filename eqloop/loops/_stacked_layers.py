@@ -1,7 +1,6 @@
 """`StackedLayers`: a deep model of equal layers, traced and compiled as one layer."""
 
 import dataclasses
-import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, overload
@@ -9,53 +8,29 @@ from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, 
 import equinox as eqx
 import jax
 
-from .._arrays import as_arrays, describe, paths, refuse_symbolic_plan
-from .._calls import (
-    argument_names,
-    as_count,
-    as_int_if_index,
-    check_takes,
-    compiled_once,
-    enforce_annotations,
-    explained,
-    parameters_of,
-    setting,
-    typed,
-)
+from .._arrays import as_arrays, describe, refuse_symbolic_plan
+from .._calls import as_count, as_int_if_index, compiled_once, setting, typed
 from .._classes import AbstractBordered
 from .._device import DeviceLike, planning_for_call
-from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
+from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AbstractSchedule,
     Frontier,
     Plan,
     StoreAll,
-    Undo,
     as_policy_or_wrong,
     frontier_of,
     left_open,
     plan,
 )
-from ._carry import Words
 from ._layer_edits import as_it_was, is_edited, layers_at, look_at
-from ._open_loop import (
-    LoopOpener,
-    OpenedLoop,
-    check_wants_key,
-    open_abstractly,
-    to_plan,
-    undoing_call,
-)
-from ._scan import (
-    check_schedule,
-    check_unroll,
-    checks_no_values,
-    planned_by,
-)
+from ._layer_step import NAME, WORDS, LayerStep, make_layer
+from ._loop import check_schedule, check_unroll, checks_no_values, planned_by
+from ._open_loop import LoopOpener
+from ._opened_loop import OpenedLoop, open_abstractly, to_plan
 from ._stack import (
     Depth,
     Layer,
-    check_returned,
     depth_of,
     has_arrays,
     num_layers,
@@ -65,7 +40,6 @@ from ._stack import (
 )
 
 _NewLayer = TypeVar("_NewLayer")
-_NAME = "StackedLayers"
 
 
 @final
@@ -147,13 +121,13 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
     def __check_init__(self) -> None:
         if not callable(self.layers):
             raise TypeError(
-                f"{_NAME}: `layers` must be one layer, each array of which has an "
+                f"{NAME}: `layers` must be one layer, each array of which has an "
                 f"entry for each layer, but it is {describe(self.layers)}. To stack a "
-                f"list of layers, use `{_NAME}.from_layers`."
+                f"list of layers, use `{NAME}.from_layers`."
             )
-        num_layers(_NAME, self.layers)
-        check_schedule(_NAME, self.schedule)
-        check_unroll(_NAME, self.unroll)
+        num_layers(NAME, self.layers)
+        check_schedule(NAME, self.schedule)
+        check_unroll(NAME, self.unroll)
         self._how()
 
     @classmethod
@@ -183,9 +157,9 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             ValueError: If `depth` is negative, or if the layers hold no arrays.
         """
         what = "the number of layers"
-        depth = as_count(f"{_NAME}.init", "depth", what, depth, least=0)
+        depth = as_count(f"{NAME}.init", "depth", what, depth, least=0)
         keys = jax.random.split(key, depth)
-        make_one = lambda key: as_arrays(with_array_state(_make(make, key)))
+        make_one = lambda key: as_arrays(with_array_state(make_layer(make, key)))
         return StackedLayers(eqx.filter_vmap(make_one)(keys), **settings)
 
     @classmethod
@@ -212,14 +186,14 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         """
         if not isinstance(layers, list | tuple):
             raise TypeError(
-                f"{_NAME}.from_layers: `layers` must be a list or tuple of layers, not "
+                f"{NAME}.from_layers: `layers` must be a list or tuple of layers, not "
                 f"{describe(layers)}."
             )
         if not layers:
-            raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
+            raise ValueError(f"{NAME}.from_layers: there is no layer to stack.")
         are_stacks = all(isinstance(layer, StackedLayers) for layer in layers)
         instead = "\nThese are stacks. For one of all their layers: `[*a, *b]`."
-        stacked = stack(f"{_NAME}.from_layers", layers, instead if are_stacks else "")
+        stacked = stack(f"{NAME}.from_layers", layers, instead if are_stacks else "")
         return StackedLayers(stacked, **settings)
 
     def unstack(self) -> list[Layer]:
@@ -243,7 +217,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             return len(as_it_was(self))
         if self._depth is not None and not has_arrays(self.layers):
             return self._depth.number
-        return num_layers(_NAME, self.layers)
+        return num_layers(NAME, self.layers)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.unstack())
@@ -273,7 +247,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         if not has_arrays(self.layers):
             half = len(self) // 2
             raise TypeError(
-                f"{_NAME}: none of the {len(self)} layers has leaves of its own here, "
+                f"{NAME}: none of the {len(self)} layers has leaves of its own here, "
                 f"as no leaf is an array, and each stands for all layers. To treat "
                 f"some of them in another way, to freeze them say, make two stacks, "
                 f"`first, last = layers[:{half}], layers[{half}:]`."
@@ -288,12 +262,12 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             number = operator.index(index)
         except TypeError as error:
             raise TypeError(
-                f"{_NAME}: an index must be an int or a slice, not {describe(index)}."
+                f"{NAME}: an index must be an int or a slice, not {describe(index)}."
             ) from error
         depth = len(self)
         if not -depth <= number < depth:
             raise IndexError(
-                f"{_NAME}: there is no layer {number}, as there are {depth} layers, "
+                f"{NAME}: there is no layer {number}, as there are {depth} layers, "
                 f"counted from 0."
             )
         return number
@@ -408,153 +382,47 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         def open_call(
             layers: Self, x: PyTree, args: PyTree, key: PRNGKey | None
         ) -> OpenedLoop:
-            return layers._open(_Apply.to(args, keep=False), x, args, key)
+            return layers._open(LayerStep.to(args, keep=False), x, args, key)
 
-        refuse_symbolic_plan(_NAME, (self, x, args))
+        refuse_symbolic_plan(NAME, (self, x, args))
         opened = open_abstractly(open_call, self, x, args, key)
         return to_plan(*opened) | self._how()
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None
     ) -> PyTree:
-        apply = _Apply.to(args, keep=keep)
+        apply = LayerStep.to(args, keep=keep)
         opened = self._open(apply, x, args, key)
-        x, (state, every_x) = opened.run(_NAME, **self._how())
+        x, (state, every_x) = opened.run(NAME, **self._how())
         if apply.state_at is None:
             return x, every_x
         return (x, args[apply.state_at].update(state)), every_x
 
     def _how(self) -> dict[str, Any]:
-        return planned_by(_NAME, self._schedule(), self.policy)
+        return planned_by(NAME, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
         return self.schedule or left_open(StoreAll())
 
     def _open(
         self,
-        apply: "_Apply",
+        apply: "LayerStep",
         x: PyTree,
         args: tuple[PyTree, ...],
         key: PRNGKey | None,
     ) -> OpenedLoop:
         state = None
         if apply.state_at is not None:
-            state = state_of(_NAME, self.layers, args[apply.state_at], len(self))
+            state = state_of(NAME, self.layers, args[apply.state_at], len(self))
         args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
         undo = self._schedule().undo
         opener = LoopOpener(
-            name=_NAME,
+            name=NAME,
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
             unroll=self.unroll,
-            words=_WORDS,
+            words=WORDS,
             undo=undo and apply.undone_by(undo),
         )
         inputs = (self.layers, args, state)
         return opener.open(apply, x, inputs, key=key)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Apply:
-    """One step: `x` through one layer.
-
-    Attributes:
-        keep: Whether the step returns `x` for each layer.
-        state_at: Which of the arguments of a layer is its state.
-    """
-
-    keep: bool
-    state_at: int | None
-
-    @classmethod
-    def to(cls, args: tuple[PyTree, ...], *, keep: bool) -> Self:
-        at = [i for i, arg in enumerate(args) if isinstance(arg, eqx.nn.State)]
-        if len(at) > 1:
-            raise ValueError(
-                f"{_NAME}: there can be one state among the arguments, but there are "
-                f"{len(at)}. The state of a model holds that of all of its parts."
-            )
-        return cls(keep, at[0] if at else None)
-
-    def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
-        layer, args, state = inputs
-        args = self._with(state, args)
-        check_wants_key(_NAME, layer, (x, *args), keywords, "a layer")
-        x = enforce_annotations(layer)(x, *args, **keywords)
-        if self.state_at is not None:
-            x, state = check_returned(_NAME, x)
-        return x, (state, x if self.keep else None)
-
-    def undone_by(self, undo: Undo) -> Undo:
-        """How a layer is undone, as that is done with a step."""
-
-        def as_of_step(name: str, of_layer: Callable[..., PyTree]) -> Any:
-            def of_step(
-                x: PyTree, inputs: PyTree, *saved: PyTree, **keywords: PyTree
-            ) -> PyTree:
-                layer, args, state = inputs
-                given = (x, layer, *saved, *self._with(state, args))
-                names = ["x", "layer", *["saved"] * len(saved), *["*args"] * bool(args)]
-                return undoing_call(name, of_layer, names, given, keywords)
-
-            return of_step
-
-        inverse = as_of_step("inverse", undo.inverse)
-        return Undo(inverse, undo.save and as_of_step("save", undo.save))
-
-    def _with(self, state: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
-        return tuple(state if i == self.state_at else a for i, a in enumerate(args))
-
-
-def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> str:
-    _, args, _ = inputs
-    others = ["*args"] if args else []
-    call = ", ".join(["x", *others, *(f"{name}={name}" for name in keywords)])
-    return f"`layer({call})` with\n  x = {eqx.tree_pformat(x)}"
-
-
-def _names_of_a_layer(
-    _: PyTree, x: PyTree, inputs: PyTree
-) -> tuple[Any, list[str], list[str]]:
-    layer, args, state = inputs
-    first, *others = argument_names(layer, (x, *args))
-    of_inputs = paths(layer, "self")
-    for name, arg in zip(others, args, strict=True):
-        of_inputs += paths(arg, name)
-    return layer, paths(x, first), [*of_inputs, *paths(state, "state")]
-
-
-_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer, names=_names_of_a_layer)
-
-
-def _make(make: Callable[..., PyTree], key: jax.Array) -> PyTree:
-    owner, shown = f"{_NAME}.init", f"with\n  key = {eqx.tree_pformat(key)}"
-    try:
-        if _takes(make, key=key):
-            with explained(owner, f"`make(key=key)` {shown}"):
-                return make(key=key)
-        if not _takes(make, key):
-            is_named = "key" in parameters_of(make)
-            given = ([], ["key"]) if is_named else (["key"], [])
-            check_takes(owner, "make", make, given[0], keywords=given[1])
-        with explained(owner, f"`make(key)` {shown}"):
-            return make(key)
-    except Exception:
-        if isinstance(make, eqx.Module) and not isinstance(make, eqx.Partial):
-            name = type(make).__name__
-            raise TypeError(
-                f"{owner}: `make` must be a function that makes a layer, as "
-                f"`lambda key: {name}(..., key=key)` does, but it is a {name} itself. "
-                f"To stack layers that there are, use `{_NAME}.from_layers`."
-            ) from None
-        raise
-
-
-def _takes(make: Callable[..., PyTree], *args: Value, **keywords: Value) -> bool:
-    try:
-        inspect.signature(make).bind(*args, **keywords)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature that Python knows
-        return not keywords
-    return True

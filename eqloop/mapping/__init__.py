@@ -7,9 +7,9 @@ at once.
 - **The transforms**: `_vmap.py`, `_map.py`, `_chunked_vmap.py`, `_parallel_map.py` and
   `_shard_map.py`, with `_unvmap.py` for what leaves a `vmap`. `_abstract_map.py` has
   what they share, and `_open_map.py` opens a call.
-- **Chunks**: `_chunk_function.py` is what runs on a chunk, with its derivatives, and
-  `_chunk_loop.py` cuts the rows into chunks and runs it on all of them. `_fitting.py`
-  finds out how large chunks may be within a budget.
+- **Chunks**: `_chunk_function.py` is what runs on a chunk, and `_chunk_derivatives.py`
+  what becomes of it in derivatives; `_chunk_loop.py` cuts the rows into chunks and runs
+  it on all of them. `_fitting.py` finds out how large chunks may be within a budget.
 - **Derivatives**: `_planned_map.py` makes a primitive of a map.
 - **Devices**: `_mesh.py` says which axes are split over which devices, and
   `_split_rows.py` gives each device its rows.

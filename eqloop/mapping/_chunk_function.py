@@ -21,7 +21,6 @@ from .._arrays import (
     SumType,
     along,
     chosen_sum_type,
-    cotangent_types,
     is_inexact,
     is_narrow,
     mesh_axis_of,
@@ -30,26 +29,11 @@ from .._arrays import (
     stack_type,
     strongly_typed,
     sum_dtype,
-    tangent_types,
 )
-from .._programs import (
-    along_axis,
-    batched,
-    batched_axes,
-    batched_types,
-    has_rules,
-    joined,
-    pruned,
-    pulled,
-    pushed,
-    reached,
-    run,
-    settled,
-    traced,
-)
-from .._types import Aval, BatchAxis, PyTree, Value
+from .._programs import joined, pruned, reached, run, traced
+from .._types import Aval, PyTree, Value
 from ..checkpointing import Step
-from ..progress import NO_BARS, Again, BarChange, Meter
+from ..progress import NO_BARS, BarChange, Meter
 
 # For the consts and the xs, or for the sums and the ys.
 MarkPair = tuple[Flags, Flags]
@@ -229,7 +213,7 @@ class Vectorised:
         self, function: ChunkFunction, size: int, has_visits: bool
     ) -> jex.ClosedJaxpr:
         """Traces it, see `ChunkFunction.trace`. It closes over no tracers."""
-        visits = [_visits_type(size)] if has_visits else []
+        visits = [visits_type(size)] if has_visits else []
 
         def flat(*inputs: Value) -> list[Value]:
             counts = len(visits), len(function.const_types)
@@ -297,7 +281,7 @@ def _mesh_axis(
     return mesh_axis
 
 
-def _visits_type(size: int) -> Aval:
+def visits_type(size: int) -> Aval:
     """The type of `visits` for so many rows."""
     return jax.ShapeDtypeStruct((size,), jnp.int8)
 
@@ -307,13 +291,13 @@ def _total(y: Value, visits: PyTree, axis: int) -> Value:
     # Integers cannot be halved, and count only in the second of the two chunks. Floats
     # of 16 bits and less are added up in 32 bits.
     if visits is not None and is_inexact(y):
-        y = _halved(y, visits, axis)
+        y = halved(y, visits, axis)
     elif visits is not None:
         y = jnp.where(along(visits == 1, (axis,), y), jnp.zeros_like(y), y)
     return jnp.sum(y, axis, dtype=_SINGLE if is_narrow(y, _SINGLE) else None)
 
 
-def _halved(y: Value, visits: PyTree, axis: int) -> Value:
+def halved(y: Value, visits: PyTree, axis: int) -> Value:
     """Rows, where those that are in two chunks are divided by two."""
     return jnp.where(along(visits > 0, (axis,), y), y / 2, y)
 
@@ -323,129 +307,3 @@ def finish(how: Reduction, total: Value, length: int, dtype: np.dtype) -> Value:
     if how == "mean":
         total = total / length
     return total.astype(dtype) if sum_dtype(dtype, _SINGLE) != dtype else total
-
-
-# Derivatives. A row that is in two chunks must count once. It would not do to make the
-# cotangent of one of the two zero: where a derivative is infinite, zero times infinity
-# is NaN. So each of the two gets half of the cotangent. The results are linear in the
-# cotangent, so their sum is right.
-
-
-@functools.lru_cache(maxsize=128)
-def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
-    """The jvp: the outputs and their tangents, from inputs and their tangents."""
-
-    def push(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        program = f.program(size, has_visits)
-        return pushed(program, f.marks(has_visits, *moves), out)
-
-    twofold = lambda entries, flags: (*entries, *pick(entries, flags))
-    return dataclasses.replace(
-        f,
-        trace=push,
-        const_types=(*f.const_types, *tangent_types(f.const_types, moves[0])),
-        x_types=(*f.x_types, *tangent_types(f.x_types, moves[1])),
-        x_axes=twofold(f.x_axes, moves[1]),
-        y_axes=twofold(f.y_axes, out[1]),
-        shares=twofold(f.shares, out[1]),
-        num_sums=f.num_sums + sum(out[0]),
-        meter=f.meter.tangents,
-    )
-
-
-@functools.lru_cache(maxsize=128)
-def pulled_function(
-    f: ChunkFunction, marks: MarkPair, wanted: MarkPair
-) -> ChunkFunction:
-    """The vjp: cotangents of marked inputs, from inputs and cotangents of outputs."""
-    # The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
-    # chunks of a row each give a share.
-    axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
-    again = f.with_bars(Again())
-
-    def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        moves = again.marks(has_visits, *marks)
-        program = pulled(again.program(size, has_visits), moves, wanted, f.sums)
-        if not has_visits:
-            return program
-        num_visits = again.num_visits(has_visits)
-
-        def halve(visits: PyTree, *flat: Value) -> list[Value]:
-            before, ct_ys = split(flat, len(flat) - len(axes))
-            ct_ys = [
-                ct if share else _halved(ct, visits, axis)
-                for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
-            ]
-            return run(program, *[visits] * num_visits, *before, *ct_ys)
-
-        return traced(halve, [_visits_type(size), *program.in_avals[num_visits:]])
-
-    y_axes = tuple(pick(f.x_axes, marks[1]))
-    return dataclasses.replace(
-        f,
-        trace=pull,
-        const_types=(*f.const_types, *cotangent_types(f.out_types[0], wanted[0])),
-        x_types=(*f.x_types, *cotangent_types(f.y_types, wanted[1])),
-        x_axes=(*f.x_axes, *axes),
-        y_axes=y_axes,
-        shares=(True,) * len(y_axes),
-        num_sums=sum(marks[0]),
-        uses_visits=True,
-        meter=f.meter.backward,
-        changes=(),
-    )
-
-
-@functools.lru_cache(maxsize=128)
-def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkFunction:
-    """The function after it has been differentiated once, see `settled`."""
-    if not has_rules(f.program(*f.probe)):
-        return f
-
-    def settle(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        flags = joined(f.marks(has_visits, *marks))
-        return settled(f.program(size, has_visits), flags, reverse)
-
-    return dataclasses.replace(f, trace=settle)
-
-
-@functools.lru_cache(maxsize=128)
-def batched_function(
-    f: ChunkFunction, axis_data: BatchAxis, dims: PyTree
-) -> tuple[ChunkFunction, MarkPair]:
-    """The function under `vmap`, and which of its outputs are batched."""
-    # The function is batched, not the loop over chunks. So the cotangent of a const
-    # that is not batched is one sum. Inputs stay as they are; outputs are batched along
-    # their first axis.
-    const_dims, x_dims = map(tuple, dims)
-    is_batched = [[dim is not None for dim in group] for group in dims]
-    marks = f.reached(*is_batched, axis_name=axis_data.name)
-
-    def batch(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        of_visits = [None] * f.num_visits(has_visits)
-        in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
-        # Chunks of this size may not have been traced yet, and `f` may use the axis.
-        program = along_axis(lambda: f.program(size, has_visits), axis_data)
-        return batched(program, axis_data, in_dims, tuple(out_dims))
-
-    x_axes, of_row = batched_axes(f.x_axes, x_dims)
-    if (origin := f.origin) is not None:
-        # The inputs of a derivative begin with those of the function.
-        of_origin = const_dims[: len(origin.const_types)], x_dims[: len(origin.x_types)]
-        if any(dim is not None for group in of_origin for dim in group):
-            origin, _ = batched_function(origin, axis_data, of_origin)
-    grown = dataclasses.replace(
-        f,
-        trace=batch,
-        const_types=tuple(batched_types(f.const_types, const_dims, axis_data)),
-        x_types=tuple(batched_types(f.x_types, of_row, axis_data)),
-        x_axes=x_axes,
-        y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
-        origin=origin,
-    )
-    return grown, marks
-
-
-def in_front(flags: Flags) -> list[int | None]:
-    """The batch axis of each output: the first one, if it is batched."""
-    return [0 if flag else None for flag in flags]

@@ -11,26 +11,14 @@ from typing import Any, TypeAlias
 
 import jax
 
-from .._arrays import (
-    Flags,
-    is_inexact,
-    nbytes,
-    pick,
-    put,
-    refuse_symbolic_sizes,
-)
+from .._arrays import Flags, is_inexact, nbytes, pick, put, refuse_symbolic_sizes
 from .._calls import format_bytes
 from .._device import remembered_per_device
-from .._programs import (
-    aval_of,
-    digest_of,
-    equations,
-    foreign_programs,
-    temporary_bytes,
-)
+from .._programs import aval_of, digest_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import Saveable, unlisted
-from ._chunk_function import ChunkFunction, MarkPair, pulled_function
+from ._chunk_derivatives import pulled_function
+from ._chunk_function import ChunkFunction, MarkPair
 from ._chunk_loop import AtMost, ChunkLoop, equal_chunks, run_stored
 
 

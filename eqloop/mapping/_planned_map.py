@@ -33,25 +33,18 @@ from .._arrays import (
     put,
     with_tangent_types,
 )
-from .._programs import (
-    Doubled,
-    Formula,
-    Static,
-    recall,
-    refuse_callbacks,
-)
+from .._programs import Doubled, Formula, Static, recall, refuse_callbacks
 from .._types import BatchAxis, PyTree
 from ..checkpointing import Saveable
 from ..progress import BarChange, tied
-from ._chunk_function import (
-    ChunkFunction,
-    MarkPair,
+from ._chunk_derivatives import (
     batched_function,
     in_front,
     pulled_function,
     pushed_function,
     settled_function,
 )
+from ._chunk_function import ChunkFunction, MarkPair
 from ._chunk_loop import run_stored
 from ._fitting import ChunkPlanner
 

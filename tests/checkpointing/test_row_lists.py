@@ -14,7 +14,8 @@ from jax import lax
 import eqloop as el
 from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.engine.leaves._row_lists import RowList, row_lists
+from eqloop.checkpointing.engine.leaves._find_lists import row_lists
+from eqloop.checkpointing.engine.leaves._row_lists import RowList
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes

@@ -89,6 +89,7 @@ def test_front_page_has_the_program_of_the_readme():
     assert program.findall(README)[0] == program.findall(INDEX)[0]
 
 
+@pytest.mark.slow
 @with_jax("0.12.0.1")
 def test_memory_of_the_front_page():
     names = example(README)
@@ -113,6 +114,7 @@ def test_memory_of_wide_sums():
     assert found == [without_times(r) for r in page.splitlines() if " KiB |" in r]
 
 
+@pytest.mark.slow
 @with_jax("0.12.0.1")
 def test_memory_of_the_first_picture():
     names, xs = example(README), jnp.ones((32, 100, 8))
@@ -122,6 +124,7 @@ def test_memory_of_the_first_picture():
     assert ours <= names["loop"].schedule.nbytes / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stored",
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ._faults import ROOT, Fault, all_faults, explained, sample
+from ._planted import Planted, named_in, planted
 from ._recorder import Recorder
 from ._runner import Checkout
 
@@ -44,8 +45,13 @@ def main() -> int:
         help="for how long the tests of a fault may take when there is none",
     )
     parser.add_argument("--list", action="store_true", help="show the faults alone")
+    parser.add_argument(
+        "--planted", action="store_true", help="the fixed list, by the tests of a room"
+    )
     options = parser.parse_args()
     part, parts = map(int, options.shard.split("/"))
+    if options.planted:
+        return _plant(planted()[part - 1 :: parts])
     reasons = explained()
     faults = sample(
         [[f for f in group if f not in reasons] for group in all_faults()],
@@ -63,6 +69,23 @@ def main() -> int:
         ]
     print(f"\n{len(faults) - len(survivors)} of {len(faults)} faults found")
     print("\n\n".join(fault.entry for fault in survivors))
+    return int(bool(survivors))
+
+
+def _plant(faults: list[Planted]) -> int:
+    """Plants a list of faults; 1 if one is not found."""
+    with tempfile.TemporaryDirectory() as home:
+        checkout, survivors = Checkout(ROOT, Path(home)), 0
+        # This also compiles what the faults do not change.
+        if not checkout.run(named_in(faults)):
+            print(checkout.log.read_text(), "The tests fail without any fault.")
+            return 1
+        for fault in faults:
+            start, test = time.monotonic(), fault.found_by(checkout)
+            survivors += test is None
+            seconds = f"{time.monotonic() - start:.0f} s"
+            print(f"{test or 'NOT FOUND'}, {seconds}: {fault}", flush=True)
+    print(f"\n{len(faults) - survivors} of {len(faults)} faults found")
     return int(bool(survivors))
 
 

@@ -21,6 +21,8 @@ PLACES = (
         "eqloop/_programs/_vmapped.py",
         "eqloop/_programs/_calculus.py",
         "eqloop/_programs/_jaxprs.py",
+        "eqloop/_programs/_doubled.py",
+        "eqloop/_programs/_parted.py",
         "eqloop/_programs/_reaching.py",
         "eqloop/_arrays/_tangents.py",
     ),

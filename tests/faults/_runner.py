@@ -5,12 +5,13 @@ before JAX has started a backend. Compiled programs are kept on disk from one ru
 next: JAX finds them by their text, so a program that a fault changes is compiled anew.
 """
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,20 @@ class Checkout:
         self, file: str, text: str, tests: Sequence[str], **options: Any
     ) -> bool:
         """Whether tests pass while a file has another text."""
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        with self.changed(file, text):
+            return self.run(list(files), plugins=[Only(tests)], **options)
+
+    @contextlib.contextmanager
+    def changed(self, file: str, text: str) -> Iterator[None]:
+        """The copy, while a file has another text."""
         path = self.root / file
         before, times = path.read_text(), path.stat()
         # Python keeps what it compiled of the file without a fault, and of no other.
         path.write_text(text)
         sys.dont_write_bytecode = True
         try:
-            files = dict.fromkeys(test.partition("::")[0] for test in tests)
-            return self.run(list(files), plugins=[Only(tests)], **options)
+            yield
         finally:
             path.write_text(before)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ._faults import ROOT, all_faults, explained, faults, sample
+from ._planted import named_in, planted
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,16 @@ def test_what_is_explained_may_be_planted():
     """When the code has changed, the explanation goes with it."""
     possible = {fault for group in all_faults() for fault in group}
     assert set(explained()) <= possible
+
+
+def test_the_fixed_list_can_be_planted():
+    """When a line has changed, its fault goes with it."""
+    faults = planted()
+    assert len(faults) == 40
+    for fault in faults:
+        assert fault.text(ROOT) != (ROOT / fault.path).read_text()
+    for path in named_in(faults):
+        assert (ROOT / path).exists()
 
 
 @pytest.fixture

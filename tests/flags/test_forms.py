@@ -112,6 +112,7 @@ def test_rules_are_told_apart():
     assert not has_rules(jax.make_jaxpr(plain)(X))
 
 
+@pytest.mark.sampled
 def test_programs_in_them_are_rewritten():
     def change(eqn: Any) -> Any:
         if eqn.primitive.name != "tanh":
@@ -132,6 +133,7 @@ def test_work_in_a_checkpoint_counts():
     assert of(layer) == of(inner) > 0
 
 
+@pytest.mark.sampled
 def test_collectives_in_a_checkpoint_are_seen():
     f = lambda x: jax.checkpoint(lambda x: x - jax.lax.pmean(x, "batch"))(x)
     program = jax.make_jaxpr(f, axis_env=[("batch", 4)])(X)
@@ -146,6 +148,7 @@ def test_collectives_in_a_checkpoint_are_seen():
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", [el.StoreAll(), el.Recursive(2)], ids=str)
 @pytest.mark.parametrize("policy", [None, "save_everything", el.policies.save_dots])
 def test_loops_have_the_derivatives_of_the_loop_written_out(schedule, policy):

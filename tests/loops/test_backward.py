@@ -368,6 +368,7 @@ def test_a_cotangent_that_is_small_stays_as_it_is(dtype):
         (jnp.float16, 300.0, 1000.0, 300.0),  # whose square is no number of this type
         (jnp.float16, 300.0, 10.0, 5.0),
         (jnp.float16, 1e-4, 1e-5, 5e-6),  # whose square is 0
+        (jnp.float32, 0.1, 0.5, 0.1),  # less than the norm, and than 1
         (jnp.float32, 1e20, 10.0, 5.0),
         (jnp.float32, 1e-30, 1e-31, 5e-32),
         (jnp.float32, 3e38, 10.0, 5.0),  # of which two are no number

@@ -55,6 +55,17 @@ def test_no_steps_but_the_types_of_some():
 # Axes
 
 
+def test_tangents_of_one_of_two_axes():
+    one, other = array((3, 2), jnp.float32, 0), array((4, 3), jnp.float32, 1)
+    step = lambda h, x: (jnp.sin(h + x[0].sum()) * x[1], None)
+    h = array((4,), jnp.float32, 2)
+    scan = el.CheckpointedScan(step, base=2, in_axes=(0, 1))
+    ours = lambda other: scan(h, (one, other))[0]
+    theirs = lambda other: jax.lax.scan(step, h, (one, other.T))[0]
+    actual, expected = (jax.jvp(f, (other,), (other,)) for f in (ours, theirs))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
 @hypothesis.given(st.data(), st.integers(1, 3), st.booleans())
 @hypothesis.settings(max_examples=8)
 def test_axes(data, ndim, reverse):

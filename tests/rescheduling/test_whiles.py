@@ -118,6 +118,15 @@ def test_slopes_are_those_of_the_loop_written_with_eqloop(one, whiles):
         assert_close(sums(f), sums(functools.partial(in_scan, one, by_eqloop)), 1e-10)
 
 
+def test_examples_that_have_stopped_stay_as_they_are():
+    """Others of the batch go on. Steps that converge would not tell."""
+    grown = lambda loop, a: loop(lambda x: x < 10, lambda x: x * x + 1, a)
+    library = functools.partial(in_vmap, grown, by_jax)
+    f, a = el.Reschedule(library, whiles=4), jnp.float32(1.3)
+    found = jax.jit(jax.value_and_grad(f))(a)
+    assert_close(found, jax.jvp(library, (a,), (jnp.ones_like(a),)), 1e-5)
+
+
 def test_second_derivatives():
     with jax.enable_x64(True):
         a = jnp.float64(1.3)

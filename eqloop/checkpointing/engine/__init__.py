@@ -6,7 +6,7 @@ which one to choose. In the order in which to read it:
 - **What is run**: a step (`_step.py`), the loop around it (`_loop.py`), and what makes
   a step ready (`_views.py`, `_normal_form.py`, `_delay_lines.py`,
   `_one_hot_writes.py`). With its schedule and its policy a loop is a problem
-  (`_problem.py`), and so are its derivatives.
+  (`_problem.py`), and so are its derivatives (`_transformed.py`).
 - **What JAX differentiates**: a primitive for the loop, `_planned_loop.py`, and one for
   its way back, `_reverse.py`.
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots
@@ -15,14 +15,15 @@ which one to choose. In the order in which to read it:
   what was decided, and `_kept_names.py` the policy that a layout may choose.
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
   outputs that are kept. `_primal.py` is the forward sweep of a gradient, which may
-  store more than carries.
+  store more than carries: residuals of the last steps (`_known_residuals.py`).
 - **The way back**: a sweep through the loop, which is what an order is given to go back
   by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
   (`_derived.py`). What backward rules log on the way comes out beside the cotangents
   (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
-  (`leaves/`). What a step does with buffers in its carry is found in `_buffers.py`.
+  (`leaves/`). What a step does with buffers in its carry is found in `_buffers.py`,
+  where `_known_values.py` stand for values.
 - **Other loops in its place** (`_substitute.py`) run for a gradient. Many leaves that a
   step computes alike are packed into one array there (`_packing.py`). What is alike is
   found and run in `_alike_equations.py`.

@@ -38,7 +38,8 @@ from jax import lax
 from ..._arrays import explicit_sharding, is_symbolic, nbytes, split
 from ..._programs import WRITES, aval_of, equations, row_write
 from ..._types import Aval, Value
-from ._buffers import Buffer, Following, Moved, number_of, place_of_new_rows, starts_of
+from ._buffers import Following, number_of, place_of_new_rows, starts_of
+from ._known_values import Buffer, Moved
 from ._loop import part, put_part, zero
 from ._step import Step, make_step
 from .leaves._list_reads import AbstractBuffer, Found, RowSource, results, whole

@@ -16,8 +16,9 @@ from ..._classes import SettingMeta
 from ..._types import PyTree, Value
 from ._forward import Active
 from ._layout import AbstractRunner, Layout
-from ._problem import Problem, activity, needs_of_gradient
+from ._problem import Problem
 from ._step import Step
+from ._transformed import activity, needs_of_gradient
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
 

@@ -42,7 +42,7 @@ from ._delay_lines import Line, lines_of, with_rings
 from ._loop import Loop, zero
 from ._one_hot_writes import with_row_writes
 from ._step import Step, make_step
-from .leaves._row_lists import lacks_counter
+from .leaves._find_lists import lacks_counter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,9 +62,10 @@ from ._alike_equations import (
 )
 from ._forward import Active
 from ._layout import Saves, Stored
-from ._problem import Problem, with_cotangents
+from ._problem import Problem
 from ._step import Step, make_step
 from ._substitute import Differentiable, Outputs, P
+from ._transformed import with_cotangents
 from .reversals._together import can_join
 
 # How many times fewer equations the packed step must have, at least. On a CPU, with 20

@@ -64,8 +64,11 @@ from ._listing import is_listing, stands_for_residuals
 from ._logs import logging_of
 from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
-from ._problem import (
-    Problem,
+from ._problem import Problem
+from ._reverse import AbstractReverse
+from ._step import NoWayBackError, reaching
+from ._substitute import Differentiable, MaybeSaves, Outputs
+from ._transformed import (
     activity,
     batched_problem,
     gradient_back,
@@ -74,9 +77,6 @@ from ._problem import (
     with_cotangents,
     without_stored,
 )
-from ._reverse import AbstractReverse
-from ._step import NoWayBackError, reaching
-from ._substitute import Differentiable, MaybeSaves, Outputs
 from .leaves._needed_leaves import leaves_computed, without_leaves
 from .orders._all_at_once import pull_residuals, store_residuals
 
@@ -111,15 +111,10 @@ class PlannedLoop(Formula):
     """
 
     problem: Problem[Any]
-    saves: Saves[AbstractLayout] | None
+    saves: MaybeSaves
     unit = "iteration"
 
-    def __init__(
-        self,
-        problem: Problem[Any],
-        saves: Saves[AbstractLayout] | None,
-        inputs: PyTree,
-    ):
+    def __init__(self, problem: Problem[Any], saves: MaybeSaves, inputs: PyTree):
         step = problem.step
         ys = problem.loop.stacked_types(step.y_types)
         stored = Stored.of()
@@ -150,9 +145,6 @@ class PlannedLoop(Formula):
         formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
         gives = active.carry, y_active, tuple(self._nothing_stored.flat)
         return Doubled.of(formula, active, gives)
-
-    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        return self.pull_logs(perturbed, inputs, cts)[0]
 
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
@@ -229,10 +221,8 @@ class PlannedLoop(Formula):
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
             # A plain scan, which JAX differentiates.
-            settings = problem.step, problem.loop, problem.policy
-            (carry, ys), residuals = store_residuals(
-                *settings, active, y_active, inputs
-            )
+            about = problem.step, problem.loop, problem.policy, active, y_active
+            (carry, ys), residuals = store_residuals(*about, inputs)
             stored = Stored.of()
         else:
             # Where plans are listed, a layout that stores residuals is replaced by one
@@ -381,11 +371,8 @@ class PlannedLoop(Formula):
         kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
         # 2. Is there anything to leave out? A bar may show any of the leaves.
         has_bars = meter.here.is_shown or meter.back.is_shown
-        if (
-            has_bars
-            or step.jaxpr.effects
-            or all((*kept, *ys, any(stored) == bool(stored)))
-        ):
+        is_whole = all((*kept, *ys, any(stored) == bool(stored)))
+        if has_bars or step.jaxpr.effects or is_whole:
             return None
         # 3. The loop without the other leaves.
         step = without_leaves(step, carry, ys)

@@ -11,15 +11,15 @@ from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._loop import Loop
-from ..engine._problem import (
-    Problem,
+from ..engine._problem import Problem
+from ..engine._step import Step
+from ..engine._step_parts import StepParts, parts_of
+from ..engine._transformed import (
     again,
     gradient_back,
     needs_of_gradient,
     settled_problem,
 )
-from ..engine._step import Step
-from ..engine._step_parts import StepParts, parts_of
 from ..engine.leaves._needed_leaves import leaves_read
 from ..engine.leaves._restricted_steps import Restricted, StoredLeaves
 from ..engine.orders._kept_steps import rows_per_step

@@ -14,7 +14,8 @@ from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, AbstractRunner
 from ..engine._loop import Loop
 from ..engine._planned_loop import planned_loop
-from ..engine._problem import Problem, with_cotangents
+from ..engine._problem import Problem
+from ..engine._transformed import with_cotangents
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
-from ..engine._problem import Problem, gradient_back
+from ..engine._problem import Problem
+from ..engine._transformed import gradient_back
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested

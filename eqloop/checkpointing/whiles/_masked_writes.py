@@ -31,7 +31,8 @@ from ..._arrays import Flags, on_mesh, placed_as, split
 from ..._compat import called_by
 from ..._programs import evaluated, formula_of, interpreted, row_write, value_of
 from ..._types import AnyJaxpr, Aval, Value
-from ..engine._buffers import Buffer, Following, Understood, known_of_leaf, leaves_in
+from ..engine._buffers import Following
+from ..engine._known_values import Buffer, Understood, known_of_leaf, leaves_in
 from ..engine._planned_loop import PlannedLoop
 from ..engine._step import Step
 

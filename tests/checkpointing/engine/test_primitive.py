@@ -123,6 +123,37 @@ def test_cotangents_that_are_zero(schedule):
 
 
 @schedules
+def test_tangents_of_a_batch_are_taken_back(schedule):
+    """What they are tangents of is the same for all of them."""
+
+    def evaluate(loop: Any, *args: Any) -> Any:
+        def push(w: Any, h: Any, us: Any, tangent: Any) -> Any:
+            run = lambda h: loop(lambda h, u: (jnp.sin(w * h + u), h), h, us)
+            return jax.jvp(run, (h,), (tangent,))[1]
+
+        of_batch = jax.vmap(functools.partial(push, *args))
+        out, pull = jax.vjp(of_batch, jnp.arange(3.0))
+        return out, pull(out)
+
+    assert_same(evaluate, schedule, jnp.asarray(0.9), jnp.asarray(0.2), US)
+
+
+@schedules
+def test_a_leaf_that_no_step_reads(schedule):
+    """Its last value alone has a cotangent, and that goes to the last `x`."""
+
+    def evaluate(loop: Any, *args: Any) -> Any:
+        def loss(w: Any, h: Any, us: Any) -> Any:
+            step = lambda c, u: ((jnp.sin(w * c[0] + u), jnp.cos(w * u)), None)
+            carry, _ = loop(step, (h, h), us)
+            return carry[1]
+
+        return jax.grad(loss, (0, 1, 2))(*args)
+
+    assert_same(evaluate, schedule, jnp.asarray(0.9), jnp.asarray(0.2), US)
+
+
+@schedules
 def test_only_one_input_is_differentiated(schedule):
     """Leaves of the carry come to depend on it, or never do."""
 

@@ -20,8 +20,9 @@ from eqloop.checkpointing.engine._primal import (
     residuals_of,
     saves_of_gradient,
 )
-from eqloop.checkpointing.engine._problem import Counted, activity, all_active
+from eqloop.checkpointing.engine._problem import Counted
 from eqloop.checkpointing.engine._substitute import Differentiable
+from eqloop.checkpointing.engine._transformed import activity, all_active
 
 from ...asserts import assert_close
 from ...marks import slow

@@ -15,6 +15,7 @@ from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.whiles._ending import Ending
 
 from ... import derivatives
+from ...asserts import assert_close
 from ...derivatives import (
     CONTEXTS,
     MODES,
@@ -149,6 +150,27 @@ def test_schedules(schedule):
 )
 def test_schedules_in_a_batch_of_gradients(schedule):
     check(mapped_grad, derivatives.plain, schedule)
+
+
+def test_any_number_of_steps():
+    """Each by itself, and all of them as a batch: a block may be run in part."""
+    inputs, counts = derivatives.inputs(), jnp.arange(derivatives.LENGTH + 1)
+
+    def gradient(loop_of: Any) -> Any:
+        def total(steps: Any, *inputs: Any) -> Any:
+            loop = loop_of(lambda init, xs: steps)
+            return derivatives.loss(functools.partial(derivatives.run, loop))(*inputs)
+
+        return jax.grad(total, (1, 2, 3))
+
+    batch = lambda f: jax.jit(jax.vmap(f, (0, None, None, None)))(counts, *inputs)
+    expected = batch(gradient(masked.__wrapped__))
+    for schedule in (el.Recursive(2), el.Recursive(4, batch=2)):
+        ours = gradient(functools.partial(ended, schedule))
+        assert_close(batch(ours), expected, rtol=1e-4)
+        alone = jax.jit(ours)
+        each = [alone(count, *inputs) for count in counts]
+        assert_close(jax.tree.map(lambda *x: jnp.stack(x), *each), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ from ...._programs import (
     without_dead_code,
 )
 from ...._types import Aval, Value
-from .._buffers import Following, RingIndex
+from .._buffers import Following
+from .._known_values import RingIndex
 from .._loop import Loop, element
 from .._step import Step
 from ._rows_once import Counter, counter_strides, followed, program_to_follow

@@ -32,7 +32,8 @@ from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ._dce import dce
-from ._row_lists import RowList, row_lists
+from ._find_lists import row_lists
+from ._row_lists import RowList
 from ._rows_once import RowsOnce, rows_once
 
 # How many carries a layout stores, if it is not known yet which one it is.

@@ -15,7 +15,8 @@ from ...._types import Index, Value
 from .._costs import StepCost
 from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import Carries, DeviceSlots, StepsToRun, StoredSteps
+from ..slots._slots import Carries, DeviceSlots
+from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
 

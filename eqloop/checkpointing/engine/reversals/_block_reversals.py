@@ -17,7 +17,8 @@ from ...._arrays import Arrays
 from ...._types import Index
 from .._costs import Rates, StepCost, residuals_time, reversal_time
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import DeviceSlots, StepsToRun
+from ..slots._slots import DeviceSlots
+from ..slots._stored_steps import StepsToRun
 from ._reruns import run_again
 
 

@@ -27,7 +27,8 @@ from ...._programs import run, unwatched
 from ...._types import Index, PyTree, Value
 from .._loop import store
 from .._sweep import Sweep
-from ..slots._slots import Carries, StepsToRun, StoredSteps
+from ..slots._slots import Carries
+from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._known_products import Products
 
 

@@ -65,7 +65,8 @@ from .._costs import Rates, StepCost
 from .._loop import Loop, part
 from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import DeviceSlots, StepsToRun, StoredSteps
+from ..slots._slots import DeviceSlots
+from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._block_reversals import ByResiduals
 from ._products_in_parts import added_in_parts
 from ._reruns import run_again

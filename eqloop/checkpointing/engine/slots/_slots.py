@@ -323,67 +323,6 @@ jax.tree_util.register_dataclass(
 
 
 @dataclasses.dataclass(frozen=True)
-class StepsToRun:
-    """Consecutive steps to run again, to store the carry before each of them.
-
-    They may be segments of as many steps, which run side by side.
-
-    Attributes:
-        slots: The slots to store the carries in.
-        start: The position of the first step.
-        carry: The carry before the first step; of segments that run side by side those
-            of each, stacked along the first axis.
-        count: How many steps a segment has. It may be known only when they run.
-        length: How many it has at most.
-        side_by_side: How many segments run side by side; `None` if there is one.
-    """
-
-    slots: AbstractSlots
-    start: Index
-    carry: Arrays
-    count: Index
-    length: int
-    side_by_side: int | None = None
-
-    @property
-    def most(self) -> int:
-        """How many steps there are at most, which is known while tracing."""
-        return self.length * (self.side_by_side or 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredSteps:
-    """Consecutive steps whose carries are all stored.
-
-    Attributes:
-        carries: The carries.
-        row: The row of the carry before the first step.
-        start: The position of the first step.
-        count: How many steps there are. It may be known only when they run.
-        most: How many steps there are at most, which is known while tracing.
-        products: The known products of these steps, if any (`_known_products.py`). They
-            are in the same rows as the carries.
-    """
-
-    carries: Carries
-    row: Index
-    start: Index
-    count: Value
-    most: int
-    products: Arrays = ()
-
-    def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
-        """Some of these steps: `count` of them, from one on."""
-        return dataclasses.replace(
-            self,
-            row=self.row + offset,
-            start=self.start + offset,
-            count=count,
-            most=most,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class DeviceSlots(AbstractSlots):
     """In the memory of the device."""
 

@@ -1,0 +1,95 @@
+"""The loops of a function with their plans, as a sequence and as a table."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import overload
+
+from .._calls import format_bytes
+from .._programs import Place
+from ._jax_loops import JaxPlan
+from ._plan import Plan
+from ._while_plan import WhilePlan
+
+# Below a table with loops that have no schedule.
+_HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gradient"
+
+
+# In place of a table without loops.
+_NONE = (
+    "No loop is differentiated in reverse mode here, and no other has a plan. For the "
+    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopPlan:
+    """One of the loops of a function.
+
+    Attributes:
+        name: The transform that the loop is of; `"lax.scan"`, `"lax.map"`,
+            `"lax.fori_loop"` or `"lax.while_loop"` for a loop of JAX.
+        place: Where it is called, if that is known.
+        plan: Its plan, for the whole batch if it is batched. The plan of a while loop
+            has no `relative_time`. Its `length` and `evaluations` are for the greatest
+            number of steps that it may run, and `None` if there is no bound. A loop of
+            JAX stores the residuals of all steps; its `plan.rescheduled` is the plan
+            that it would have by `Recursive(16)`, about, or `None` if that is not
+            known. If a rule says what is stored, `plan.rule` says whose.
+        batch: How many examples run in it side by side. Of a loop of JAX it is not
+            known, and is 1.
+        depth: How many of the other loops it is inside of.
+    """
+
+    name: str
+    place: Place | None
+    plan: Plan | WhilePlan | JaxPlan
+    batch: int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans(Sequence[LoopPlan]):
+    """The loops of a function. An inner loop follows the loop that it is in.
+
+    Attributes:
+        loops: The loops.
+        peak_bytes: The bytes that their gradients allocate at once, if each takes as
+            much as its plan says from its forward pass to its backward pass. The bytes
+            of a loop within another one are included in those of the outer one. Outputs
+            of the loops, and their cotangents, do not count.
+    """
+
+    loops: tuple[LoopPlan, ...]
+    peak_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.loops)
+
+    @overload
+    def __getitem__(self, index: int) -> LoopPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LoopPlan, ...]: ...
+    def __getitem__(self, index: int | slice) -> LoopPlan | tuple[LoopPlan, ...]:
+        return self.loops[index]
+
+    def __str__(self) -> str:
+        if not self.loops:
+            return _NONE
+        head = ("loop", "steps", "batch", "schedule", "stored", "evaluations", "memory")
+        rows = [head, *map(_row, self.loops)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        notes = [x.plan.notes if isinstance(x.plan, JaxPlan) else {} for x in self]
+        body: list[str] = []
+        for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
+            body += [line, f"  {loop.place or 'somewhere'}"]
+            body += [f"  {name}: {note}" for name, note in more.items()]
+        total = f"at once: {format_bytes(self.peak_bytes)}"
+        hint = [_HINT] if any("rescheduled" in more for more in notes) else []
+        return "\n".join([lines[0], *body, total, *hint])
+
+
+def _row(loop: LoopPlan) -> tuple[str, ...]:
+    steps, *others = loop.plan.columns
+    name, size = "  " * loop.depth + loop.name, format_bytes(loop.plan.peak_bytes)
+    return name, steps, str(loop.batch), *others, size

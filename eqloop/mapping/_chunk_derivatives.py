@@ -1,0 +1,150 @@
+"""Derivatives of chunk functions, and chunk functions under `vmap`: the same again.
+
+A row that is in two chunks must count once. It would not do to make the cotangent of
+one of the two zero: where a derivative is infinite, zero times infinity is NaN. So each
+of the two gets half of the cotangent. The results are linear in the cotangent, so their
+sum is right.
+"""
+
+import dataclasses
+import functools
+
+import jax.extend.core as jex
+
+from .._arrays import Flags, cotangent_types, pick, split, tangent_types
+from .._programs import (
+    along_axis,
+    batched,
+    batched_axes,
+    batched_types,
+    has_rules,
+    joined,
+    pulled,
+    pushed,
+    run,
+    settled,
+    traced,
+)
+from .._types import BatchAxis, PyTree, Value
+from ..progress import Again
+from ._chunk_function import ChunkFunction, MarkPair, halved, visits_type
+
+
+@functools.lru_cache(maxsize=128)
+def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
+    """The jvp: the outputs and their tangents, from inputs and their tangents."""
+
+    def push(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        program = f.program(size, has_visits)
+        return pushed(program, f.marks(has_visits, *moves), out)
+
+    twofold = lambda entries, flags: (*entries, *pick(entries, flags))
+    return dataclasses.replace(
+        f,
+        trace=push,
+        const_types=(*f.const_types, *tangent_types(f.const_types, moves[0])),
+        x_types=(*f.x_types, *tangent_types(f.x_types, moves[1])),
+        x_axes=twofold(f.x_axes, moves[1]),
+        y_axes=twofold(f.y_axes, out[1]),
+        shares=twofold(f.shares, out[1]),
+        num_sums=f.num_sums + sum(out[0]),
+        meter=f.meter.tangents,
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def pulled_function(
+    f: ChunkFunction, marks: MarkPair, wanted: MarkPair
+) -> ChunkFunction:
+    """The vjp: cotangents of marked inputs, from inputs and cotangents of outputs."""
+    # The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
+    # chunks of a row each give a share.
+    axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
+    again = f.with_bars(Again())
+
+    def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        moves = again.marks(has_visits, *marks)
+        program = pulled(again.program(size, has_visits), moves, wanted, f.sums)
+        if not has_visits:
+            return program
+        num_visits = again.num_visits(has_visits)
+
+        def halve(visits: PyTree, *flat: Value) -> list[Value]:
+            before, ct_ys = split(flat, len(flat) - len(axes))
+            ct_ys = [
+                ct if share else halved(ct, visits, axis)
+                for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
+            ]
+            return run(program, *[visits] * num_visits, *before, *ct_ys)
+
+        return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
+
+    y_axes = tuple(pick(f.x_axes, marks[1]))
+    return dataclasses.replace(
+        f,
+        trace=pull,
+        const_types=(*f.const_types, *cotangent_types(f.out_types[0], wanted[0])),
+        x_types=(*f.x_types, *cotangent_types(f.y_types, wanted[1])),
+        x_axes=(*f.x_axes, *axes),
+        y_axes=y_axes,
+        shares=(True,) * len(y_axes),
+        num_sums=sum(marks[0]),
+        uses_visits=True,
+        meter=f.meter.backward,
+        changes=(),
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkFunction:
+    """The function after it has been differentiated once, see `settled`."""
+    if not has_rules(f.program(*f.probe)):
+        return f
+
+    def settle(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        flags = joined(f.marks(has_visits, *marks))
+        return settled(f.program(size, has_visits), flags, reverse)
+
+    return dataclasses.replace(f, trace=settle)
+
+
+@functools.lru_cache(maxsize=128)
+def batched_function(
+    f: ChunkFunction, axis_data: BatchAxis, dims: PyTree
+) -> tuple[ChunkFunction, MarkPair]:
+    """The function under `vmap`, and which of its outputs are batched."""
+    # The function is batched, not the loop over chunks. So the cotangent of a const
+    # that is not batched is one sum. Inputs stay as they are; outputs are batched along
+    # their first axis.
+    const_dims, x_dims = map(tuple, dims)
+    is_batched = [[dim is not None for dim in group] for group in dims]
+    marks = f.reached(*is_batched, axis_name=axis_data.name)
+
+    def batch(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        of_visits = [None] * f.num_visits(has_visits)
+        in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
+        # Chunks of this size may not have been traced yet, and `f` may use the axis.
+        program = along_axis(lambda: f.program(size, has_visits), axis_data)
+        return batched(program, axis_data, in_dims, tuple(out_dims))
+
+    x_axes, of_row = batched_axes(f.x_axes, x_dims)
+    if (origin := f.origin) is not None:
+        # The inputs of a derivative begin with those of the function.
+        of_origin = const_dims[: len(origin.const_types)], x_dims[: len(origin.x_types)]
+        if any(dim is not None for group in of_origin for dim in group):
+            origin, _ = batched_function(origin, axis_data, of_origin)
+    grown = dataclasses.replace(
+        f,
+        trace=batch,
+        const_types=tuple(batched_types(f.const_types, const_dims, axis_data)),
+        x_types=tuple(batched_types(f.x_types, of_row, axis_data)),
+        x_axes=x_axes,
+        y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
+        origin=origin,
+    )
+    return grown, marks
+
+
+def in_front(flags: Flags) -> list[int | None]:
+    """The batch axis of each output: the first one, if it is batched."""
+    return [0 if flag else None for flag in flags]
