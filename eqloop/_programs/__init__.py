@@ -8,7 +8,8 @@ A program is a jaxpr on a flat list of arrays.
   its values lie, `_row_writes.py` which equations write rows of a buffer, and
   `_places.py` from which line of the user's program an operation
   comes. `_lowering.py` puts it on the devices that it will run on, and `_compiled.py`
-  compiles it to see how much memory it takes. `_identity.py` tells it from others, and
+  compiles it to see how much memory it takes; of a kernel, `_registers.py` reads how
+  many registers. `_identity.py` tells it from others, and
   `_functions.py` functions of Python from others.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
@@ -56,6 +57,7 @@ from ._compiled import (
     quick_options,
     said_to_be_estimated,
     temporary_bytes,
+    told_of,
 )
 from ._effects import (
     axes_named,
@@ -122,6 +124,7 @@ from ._places import (
 )
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
+from ._registers import Registers, registers_of
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
@@ -152,6 +155,7 @@ __all__ = [
     "NotCompiledError",
     "Place",
     "Range",
+    "Registers",
     "Rewrite",
     "Rewriter",
     "RowWrite",
@@ -233,6 +237,7 @@ __all__ = [
     "refuse_callbacks",
     "refuse_refs",
     "refuse_refs_in_rules",
+    "registers_of",
     "renamed",
     "rewritable_programs",
     "rewrite_everywhere",
@@ -244,6 +249,7 @@ __all__ = [
     "settled",
     "shared",
     "temporary_bytes",
+    "told_of",
     "traced",
     "traced_function",
     "unwatched",

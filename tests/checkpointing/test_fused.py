@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop._programs import registers_of
+from eqloop.checkpointing.fused import _choice
 from eqloop.checkpointing.fused._kernels import Settings
 
 from ..asserts import assert_close, assert_raises
@@ -304,6 +307,62 @@ def test_a_long_loop_takes_several_launches(monkeypatch):
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
     alike(gradient(shared), W, H, XS[0])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Budgets take kernels into account, which are interpreted and fast."""
+    device = SimpleNamespace(platform="gpu", is_here=False)
+    monkeypatch.setattr(_choice, "planning_device", lambda: device)
+    settings = functools.partial(Settings, interpret=True)
+    monkeypatch.setattr(_choice, "Settings", settings)
+    monkeypatch.setattr(_choice.Kernel, "beats_all", True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_budget_takes_a_kernel_that_fits():
+    budget = el.Budget("256KiB", measure=False)
+    of = lambda s: jax.value_and_grad(lambda *args: total(rows(s, *args)), (0, 1, 2))
+    (loop,) = el.plans(of(budget))(W, H, XS)
+    assert loop.plan.kernel.startswith("one each way, 5 rows")
+    assert loop.plan.peak_bytes <= 2**18
+    assert_close(of(budget)(W, H, XS), of(el.StoreAll())(W, H, XS))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda v, _: (jnp.sin(v + v.mean()), None),
+        lambda v, _: (jnp.fft.fft(v).real, None),
+        lambda v, _: (jnp.sin(v), jax.debug.callback(lambda: None)),
+    ],
+)
+def test_a_budget_takes_none_of_what_cannot_be_one_and_says_nothing(step):
+    scan = el.Scan(step, schedule=el.Budget("1MiB", measure=False))
+    assert scan.plan(jnp.ones(300), length=LENGTH).kernel is None
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_kernel_is_run_to_see_how_long_it_takes(monkeypatch):
+    here = SimpleNamespace(platform="gpu", is_here=True)
+    monkeypatch.setattr(_choice, "planning_device", lambda: here)
+    took = []
+
+    def trials(*args):
+        took.extend(found := real(*args))
+        return found
+
+    real = _choice.trials
+    monkeypatch.setattr(_choice, "trials", trials)
+    scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=el.Budget("1MiB"))
+    assert scan.plan(jnp.ones(8), jnp.ones((300, 8))).kernel.startswith("one each way")
+    assert all(trial.was_run for trial in took)
+
+
+def test_of_a_program_that_is_for_no_gpu_no_registers_are_known():
+    compiled = jax.jit(jnp.sin).lower(1.0).compile()
+    assert registers_of(compiled, "") is None
 
 
 def test_wrong_calls():

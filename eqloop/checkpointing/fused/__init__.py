@@ -9,5 +9,6 @@
   the functions that backends lack.
 - **The kernels**: `_leaves.py` reads and writes arrays as they lie, `_kernels.py` has
   the loop there and the one back, and `_pallas.py` is all that Pallas is asked.
-- **In the engine**: `_runner.py` runs a loop of a layout by them.
+- **In the engine**: `_runner.py` runs a loop of a layout by them. `_nests.py` says
+  which carries are stored, and `_choice.py` finds the kernel that a budget takes.
 """

@@ -26,6 +26,7 @@ from ..engine._backward_step import BackwardStep, program_of
 from ..engine._loop import Loop
 from ..engine._step import Step
 from ..engine.orders._levels import Nest
+from ..planning._work import CPU, work
 from ._axes import NO_ROWS, AxisProgram, Classes, FoundRows, Rows, Val, program_of_jaxpr
 from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers
@@ -70,6 +71,15 @@ class Settings:
         least = 1 if self.interpret else 32
         return max(min(block, 1 << (rows - 1).bit_length()), least)
 
+
+# What a GPU of the size of an H100 does, in nanoseconds: an operation on a number of
+# one of many rows, and one after the other; and how many registers it has in all.
+_OPERATION, _OPERATION_ALONE = 3e-5, 3.3
+_REGISTERS_IN_ALL, _MOST_REGISTERS = 132 * 2**16, 255
+# Operations are counted, with those of which a function consists.
+_OPERATIONS = dataclasses.replace(
+    CPU, flop=0.5, entry=1.0, costly_entry=16.0, equation=0.0
+)
 
 # Tables of no more numbers are known to the compiler.
 MOST_KNOWN = 4096
@@ -178,20 +188,24 @@ class _Traced:
         dtype = dtype or val.aval.dtype
         return as_vectors(self.block, array, dtype, self.carries or self.differs(val))
 
+    def nanoseconds(self, work: float, registers: int = _MOST_REGISTERS) -> float:
+        """How long a GPU takes for so many operations on numbers of each row.
+
+        Args:
+            work: How many they are.
+            registers: How many registers a thread takes. With fewer, more threads are
+                there at once, and some compute while others wait.
+        """
+        count = self.found.count
+        turns = max(count * registers / _REGISTERS_IN_ALL, 1)
+        return work * max(count * _OPERATION, turns * _OPERATION_ALONE)
+
     def steps_at_once(self, *programs: jex.ClosedJaxpr) -> int:
         """How many steps one launch runs, if these programs are a step of it."""
         if self.settings.most is not None:
             return self.settings.most
-        # Of an operation on a number of each row, a GPU does some 1e13 a second, and
-        # one after the other some 3e8.
-        work = sum(
-            max(aval_of(var).size for var in eqn.outvars)
-            for program in programs
-            for eqn in equations(program)
-            if eqn.outvars
-        )
-        seconds = work * max(self.found.count / 1e13, 1 / 3e8)
-        return max(int(1 / seconds), 1) if seconds else 2**31 - 1
+        step = self.nanoseconds(sum(map(_operations, programs)))
+        return max(int(1e9 / step), 1) if step else 2**31 - 1
 
     def run(
         self,
@@ -211,6 +225,10 @@ class _Traced:
             block=self.block,
             interpret=self.settings.interpret,
         )
+
+
+def _operations(program: jex.ClosedJaxpr) -> float:
+    return work(program.jaxpr, _OPERATIONS)
 
 
 def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:
@@ -264,6 +282,16 @@ class Forward(_Kernel):
         self._program = program
         self._vals = consts, carry, x, after, y
 
+    @functools.cached_property
+    def of_row(self) -> jex.ClosedJaxpr:
+        """The program of a step of one row."""
+        return self.programs.program(self._program)
+
+    @property
+    def work(self) -> float:
+        """How many operations a step has on numbers of each row."""
+        return _operations(self.of_row)
+
     def __call__(
         self,
         nests: Sequence[Nest],
@@ -297,7 +325,7 @@ class Forward(_Kernel):
         y_leaves = [of.leaf(v, (0, loop.rows)) for v in y_vals if has_rows]
         held = held or (False,) * len(h_vals)
         s_leaves = [of.leaf(v, (0, slots)) for v in pick(h_vals, held)]
-        program = of.program(self._program)
+        program = self.of_row
         ins = [*c_leaves, *of.lifted, *h_leaves, *x_leaves]
         outs, room = [*h_leaves, *y_leaves, *s_leaves], of.room(program)
         counts = len(c_leaves), len(of.lifted), len(h_leaves), len(x_leaves)
@@ -655,6 +683,26 @@ class Backward(_Kernel):
         self._not_tiled, self._added = set[int](), 0
         self._vals = c2, h2, x2, z2, g2, sums, before, ct_x
 
+    def _over(self, val: Val) -> Rows:
+        """The rows over which a sum is yet to be added up."""
+        of = self.programs
+        return of.all_rows - frozenset(of.classes.of(val)) if val.pending else NO_ROWS
+
+    @functools.cached_property
+    def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
+        """The programs of one row: of a step, and of its way back."""
+        *_, going, sums, before, ct_x = self._vals
+        for a, b in zip(going, before, strict=True):
+            b.pending = a.pending = a.pending | b.pending
+        want = list(map(self._over, (*sums, *before, *ct_x)))
+        of = self.programs
+        return of.program(self._again), of.program(self._pull, want)
+
+    @property
+    def work(self) -> float:
+        """How many operations it takes to take a step back, on numbers of each row."""
+        return _operations(self.of_row[1])
+
     def __call__(
         self,
         nests: Sequence[Nest],
@@ -676,14 +724,7 @@ class Backward(_Kernel):
         """
         loop, of = self.loop, self.programs
         c_vals, h_vals, x_vals, z_vals, g_vals, sums, before, ct_x = self._vals
-        for a, b in zip(g_vals, before, strict=True):
-            b.pending = a.pending = a.pending | b.pending
-        over = lambda v: (
-            of.all_rows - frozenset(of.classes.of(v)) if v.pending else NO_ROWS
-        )
-        want = list(map(over, (*sums, *before, *ct_x)))
-        again = of.program(self._again)
-        pull = of.program(self._pull, want)
+        again, pull = self.of_row
         c_leaves, g_leaves = list(map(of.leaf, c_vals)), list(map(of.leaf, g_vals))
         h_leaves = list(map(of.leaf, h_vals))
         x_leaves = [
@@ -834,7 +875,7 @@ class Backward(_Kernel):
                 return lax.fori_loop(low, count, segment, state)
 
             going = [
-                of.vectors(_first_only(of, a, over(v), more), v)
+                of.vectors(_first_only(of, a, self._over(v), more), v)
                 for a, v in zip(read(g_leaves, g), g_vals, strict=True)
             ]
             state = ([out.zeros(of) for out in sum_outs], going)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from typing import ClassVar
 
 from ..._arrays import Arrays
 from ..._programs import refuse_callbacks
@@ -17,6 +18,7 @@ from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
 from ._axes import FoundRows
 from ._kernels import Backward, Forward, Settings
+from ._pallas import NAME
 
 # A row that carries more numbers is none: they are written out one by one.
 _MOST_OF_A_ROW = 256
@@ -30,6 +32,8 @@ class FusedRunner(AbstractRunner):
         settings: How the kernels are made.
         nests: Which carries its layout stores, if it is that of one.
     """
+
+    kernel: ClassVar[str] = NAME
 
     settings: Settings
     nests: tuple[Nest, ...] = ()
