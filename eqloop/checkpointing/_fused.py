@@ -17,8 +17,8 @@ from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine._step import Step, make_step
 from .engine.orders._nested import Nested
-from .fused._kernels import MOST_KNOWN, Settings
 from .fused._nests import usual_nests
+from .fused._row_programs import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
 
 

@@ -4,6 +4,7 @@ import functools
 import warnings
 from types import SimpleNamespace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,7 +13,7 @@ from jax import lax
 import eqloop as el
 from eqloop._programs import registers_of
 from eqloop.checkpointing.fused import _choice
-from eqloop.checkpointing.fused._kernels import Settings
+from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_raises
 from .fused_steps import STEPS, numbers
@@ -252,6 +253,18 @@ def test_loops_of_jax_are_one_kernel_by_reschedule():
     f = lambda h, xs: jax.vmap(functools.partial(lax.scan, step))(h, xs)
     loss = lambda f: jax.value_and_grad(lambda *args: total(f(*args)), (0, 1))
     assert_close(loss(el.Reschedule(f, FUSED))(H, XS), loss(f)(H, XS))
+
+
+def test_small_layers_are_one_kernel():
+    make = lambda *, key: eqx.nn.Linear(5, 5, key=key)
+    layers = el.StackedLayers.init(make, 6, key=jax.random.key(0))
+
+    def run(s, w, h, xs):
+        scaled = lambda leaf: leaf * w[0] if eqx.is_array(leaf) else leaf
+        stack = el.StackedLayers(jax.tree.map(scaled, layers.layers), schedule=s)
+        return jax.vmap(lambda h: stack(jnp.tanh(h)))(h)
+
+    alike(gradient(run, (0, 1)), W, numbers(3, 5), XS)
 
 
 def test_on_a_cpu_it_is_chunked():

@@ -136,7 +136,7 @@ def _crowded(consts: Any, h: Any, x: Any) -> Any:
 
 def fused(name: str, schedule: Any) -> tuple[Callable[..., Any], Any]:
     """The gradient of a loop over 8,192 rows that can be one kernel each way."""
-    crowd = _crowded, lambda rows, _: (jnp.ones(()), jnp.ones((rows, 120)), None)
+    crowd = _crowded, lambda rows, _: (jnp.ones(()), jnp.ones((rows, 64)), None)
     step, make = crowd if name == "crowded" else STEPS[name]
     args = jax.eval_shape(lambda: make(8192, 100))
 

@@ -17,9 +17,11 @@ from ..planning._cost import outputs_wanted, step_cost
 from ..planning._memory import peak_bytes, registers_of_kernel
 from ..planning._trials import StepsAlone, trials
 from ..planning._work import rates
-from ._axes import NotInKernelError
-from ._kernels import Backward, Forward, Settings
+from ._backward import Backward
+from ._classes import NotInKernelError
+from ._forward import Forward
 from ._nests import nests_to_try
+from ._row_programs import Settings
 from ._runner import FusedRunner, backward_kernel, forward_kernel
 
 # A search compiles so many kernels at the most: each takes seconds.

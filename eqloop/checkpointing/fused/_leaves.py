@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._types import Aval, Value
 from ._entries import InMemory, Parts, parts_of
-from ._numbers import objects
+from ._scope import objects
 
 
 @dataclasses.dataclass(frozen=True)

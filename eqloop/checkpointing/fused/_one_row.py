@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._types import Aval, Value
-from ._axes import (
+from ._axis_rules import dot_axes
+from ._classes import (
     REDUCTIONS,
     SCATTERS,
     AxisProgram,
@@ -22,7 +23,6 @@ from ._axes import (
     Op,
     Rows,
     Val,
-    dot_axes,
     refuse,
     scan_counts,
 )

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ..._arrays import is_inexact
-from ._axes import (
+from ._axis_rules import dot_axes
+from ._classes import (
     NO_ROWS,
     AxisProgram,
     Classes,
@@ -17,7 +18,6 @@ from ._axes import (
     Op,
     Rows,
     Val,
-    dot_axes,
     said,
     scan_counts,
 )

@@ -16,9 +16,11 @@ from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
-from ._axes import FoundRows
-from ._kernels import Backward, Forward, Settings
+from ._backward import Backward
+from ._classes import FoundRows
+from ._forward import Forward
 from ._pallas import NAME
+from ._row_programs import Settings
 
 # A row that carries more numbers is none: they are written out one by one.
 _MOST_OF_A_ROW = 256
@@ -63,7 +65,7 @@ class FusedRunner(AbstractRunner):
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
-        if self._declines(sweep.step, kernel.found) is not None:
+        if self._declines(sweep.step, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -73,7 +75,7 @@ class FusedRunner(AbstractRunner):
     def described(self, step: Step, loop: Loop) -> str:
         if (why := self.why_not(step, loop)) is not None:
             return f"none: {why}"
-        found = forward_kernel(step, loop, self.settings).found
+        found = forward_kernel(step, loop, self.settings).programs.found
         numbers = _numbers(step) // max(found.count, 1)
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
@@ -88,7 +90,9 @@ class FusedRunner(AbstractRunner):
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
-        return self._declines(step, forward_kernel(step, loop, self.settings).found)
+        return self._declines(
+            step, forward_kernel(step, loop, self.settings).programs.found
+        )
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
