@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -349,6 +350,7 @@ def test_a_budget_takes_a_kernel_that_fits():
         lambda v, _: (jnp.sin(v + v.mean()), None),
         lambda v, _: (jnp.fft.fft(v).real, None),
         lambda v, _: (jnp.sin(v), jax.debug.callback(lambda: None)),
+        lambda v, _: (jax.pure_callback(np.sin, v, v), None),
     ],
 )
 def test_a_budget_takes_none_of_what_cannot_be_one_and_says_nothing(step):

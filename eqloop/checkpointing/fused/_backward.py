@@ -22,7 +22,7 @@ from ..engine._step import Step
 from ..engine.orders._levels import Nest
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes, Rows, Val
-from ._pending import find_rows, mark, refuse_pending
+from ._pending import find_rows, mark, refuse_pending, settled_rows
 from ._pieces import Pieces, joined_nests, steps_of
 from ._row_programs import (
     RowPrograms,
@@ -62,14 +62,9 @@ class Backward:
         def settle() -> None:
             outs = mark(classes, again, [NO_ROWS] * len(again.ins))
             refuse_pending(classes, NO_ROWS.union(*outs), sum_is_carried)
-            pending = [NO_ROWS] * len(g2)
             none = [NO_ROWS] * (len(pull.ins) - len(g2))
-            while True:
-                outs = mark(classes, pull, [*none, *pending])[len(sums) :]
-                grown = [a | b for a, b in zip(pending, outs, strict=False)]
-                if grown == pending:
-                    break
-                pending = grown
+            outs = lambda going: mark(classes, pull, [*none, *going])[len(sums) :]
+            settled_rows([NO_ROWS] * len(g2), lambda going: outs(going)[: len(g2)])
 
         found = find_rows(classes, [again, pull], [*h1, *g2] or x1, settle)
         self.step, self.loop, self.back = step, loop, back

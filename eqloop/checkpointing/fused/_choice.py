@@ -151,7 +151,9 @@ def _counted(problem: Problem, layout: Layout) -> int:
 def _is_possible(problem: Problem, active: Active) -> bool:
     """Whether a loop can be one kernel, there and back."""
     is_gpu = planning_device().platform == "gpu"
-    if not is_gpu or not isinstance(problem, Counted) or not problem.loop.length:
+    is_counted = isinstance(problem, Counted) and problem.loop.length > 0
+    # A kernel calls nobody, and talks to no other device.
+    if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return False
     try:
         runner = FusedRunner(Settings())

@@ -35,6 +35,10 @@ _KINDS = "sum", "prod", "max", "min", "and", "or", "xor"
 REDUCTIONS = tuple(f"reduce_{kind}" for kind in _KINDS)
 
 
+CUMULATIVE = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
+OF_KEYS = tuple(
+    f"random_{kind}" for kind in ("seed", "split", "bits", "unwrap", "wrap")
+)
 # Some have a hyphen in their names, and in other versions of JAX an underscore.
 SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
 

@@ -4,11 +4,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._arrays import closed_under
 from ..._programs import aval_of, reached
 from ..._types import Value
 from ._classes import refuse, scan_counts
@@ -31,16 +31,10 @@ def _differ(scope: BlockScope, arrays: Sequence[np.ndarray]) -> list[bool]:
     return [any(map(differs, a.reshape(-1))) for a in arrays]
 
 
-def _settled_marks(
-    body: jex.ClosedJaxpr, consts: list[bool], carry: list[bool], more: list[bool]
-) -> list[bool]:
+def _settled_marks(body: Any, consts: list[bool], carry: list[bool]) -> list[bool]:
     """Which leaves of a carry differ between rows, after any number of steps."""
-    while True:
-        outs = reached(body, (*consts, *carry, *more))[: len(carry)]
-        grown = [a or b for a, b in zip(carry, outs, strict=True)]
-        if grown == carry:
-            return carry
-        carry = grown
+    outs = lambda carry: reached(body, (*consts, *carry))[: len(carry)]
+    return closed_under(carry, outs)
 
 
 def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
@@ -49,7 +43,7 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
     cond, body = closed_of(p["cond_jaxpr"]), closed_of(p["body_jaxpr"])
     of_cond, of_body, init = ins[:n], ins[n : n + m], ins[n + m :]
     avals = [aval_of(v) for v in eqn.invars[n + m :]]
-    differ = _settled_marks(body, _differ(scope, of_body), _differ(scope, init), [])
+    differ = _settled_marks(body, _differ(scope, of_body), _differ(scope, init))
     own = reached(cond, (*_differ(scope, of_cond), *differ))[0]
     # If rows stop by themselves, what they carry differs, too.
     differ = [True] * len(differ) if own else differ
@@ -110,7 +104,7 @@ def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
     ys = [aval_of(v) for v in eqn.outvars[m:]]
     avals = [aval_of(v) for v in eqn.invars[n : n + m]]
     if not xs and not ys and length > 4:
-        differ = _settled_marks(body, _differ(scope, consts), _differ(scope, carry), [])
+        differ = _settled_marks(body, _differ(scope, consts), _differ(scope, carry))
 
         def move(_: Value, values: Sequence[Value]) -> list[Value]:
             outs = scope.run(body, [*consts, *arrays_of(values, avals)])
