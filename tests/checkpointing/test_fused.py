@@ -225,6 +225,24 @@ def test_loops_sorts_tables_and_complex_numbers_in_a_step():
     alike(gradient(run), W, numbers(5, 3), XS)
 
 
+def test_branches_of_what_rows_share_and_scatters_into_what_is_in_memory():
+    def run(s, w, h, xs):
+        def step(carry, x):
+            h, t = carry
+            fast = lambda t: (t * w[0], t + w[1])
+            t, u = lax.cond(t > 0.2, fast, lambda t: (w[1], t), t)
+            at = jnp.int32(jnp.floor(h[0])) % 5
+            h = jnp.tanh(h).at[at].add(xs[0, :3][at], mode="drop") * u
+            return (h, t), h[1] + x
+
+        scan = el.Scan(step, schedule=s)
+        one = lambda h, x: scan((h, w[0]), x)
+        (h, t), ys = jax.vmap(one, out_axes=((0, None), 0))(h, xs)
+        return h, t, ys
+
+    alike(gradient(run), W, numbers(5, 3), XS)
+
+
 def test_bfloat16_is_added_up_in_float32():
     narrow = lambda x: x.astype(jnp.bfloat16)
 

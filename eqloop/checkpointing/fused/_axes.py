@@ -37,6 +37,7 @@ from ._axis_rules import (
 from ._classes import (
     CUMULATIVE,
     ELEMENTWISE,
+    EMPTY,
     OF_KEYS,
     REDUCTIONS,
     SCATTERS,
@@ -201,6 +202,7 @@ _RULES: dict[str, Callable[[Classes, Op], None]] = {
     "sort": sort_axes,
     "top_k": top_k_axes,
     "iota": iota_axes,
+    **dict.fromkeys(EMPTY, lambda classes, op: None),
     **dict.fromkeys(OF_KEYS, leading_axes),
     "random_unwrap": unwrap_axes,
     "random_wrap": wrap_axes,

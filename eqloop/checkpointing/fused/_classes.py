@@ -39,6 +39,7 @@ CUMULATIVE = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
 OF_KEYS = tuple(
     f"random_{kind}" for kind in ("seed", "split", "bits", "unwrap", "wrap")
 )
+EMPTY = "empty", "empty2"
 # Some have a hyphen in their names, and in other versions of JAX an underscore.
 SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
 

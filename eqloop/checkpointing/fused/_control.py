@@ -77,17 +77,20 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
     avals = [aval_of(v) for v in eqn.outvars]
     if is_known(at):
         return scope.run(branches[min(max(int(at), 0), len(branches) - 1)], given)
-    every = [True] * len(avals)
+    # What rows share is a scalar, as long as they all take the same branch.
+    marks = tuple(_differ(scope, given))
+    each = [reached(closed_of(branch), marks) for branch in branches]
+    own = np.ndim(at) > 0
+    differ = [own or any(flags) for flags in zip(*each, strict=True)]
 
     def run(branch: Any) -> list[Value]:
-        return leaves_of(
-            BlockScope(scope.block), scope.run(branch, given), avals, every
-        )
+        made = scope.run(branch, given)
+        return leaves_of(BlockScope(scope.block), made, avals, differ)
 
     at = jnp.minimum(
         jnp.maximum(jnp.asarray(at).astype(jnp.int32), 0), len(branches) - 1
     )
-    if np.ndim(at):
+    if own:
         made = [run(branch) for branch in branches]
         dtypes = [v.dtype for v in made[0]]
         columns = zip(*made, strict=True)

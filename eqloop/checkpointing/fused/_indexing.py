@@ -173,7 +173,8 @@ def _starts(
 
 
 def scatter(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    (a, at, new), p, dtype = ins, eqn.params, aval_of(eqn.outvars[0]).dtype
+    p, dtype = eqn.params, aval_of(eqn.outvars[0]).dtype
+    a, at, new = (valued(scope, x) for x in ins)
     windows, name = Windows.of(p), eqn.primitive.name
     batch, sizes = windows.of_indices(new.ndim), [1] * a.ndim
     for i, j in zip(windows.kept(a.ndim), windows.own, strict=True):
@@ -190,14 +191,7 @@ def scatter(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarr
         for j, i in zip(batch, index, strict=True):
             place[j] = i
         part = entry(new, tuple(place))
-        put = _put(
-            scope,
-            valued(scope, a),
-            valued(scope, part.reshape(sizes)),
-            starts,
-            dtype,
-            f,
-        )
+        put = _put(scope, a, part.reshape(sizes), starts, dtype, f)
         if drops and inside is not None:
             keep = lambda x, y, i=inside: x if x is y else where(i, x, y, dtype)
             put = mapped(keep, put, a)

@@ -12,10 +12,12 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import zero_array
 from ..._types import Aval, Value
 from ._axis_rules import dot_axes
 from ._classes import (
     CUMULATIVE,
+    EMPTY,
     OF_KEYS,
     REDUCTIONS,
     SCATTERS,
@@ -336,6 +338,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SCATTERS, _scatter),
     **dict.fromkeys(("top_k", *OF_KEYS), lambda row, op, *given: _bind(op, *given)),
     "iota": _iota,
+    **dict.fromkeys(EMPTY, lambda row, op: zero_array(row.type_of(op.outs[0]))),
     "while": _while,
     "cond": _cond,
     "scan": _scan,

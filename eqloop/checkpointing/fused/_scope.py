@@ -145,8 +145,16 @@ def leaves_of(
             continue
         _, part = parts_of(aval.dtype)
         for x in map(scope.value, array.reshape(-1)):
-            values += [jnp.asarray(v, part) for v in values_of(x, aval.dtype)]
+            made = [jnp.asarray(v, part) for v in values_of(x, aval.dtype)]
+            values += [one_of(v) if v.ndim else v for v in made]
     return values
+
+
+def one_of(x: Value) -> Value:
+    """The number of a vector of equal ones."""
+    wide = x.astype(jnp.int32) if x.dtype == bool else x
+    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
+    return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
 
 
 def arrays_of(values: Sequence[Value], avals: Any) -> list[np.ndarray]:
