@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 from eqloop._programs import registers_of
@@ -312,6 +314,22 @@ def test_a_mean_field_is_left_to_the_engine_with_a_warning():
     with pytest.warns(UserWarning, match="reads a sum over all of them"):
         actual = of(FUSED)(numbers(300))
     assert_close(actual, of(el.StoreAll())(numbers(300)))
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_in_a_map_over_devices_it_is_a_kernel_unless_marks_are_checked(checks):
+    mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
+    split = PartitionSpec("devices")
+
+    def run(s, h):
+        f = jax.grad(lambda h: total(rows(s, W, h, XS)))
+        return jax.shard_map(
+            f, mesh=mesh, in_specs=split, out_specs=split, check_vma=checks
+        )(h)
+
+    said = pytest.warns(UserWarning, match="check_vma") if checks else nullcontext()
+    with said:
+        alike(run, H)
 
 
 @pytest.mark.parametrize("around", [el.Offload, lambda s: el.StoreLast(s, 2)])

@@ -5,7 +5,11 @@ import functools
 import warnings
 from typing import ClassVar
 
-from ..._arrays import Arrays
+import jax
+from jax import lax
+from jax.sharding import AxisType
+
+from ..._arrays import Arrays, axes_of
 from ..._programs import refuse_callbacks
 from ..._types import PyTree, Value
 from ..engine._backward_step import BackwardStep
@@ -61,7 +65,7 @@ class FusedRunner(AbstractRunner):
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
         # A loop that stops, or shows a bar, and a part of another one.
-        is_whole = sweep.count is None and sweep.first is None
+        is_whole = sweep.count is None and sweep.first is None and not _is_checked()
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
@@ -87,6 +91,8 @@ class FusedRunner(AbstractRunner):
             return "a loop that may end early runs as `Chunked` does"
         if loop.meter.is_shown:
             return "a kernel cannot report to a progress bar"
+        if _is_checked():
+            return "in a `shard_map` a kernel needs `check_vma=False`"
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
@@ -110,6 +116,15 @@ class FusedRunner(AbstractRunner):
 
 def _numbers(step: Step) -> int:
     return sum(aval.size for aval in step.carry_types)
+
+
+def _is_checked() -> bool:
+    """Whether a `shard_map` is around that checks along which axes values differ."""
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    manual = [name for name, kind in pairs if kind == AxisType.Manual]
+    # Pallas has no such marks on the numbers in a kernel.
+    return any(axes_of(lax.axis_index(name)) for name in manual)
 
 
 def _warn(why: str) -> None:
