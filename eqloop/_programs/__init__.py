@@ -8,8 +8,9 @@ A program is a jaxpr on a flat list of arrays.
   its values lie, `_row_writes.py` which equations write rows of a buffer, and
   `_places.py` from which line of the user's program an operation comes. `_lowering.py`
   puts it on the devices that it will run on, and `_compiled.py` compiles it to see how
-  much memory it takes. `_identity.py` tells it from others, and `_functions.py`
-  functions of Python from others.
+  much memory it takes; of a kernel, `_registers.py` reads how many registers.
+  `_identity.py` tells it from others, and `_functions.py` functions of Python from
+  others.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs, and `_parted.py`
   divides them. `_calculus.py` makes those of tangents, cotangents and batches, and
   `_varied.py` those of values that differ between more devices. `_shifted_writes.py`
@@ -57,6 +58,7 @@ from ._compiled import (
     quick_options,
     said_to_be_estimated,
     temporary_bytes,
+    told_of,
 )
 from ._doubled import Doubled
 from ._effects import (
@@ -125,6 +127,7 @@ from ._places import (
 )
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
+from ._registers import Registers, registers_of
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes

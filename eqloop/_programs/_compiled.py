@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType
@@ -19,6 +19,8 @@ from .._types import PyTree
 from ._effects import axes_named, has_checks
 from ._lowering import NoSuchDevicesError, lowered
 from ._places import Place, place_now
+
+_T = TypeVar("_T")
 
 # XLA assigns memory before it generates code, so this code need not be fast. On the
 # CPU, this pass makes one function of a whole loop, and LLVM takes long to compile that
@@ -74,19 +76,30 @@ def said_to_be_estimated(what: str, error: NotCompiledError) -> None:
 def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
     """The bytes that a program allocates besides its inputs and outputs.
 
-    They are those of one of the devices that it is split over.
+    They are those of one of the devices that it is split over. See `told_of`.
+    """
+    return told_of(allocated_bytes, run, *types)
+
+
+def told_of(
+    tell: Callable[[jax.stages.Compiled], _T],
+    run: Callable[..., PyTree],
+    *types: PyTree,
+) -> _T | None:
+    """What can be told of a program when it is compiled.
 
     Args:
+        tell: Tells it.
         run: The program, a function of arrays.
         types: The types of its arguments.
 
     Returns:
-        The number, or `None` if the program cannot be compiled by itself, such as one
-        with an axis of a `vmap` around it; that was said then.
+        That, or `None` if the program cannot be compiled by itself, such as one with an
+        axis of a `vmap` around it; that was said then.
     """
     try:
         with by_itself((run, types)):
-            return allocated_bytes(lowered(run, *types).compile(quick_options()))
+            return tell(lowered(run, *types).compile(quick_options()))
     except NotCompiledError as error:
         said_to_be_estimated("The memory of a plan", error)
         return None

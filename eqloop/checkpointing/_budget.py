@@ -20,6 +20,7 @@ from .engine._transformed import all_active
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
+from .fused._choice import Kernel, fastest_kernel
 from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._cost import list_bytes, step_cost
@@ -69,6 +70,12 @@ class Budget(AbstractSchedule):
     longer ones if the step has hundreds of operations, it is estimated from these; so
     it is for a step that takes long to compile, of which mostly one program is compiled
     to plan it.
+
+    On a GPU, the search includes what [`Fused`][eqloop.Fused] does: the loop as one
+    kernel each way, if its step can be in one, and its numbers are all in registers.
+    It is taken where it is faster. How fast it is, is measured as well, or told from
+    how many operations a row has, from its registers, and from the bytes that are read
+    and written.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans whose forward pass stores its carries there. Those that are
@@ -201,7 +208,10 @@ class Budget(AbstractSchedule):
         what = f"a loop of {problem.loop.length} steps"
         how = "short loops of the step and the programs of a few plans"
         with says_if_long(repr(self), what, how):
-            found = self._found(problem, active)
+            kernel = None
+            if refuses:
+                kernel = fastest_kernel(problem, active, self.nbytes, self.measure)
+            found = self._found(problem, active, kernel)
             if found is not None:
                 return found
             times = paces(problem, active, self.measure)
@@ -209,9 +219,15 @@ class Budget(AbstractSchedule):
                 return smallest(problem, active, times)
             self._refuse(problem, active, times, loop._problem.step)
 
-    def _found(self, problem: Problem, active: Active) -> Layout | None:
+    def _found(
+        self, problem: Problem, active: Active, kernel: Kernel | None
+    ) -> Layout | None:
+        if kernel and kernel.beats_all:
+            return kernel.layout
         times = paces(problem, active, self.measure)
         found, times = best(problem, active, self.nbytes, times)
+        if kernel and not (found and times.duration(found) <= kernel.duration):
+            return kernel.layout
         if self._second is not None:
             limit = times.duration(found) if found else math.inf
             places = self.nbytes, self._second

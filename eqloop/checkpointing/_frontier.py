@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, overload
 
 from .._calls import format_bytes
 from ._budget import Budget
-from ._plan import Plan, plan, plan_of, planned
+from ._plan import Plan, as_factor, plan, plan_of, planned
 from ._plot import plot_frontier
 from ._policies import LoopPolicy
 from ._schedules import AbstractSchedule
 from .engine._loop import Loop
 from .engine._problem import Placements
 from .engine._step import Step
+from .fused._choice import kernels
 from .planning._alike import alike
 from .planning._choice import pareto
 from .planning._paces import paces
@@ -104,11 +105,15 @@ def frontier_of(
         plan_of(Budget(size), problem, active, layout, times, size)
         for layout, size in found
     )
-    return Frontier(_unbeaten((*plans, chosen)), chosen)
+    others = (
+        plan_of(Budget(size), problem, active, kernel.layout, times, size)
+        for kernel, size in kernels(known, active)
+    )
+    return Frontier(_unbeaten((*plans, *others, chosen)), chosen)
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
-    time = f"{plan.relative_time:.2f} x"
+    time = f"{as_factor(plan.relative_time)} x"
     return format_bytes(plan.peak_bytes), time, str(plan.evaluations), plan.columns[2]
 
 

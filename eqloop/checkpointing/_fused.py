@@ -16,9 +16,9 @@ from ._schedules import make_count
 from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine._step import Step, make_step
-from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
-from .fused._kernels import MOST_KNOWN, Settings
+from .fused._nests import usual_nests
+from .fused._row_programs import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
 
 
@@ -102,7 +102,7 @@ class Fused(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Segments of so many steps, or levels of them."""
-        nests, runner = self._nests(loop.length), self.runner
+        nests, runner = usual_nests(loop.length, self.every), self.runner
         runner = runner and dataclasses.replace(runner, nests=nests)
         return Layout(Nested(nests), runner=runner)
 
@@ -140,18 +140,6 @@ class Fused(AbstractSchedule):
         types = list(map(jax.typeof, left)), step.carry_types, step.x_types
         return make_step(move, *types), left
 
-    def _nests(self, length: int) -> tuple[Nest, ...]:
-        if self.every is None:
-            # The fewest levels whose slots are no more than twice those of `Recursive`.
-            most = 2 * max(Nested(nests(length, 16)).slots, 1)
-            depth = next(d for d in range(1, 64) if d * _root(length, d) <= most)
-            if depth != 2:
-                return nests(length, max(_root(length, depth), 2))
-        every = min(self.every or _root(length, 2), length)
-        count, rest = divmod(length, every)
-        parts = [Nest((count, every) if every > 1 else (count,))]
-        return (*parts, Nest((1, rest))) if rest else tuple(parts)
-
 
 def _is_table(const: Value) -> bool:
     """Whether a const is a known array of a few integers, or of booleans."""
@@ -160,11 +148,3 @@ def _is_table(const: Value) -> bool:
     if jnp.issubdtype(const.dtype, jax.dtypes.extended):
         return False
     return const.dtype.kind in "bi" and bool(np.all(np.asarray(const) < 2**31))
-
-
-def _root(length: int, depth: int) -> int:
-    """The least `n` with `n**depth >= length`."""
-    n = max(int(length ** (1 / depth)) - 1, 1)
-    while n**depth < length:
-        n += 1
-    return n

@@ -24,6 +24,7 @@ from .engine._step import Step, make_step
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
 from .engine.leaves._find_lists import reasons_for_whole
 from .engine.orders._all_at_once import AllAtOnce
+from .fused._choice import kernel_of
 from .planning._alike import alike
 from .planning._computed_again import computed_again
 from .planning._cost import as_stored, step_cost
@@ -214,7 +215,7 @@ class Plan:
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
-            ("time", f"{self.relative_time:.2f} x storing everything, {how}"),
+            ("time", f"{as_factor(self.relative_time)} x storing everything, {how}"),
         ]
         return as_table(repr(self.schedule), rows)
 
@@ -316,7 +317,8 @@ def plan_of(
     everything = Layout(AllAtOnce(layout.order.length))
     times = times.keeping(problem, active, layout.kept)
     if schedule.budgeted_bytes is not None:
-        times = tried(problem, active, times, [everything, layout])
+        seen = [everything] if layout.runner else [everything, layout]
+        times = tried(problem, active, times, seen)
     how_long, whole = times.of(layout), times.duration(everything)
     stored = as_stored(problem, active, layout)
     differs = stored is not problem
@@ -324,6 +326,12 @@ def plan_of(
     cost = layout.stored_cost(cost)
     problem = problem.under(layout)
     device, runner = planning_device(), layout.runner
+    takes, kernel = layout.duration(how_long), None
+    if runner is not None:
+        kernel = runner.described(problem.step, problem.as_run.loop)
+        found = kernel_of(problem, active, layout, schedule.measures_steps)
+        if found is not None:
+            takes, kernel = found.duration, found.described(kernel)
     if size is None:
         size = peak_bytes(problem, active, layout)
         if schedule._by_jax:
@@ -336,7 +344,7 @@ def plan_of(
         _layout=layout,
         _cost=cost,
         peak_bytes=size,
-        relative_time=layout.duration(how_long) / whole if whole else 1.0,
+        relative_time=takes / whole if whole else 1.0,
         is_measured=how_long.is_measured,
         scatter=how_long.scatter,
         computed_again=computed_again(problem, active, layout),
@@ -344,7 +352,7 @@ def plan_of(
         _compiles_slowly=schedule.measures_steps and bool(times.compiles_slowly),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
-        kernel=runner and runner.described(problem.step, problem.as_run.loop),
+        kernel=kernel,
         **_leaves(problem, active, layout),
     )
 
@@ -368,6 +376,11 @@ def _leaves(
     holds = tuple(zip(paths, held, strict=True))
     once = tuple(pick(paths, once))
     return dict(holds=holds, saved_once=once, held_whole=whole)
+
+
+def as_factor(time: float) -> str:
+    """A relative time, with two digits at least."""
+    return f"{time:.2f}" if time >= 0.1 else f"{time:.2g}"
 
 
 def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:

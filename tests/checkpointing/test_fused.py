@@ -2,14 +2,21 @@
 
 import functools
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
-from eqloop.checkpointing.fused._kernels import Settings
+from eqloop._programs import registers_of
+from eqloop.checkpointing.fused import _choice
+from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_raises
 from .fused_steps import STEPS, numbers
@@ -220,6 +227,24 @@ def test_loops_sorts_tables_and_complex_numbers_in_a_step():
     alike(gradient(run), W, numbers(5, 3), XS)
 
 
+def test_branches_of_what_rows_share_and_scatters_into_what_is_in_memory():
+    def run(s, w, h, xs):
+        def step(carry, x):
+            h, t = carry
+            fast = lambda t: (t * w[0], t + w[1])
+            t, u = lax.cond(t > 0.2, fast, lambda t: (w[1], t), t)
+            at = jnp.int32(jnp.floor(h[0])) % 5
+            h = jnp.tanh(h).at[at].add(xs[0, :3][at], mode="drop") * u
+            return (h, t), h[1] + x
+
+        scan = el.Scan(step, schedule=s)
+        one = lambda h, x: scan((h, w[0]), x)
+        (h, t), ys = jax.vmap(one, out_axes=((0, None), 0))(h, xs)
+        return h, t, ys
+
+    alike(gradient(run), W, numbers(5, 3), XS)
+
+
 def test_bfloat16_is_added_up_in_float32():
     narrow = lambda x: x.astype(jnp.bfloat16)
 
@@ -251,6 +276,18 @@ def test_loops_of_jax_are_one_kernel_by_reschedule():
     assert_close(loss(el.Reschedule(f, FUSED))(H, XS), loss(f)(H, XS))
 
 
+def test_small_layers_are_one_kernel():
+    make = lambda *, key: eqx.nn.Linear(5, 5, key=key)
+    layers = el.StackedLayers.init(make, 6, key=jax.random.key(0))
+
+    def run(s, w, h, xs):
+        scaled = lambda leaf: leaf * w[0] if eqx.is_array(leaf) else leaf
+        stack = el.StackedLayers(jax.tree.map(scaled, layers.layers), schedule=s)
+        return jax.vmap(lambda h: stack(jnp.tanh(h)))(h)
+
+    alike(gradient(run, (0, 1)), W, numbers(3, 5), XS)
+
+
 def test_on_a_cpu_it_is_chunked():
     scan = el.Scan(functools.partial(step, W), schedule=el.Fused(3))
     plan = scan.plan(H[0], XS[0])
@@ -279,6 +316,22 @@ def test_a_mean_field_is_left_to_the_engine_with_a_warning():
     assert_close(actual, of(el.StoreAll())(numbers(300)))
 
 
+@pytest.mark.parametrize("checks", [False, True])
+def test_in_a_map_over_devices_it_is_a_kernel_unless_marks_are_checked(checks):
+    mesh = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Auto,))
+    split = PartitionSpec("devices")
+
+    def run(s, h):
+        f = jax.grad(lambda h: total(rows(s, W, h, XS)))
+        return jax.shard_map(
+            f, mesh=mesh, in_specs=split, out_specs=split, check_vma=checks
+        )(h)
+
+    said = pytest.warns(UserWarning, match="check_vma") if checks else nullcontext()
+    with said:
+        alike(run, H)
+
+
 @pytest.mark.parametrize("around", [el.Offload, lambda s: el.StoreLast(s, 2)])
 def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
     of = lambda s: jax.grad(lambda h: total(rows(s, W, h, XS)))(H)
@@ -304,6 +357,63 @@ def test_a_long_loop_takes_several_launches(monkeypatch):
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
     alike(gradient(shared), W, H, XS[0])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Budgets take kernels into account, which are interpreted and fast."""
+    device = SimpleNamespace(platform="gpu", is_here=False)
+    monkeypatch.setattr(_choice, "planning_device", lambda: device)
+    settings = functools.partial(Settings, interpret=True)
+    monkeypatch.setattr(_choice, "Settings", settings)
+    monkeypatch.setattr(_choice.Kernel, "beats_all", True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_budget_takes_a_kernel_that_fits():
+    budget = el.Budget("256KiB", measure=False)
+    of = lambda s: jax.value_and_grad(lambda *args: total(rows(s, *args)), (0, 1, 2))
+    (loop,) = el.plans(of(budget))(W, H, XS)
+    assert loop.plan.kernel.startswith("one each way, 5 rows")
+    assert loop.plan.peak_bytes <= 2**18
+    assert_close(of(budget)(W, H, XS), of(el.StoreAll())(W, H, XS))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda v, _: (jnp.sin(v + v.mean()), None),
+        lambda v, _: (jnp.fft.fft(v).real, None),
+        lambda v, _: (jnp.sin(v), jax.debug.callback(lambda: None)),
+        lambda v, _: (v + jax.pure_callback(np.sin, v, lax.stop_gradient(v)), None),
+    ],
+)
+def test_a_budget_takes_none_of_what_cannot_be_one_and_says_nothing(step):
+    scan = el.Scan(step, schedule=el.Budget("1MiB", measure=False))
+    assert scan.plan(jnp.ones(300), length=LENGTH).kernel is None
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_kernel_is_run_to_see_how_long_it_takes(monkeypatch):
+    here = SimpleNamespace(platform="gpu", is_here=True)
+    monkeypatch.setattr(_choice, "planning_device", lambda: here)
+    took = []
+
+    def trials(*args):
+        took.extend(found := real(*args))
+        return found
+
+    real = _choice.trials
+    monkeypatch.setattr(_choice, "trials", trials)
+    scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=el.Budget("1MiB"))
+    assert scan.plan(jnp.ones(8), jnp.ones((300, 8))).kernel.startswith("one each way")
+    assert all(trial.was_run for trial in took)
+
+
+def test_of_a_program_that_is_for_no_gpu_no_registers_are_known():
+    compiled = jax.jit(jnp.sin).lower(1.0).compile()
+    assert registers_of(compiled, "") is None
 
 
 def test_wrong_calls():

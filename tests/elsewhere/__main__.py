@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import warnings
 from typing import Any
 
 import jax
@@ -36,11 +37,23 @@ def _budget(kind: str, loop: str, nbytes: int) -> None:
 
 
 def _fused() -> None:
-    """The memory that a plan foresees for a kernel each way, and what it takes."""
-    for name in ("lorenz", "neuron", "izhikevich", "newton"):
-        grad, args = fused(name)
-        planned = el.plans(grad)(*args)[0].plan.peak_bytes
-        _say(name, planned=planned, temp=compiled_for("h100", grad, *args).temp)
+    """What a plan foresees for a kernel each way, and what it takes."""
+    for name in ("lorenz", "neuron", "izhikevich", "newton", "crowded"):
+        plans = []
+        with warnings.catch_warnings(record=True) as said:
+            for schedule in (el.Fused(), el.Budget("256MiB")):
+                grad, args = fused(name, schedule)
+                plans.append(el.plans(grad)(*args)[0].plan)
+                if len(plans) == 1:
+                    temp = compiled_for("h100", grad, *args).temp
+        _say(
+            name,
+            planned=plans[0].peak_bytes,
+            temp=temp,
+            kernels=[plan.kernel for plan in plans],
+            times=[plan.relative_time for plan in plans],
+            said=[str(warning.message) for warning in said],
+        )
 
 
 if __name__ == "__main__":

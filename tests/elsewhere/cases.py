@@ -129,16 +129,22 @@ def loss_of(scan: el.Scan) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
-def fused(name: str) -> tuple[Callable[..., Any], Any]:
-    """The gradient of a loop over 8,192 rows that is one kernel each way."""
-    step, make = STEPS[name]
+def _crowded(consts: Any, h: Any, x: Any) -> Any:
+    """A step of more numbers than there are registers."""
+    return jnp.sin(h + consts * jnp.roll(h, 1)), None
+
+
+def fused(name: str, schedule: Any) -> tuple[Callable[..., Any], Any]:
+    """The gradient of a loop over 8,192 rows that can be one kernel each way."""
+    crowd = _crowded, lambda rows, _: (jnp.ones(()), jnp.ones((rows, 64)), None)
+    step, make = crowd if name == "crowded" else STEPS[name]
     args = jax.eval_shape(lambda: make(8192, 100))
 
     def loss(*args: Any) -> jax.Array:
         consts, init, xs = args
-        scan = el.Scan(functools.partial(step, consts), schedule=el.Fused())
+        scan = el.Scan(functools.partial(step, consts), schedule=schedule)
         one = lambda h, x: scan(h, x, length=100)
         carry, _ = jax.vmap(one, (0, 1), (0, 1))(init, xs)
-        return jnp.sum(carry[0] ** 2)
+        return jnp.sum(jax.tree.leaves(carry)[0] ** 2)
 
     return jax.grad(loss), args

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -70,5 +71,15 @@ def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
 
 
 def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
-    for case in found("h100", "fused").values():
+    cases = found("h100", "fused")
+    for case in cases.values():
         assert case["temp"] <= case["planned"] <= 1.02 * case["temp"] + 4096
+    # A budget takes it where it is faster, and if its numbers fit into registers.
+    crowded = cases.pop("crowded")
+    assert re.search(r"255 registers a thread, and \d+ B", crowded["kernels"][0])
+    assert crowded["kernels"][1] is None
+    assert any("has too many numbers" in said for said in crowded["said"])
+    for case in cases.values():
+        assert all("registers a thread" in kernel for kernel in case["kernels"])
+        assert max(case["times"]) < 0.1
+        assert not any("Fused" in said for said in case["said"])

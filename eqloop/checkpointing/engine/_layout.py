@@ -7,7 +7,7 @@ leaves behind (`Stored`).
 import abc
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 
@@ -63,7 +63,12 @@ class AbstractRunner(abc.ABC):
 
     What is stored is what the layout says, and in the same form. So it may leave either
     of the two to the engine, by returning `None`. A frozen, hashable dataclass.
+
+    Attributes:
+        kernel: How the names of its kernels begin.
     """
+
+    kernel: ClassVar[str]
 
     @abc.abstractmethod
     def forward(

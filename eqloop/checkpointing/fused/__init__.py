@@ -1,13 +1,18 @@
 """A loop over many independent rows as one kernel each way, by Pallas.
 
-- **Which axes are rows**: `_axes.py` puts the axes of a program into classes,
-  `_pending.py` finds those along which it is a map. `_windows.py` has gathers and
-  scatters as one.
+- **Which axes are rows**: `_classes.py` has the classes of axes, `_axes.py` puts those
+  of a program into them, by `_axis_rules.py`, and `_pending.py` finds those along which
+  it is a map. `_windows.py` has gathers and scatters as one.
 - **A row**: `_one_row.py` makes the program of one row, and `_numbers.py` evaluates it,
-  number by number, for a block of rows. `_entries.py` has numbers that are yet to be
-  read or computed, `_tiles.py` multiplies by larger matrices, and `_formulas.py` has
-  the functions that backends lack.
-- **The kernels**: `_leaves.py` reads and writes arrays as they lie, `_kernels.py` has
-  the loop there and the one back, and `_pallas.py` is all that Pallas is asked.
-- **In the engine**: `_runner.py` runs a loop of a layout by them.
+  number by number, for a block of rows. `_scope.py` has its arrays, `_entries.py` the
+  numbers that are yet to be read or computed, and `_formulas.py` the functions that
+  backends lack. Its operations are in `_elementwise.py`, `_moves.py`, `_reductions.py`,
+  `_products.py`, `_indexing.py`, `_control.py` and `_parts.py`; `_tiles.py` multiplies
+  by larger matrices.
+- **The kernels**: `_leaves.py` reads and writes arrays as they lie. What the loop there
+  (`_forward.py`) and the one back (`_backward.py`) share is in `_row_programs.py`. Both
+  run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_pallas.py` is all
+  that Pallas is asked.
+- **In the engine**: `_runner.py` runs a loop of a layout by them. `_nests.py` says
+  which carries are stored, and `_choice.py` finds the kernel that a budget takes.
 """

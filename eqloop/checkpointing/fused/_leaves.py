@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._types import Aval, Value
 from ._entries import InMemory, Parts, parts_of
-from ._numbers import objects
+from ._scope import objects, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,13 +177,6 @@ def _unravelled(k: Any, sizes: Sequence[int]) -> Iterator[Any]:
         index.append(k % n)
         k = k // n
     return iter([k, *reversed(index)])
-
-
-def one_of(x: Value) -> Value:
-    """The number of a vector of equal ones."""
-    wide = x.astype(jnp.int32) if x.dtype == bool else x
-    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
-    return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
 
 
 @dataclasses.dataclass

@@ -12,8 +12,13 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import zero_array
 from ..._types import Aval, Value
-from ._axes import (
+from ._axis_rules import dot_axes
+from ._classes import (
+    CUMULATIVE,
+    EMPTY,
+    OF_KEYS,
     REDUCTIONS,
     SCATTERS,
     AxisProgram,
@@ -22,7 +27,6 @@ from ._axes import (
     Op,
     Rows,
     Val,
-    dot_axes,
     refuse,
     scan_counts,
 )
@@ -91,8 +95,8 @@ class OneRow:
             given = list(map(read, op.ins))
             if op.name in ADDITIVE or op.name in _ALSO_PENDED:
                 every = op.outs[0].pending
-                first = 1 if op.name == "select_n" else 0
-                for i in _ALSO_PENDED.get(op.name, range(first, len(given))):
+                which = _ALSO_PENDED.get(op.name, slice(None))
+                for i in range(len(given))[which]:
                     given[i] = self.pend(given[i], op.ins[i].pending, every)
             rule = _RULES.get(op.name)
             outs = (rule or _elementwise)(self, op, *given)
@@ -107,13 +111,22 @@ class OneRow:
 
 
 # Operands that become sums over rows if the result is one.
-_ALSO_PENDED: dict[str, Sequence[int]] = {
-    "select_n": (),
-    "dynamic_update_slice": (0, 1),
-    "scatter-add": (0, 2),
-    "scatter_add": (0, 2),
+_ALSO_PENDED = {
+    "select_n": slice(1, None),
+    "dynamic_update_slice": slice(2),
+    "scatter-add": slice(0, 3, 2),
+    "scatter_add": slice(0, 3, 2),
 }
-del _ALSO_PENDED["select_n"]
+
+
+# Operations that do nothing to a number.
+_NOTHING = (
+    "optimization_barrier",
+    "device_put",
+    "sharding_constraint",
+    "pvary",
+    "pcast",
+)
 
 
 def _bind(op: Op, *args: Value, **changed: Any) -> Any:
@@ -130,9 +143,7 @@ def _renumbered(row: OneRow, val: Val, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _elementwise(row: OneRow, op: Op, *given: Value) -> Any:
-    if op.name in ("optimization_barrier", "device_put", "sharding_constraint"):
-        return list(given)
-    if op.name in ("pvary", "pcast"):
+    if op.name in _NOTHING:
         return list(given)
     (out,) = op.outs
     rows, args = row.is_row(out), list(given)
@@ -143,10 +154,6 @@ def _elementwise(row: OneRow, op: Op, *given: Value) -> Any:
         own, kept = row.is_row(val), row.kept(val)
         gone = [kept.index(i) for i in kept if rows[i] and not own[i]]
         args[n] = lax.squeeze(x, gone) if gone else x
-    if op.name == "select_n":
-        every = out.pending
-        for n in range(1, len(args)):
-            args[n] = row.pend(args[n], op.ins[n].pending, every)
     return _bind(op, *args)
 
 
@@ -226,31 +233,20 @@ def _dot(row: OneRow, op: Op, left: Value, right: Value) -> Value:
     (lb, _, lc), (rb, _, rc) = dot_axes(op)
     of_l, of_r = (lambda a, v=v: _renumbered(row, v, a) for v in op.ins)
     numbers = (of_l(lc), of_r(rc)), (of_l(lb), of_r(rb))
-    p = op.params
-    return lax.dot_general(
-        left,
-        right,
-        numbers,
-        precision=p["precision"],
-        preferred_element_type=p["preferred_element_type"],
-    )
-
-
-def _shifted(kept: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(kept.index(i) for i in axes if i in kept)
+    how = {k: op.params[k] for k in ("precision", "preferred_element_type")}
+    return lax.dot_general(left, right, numbers, **how)
 
 
 def _windows(row: OneRow, op: Op, parts: Val) -> Windows:
     """The axes of a gather or scatter that are left in one row."""
     windows, (a, at) = Windows.of(op.params), op.ins[:2]
-    of_a, of_at, of_parts = (row.kept(val) for val in (a, at, parts))
-    batch = [(i, k) for i, k in windows.batch if i in of_a]
+    kept = row.kept(a)
     return Windows(
-        dropped=_shifted(of_a, windows.dropped),
-        operand_batch=_shifted(of_a, [i for i, _ in batch]),
-        index_batch=_shifted(of_at, [k for _, k in batch]),
-        own=_shifted(of_parts, windows.own),
-        starts=_shifted(of_a, windows.starts),
+        dropped=_renumbered(row, a, windows.dropped),
+        operand_batch=_renumbered(row, a, windows.operand_batch),
+        index_batch=_renumbered(row, at, [k for i, k in windows.batch if i in kept]),
+        own=_renumbered(row, parts, windows.own),
+        starts=_renumbered(row, a, windows.starts),
     )
 
 
@@ -275,15 +271,20 @@ def _iota(row: OneRow, op: Op) -> Value:
     return lax.broadcast(number.astype(dtype), shape)
 
 
+def _pended(
+    row: OneRow, op: Op, carry: Sequence[Value], vals: Sequence[Val]
+) -> tuple[list[Value], list[Rows]]:
+    """The carry of a loop as sums over rows, and over which its results are such."""
+    want = [val.pending for val in op.outs]
+    triples = zip(carry, vals, want, strict=False)
+    return [row.pend(x, val.pending, to) for x, val, to in triples], want
+
+
 def _while(row: OneRow, op: Op, *given: Value) -> list[Value]:
     n, m = op.params["cond_nconsts"], op.params["body_nconsts"]
     cond, body = op.inner
     of_cond, of_body, carry = given[:n], given[n : n + m], given[n + m :]
-    want = [val.pending for val in op.outs]
-    carry = [
-        row.pend(x, val.pending, to)
-        for x, val, to in zip(carry, op.ins[n + m :], want, strict=True)
-    ]
+    carry, want = _pended(row, op, carry, op.ins[n + m :])
     if row.type_of(cond.outs[0]).shape:
         refuse(op.eqn, "Write it for one row.", "goes on for several rows at once")
 
@@ -304,11 +305,7 @@ def _cond(row: OneRow, op: Op, index: Value, *given: Value) -> list[Value]:
 def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
     n, m = scan_counts(op)
     (body,), consts, xs = op.inner, given[:n], list(given[n + m :])
-    want = [val.pending for val in op.outs]
-    carry = [
-        row.pend(x, val.pending, to)
-        for x, val, to in zip(given[n : n + m], op.ins[n : n + m], want, strict=False)
-    ]
+    carry, want = _pended(row, op, given[n : n + m], op.ins[n : n + m])
 
     def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
         outs = row.run(body, [*consts, *carry, *x], want)
@@ -321,23 +318,13 @@ def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
     return [*carry, *ys]
 
 
-def _as_it_is(row: OneRow, op: Op, *given: Value) -> Any:
-    return _bind(op, *given)
-
-
 _RULES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _reshape,
     "transpose": _transpose,
     **dict.fromkeys(("concatenate", "sort"), _axis("dimension")),
-    "split": _axis("axis"),
-    "cumsum": _axis("axis"),
-    "cumprod": _axis("axis"),
-    "cummax": _axis("axis"),
-    "cummin": _axis("axis"),
-    "cumlogsumexp": _axis("axis"),
-    "concatenate": _axis("dimension"),
+    **dict.fromkeys(("split", *CUMULATIVE), _axis("axis")),
     "slice": _slice,
     "rev": _rev,
     "pad": _pad,
@@ -349,12 +336,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot,
     "gather": _gather,
     **dict.fromkeys(SCATTERS, _scatter),
-    "top_k": _as_it_is,
+    **dict.fromkeys(("top_k", *OF_KEYS), lambda row, op, *given: _bind(op, *given)),
     "iota": _iota,
-    **dict.fromkeys(
-        ("random_seed", "random_split", "random_bits", "random_unwrap", "random_wrap"),
-        _as_it_is,
-    ),
+    **dict.fromkeys(EMPTY, lambda row, op: zero_array(row.type_of(op.outs[0]))),
     "while": _while,
     "cond": _cond,
     "scan": _scan,

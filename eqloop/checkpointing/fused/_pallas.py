@@ -19,6 +19,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 from ..._device import planning_device
 from ..._types import Aval, Value
 
+# What the kernels are called.
+NAME = "fused_loop"
+
 
 def call(
     kernel: Callable[..., None],
@@ -51,7 +54,7 @@ def call(
         out_shape=types,
         interpret=interpret,
         input_output_aliases=aliases or {},
-        name="fused_loop",
+        name=NAME,
         **settings,
     )
     device = planning_device()

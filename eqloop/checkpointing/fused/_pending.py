@@ -4,12 +4,14 @@ See `_axes.py`. Which axes are of one class does not depend on which classes are
 which sums are pending does, so the two are found one after the other.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..._arrays import is_inexact
-from ._axes import (
+from ..._arrays import is_inexact, split
+from ._axis_rules import dot_axes
+from ._classes import (
     NO_ROWS,
     AxisProgram,
     Classes,
@@ -17,7 +19,6 @@ from ._axes import (
     Op,
     Rows,
     Val,
-    dot_axes,
     said,
     scan_counts,
 )
@@ -59,40 +60,25 @@ def find_rows(
         settle: Marks what is pending in the programs, by `mark`, given the rows that
             are `classes.rows`.
     """
-    roots, reasons = list[int](), list[str]()
-    seeds = sorted(seeds, key=lambda val: -len(val.shape))
-    for val in seeds:
+    size_of = dict[int, int]()
+    for val in sorted(seeds, key=lambda val: -len(val.shape)):
         for root, size in zip(classes.of(val), val.shape, strict=True):
-            if size > 1 and root not in roots:
-                roots.append(root)
+            if size > 1:
+                size_of.setdefault(root, size)
     for program in programs:
         for val in program.vals():
             of = [r for r, n in zip(classes.of(val), val.shape, strict=True) if n > 1]
             for root in {r for r in of if of.count(r) > 1}:
                 classes.spoil(root, lambda: "every pair of them is looked at")
     while True:
-        left = [root for root in roots if not classes.is_spoiled(root)]
+        left = [root for root in size_of if not classes.is_spoiled(root)]
         classes.rows = frozenset(left)
-        if settle_or_spoil(settle):
+        # A sum that does not stay pending has spoiled its class.
+        with contextlib.suppress(_Spoiled):
+            settle()
             break
-    reasons += [why for root in roots if (why := classes.why_not(root)) is not None]
-    size_of = {
-        root: n
-        for val in seeds
-        for root, n in zip(classes.of(val), val.shape, strict=True)
-        if n > 1
-    }
-    sizes = tuple(size_of[root] for root in left)
-    return FoundRows(tuple(left), sizes, reasons[0] if reasons else None)
-
-
-def settle_or_spoil(settle: Callable[[], None]) -> bool:
-    """Whether all sums over rows stay pending; if not, one class was spoiled."""
-    try:
-        settle()
-    except _Spoiled:
-        return False
-    return True
+    reason = next(filter(None, map(classes.why_not, size_of)), None)
+    return FoundRows(tuple(left), tuple(size_of[root] for root in left), reason)
 
 
 def mark(classes: Classes, program: AxisProgram, ins: Sequence[Rows]) -> list[Rows]:
@@ -177,27 +163,33 @@ def _is_zero(val: Val) -> bool:
     return val.literal is not None and not np.any(val.literal)
 
 
+def settled_rows(
+    given: list[Rows], more: Callable[[list[Rows]], Sequence[Rows]]
+) -> list[Rows]:
+    """What is pending of a carry, after any number of steps."""
+    while True:
+        grown = [a | b for a, b in zip(given, more(given), strict=True)]
+        if grown == given:
+            return given
+        given = grown
+
+
 def _of_scan(classes: Classes, op: Op) -> list[Rows]:
     n, m = scan_counts(op)
-    given, (body,) = [val.pending for val in op.ins], op.inner
-    while True:
-        outs = mark(classes, body, given)
-        grown = [a | b for a, b in zip(given[n : n + m], outs, strict=False)]
-        if grown == given[n : n + m]:
-            return [*grown, *outs[m:]]
-        given[n : n + m] = grown
+    consts, carry, xs = split([val.pending for val in op.ins], n, m)
+    outs = lambda carry: mark(classes, op.inner[0], [*consts, *carry, *xs])
+    carry = settled_rows(carry, lambda carry: outs(carry)[:m])
+    return [*carry, *outs(carry)[m:]]
 
 
 def _of_while(classes: Classes, op: Op) -> list[Rows]:
-    n, m = op.params["cond_nconsts"], op.params["body_nconsts"]
-    cond, body = op.inner
-    consts, carry = [v.pending for v in op.ins[: n + m]], op.ins[n + m :]
-    carry = [val.pending for val in carry]
-    while True:
-        (stops,) = mark(classes, cond, [*consts[:n], *carry])
+    counts = op.params["cond_nconsts"], op.params["body_nconsts"]
+    (cond, body), pending = op.inner, [val.pending for val in op.ins]
+    of_cond, of_body, carry = split(pending, *counts)
+
+    def more(carry: list[Rows]) -> list[Rows]:
+        (stops,) = mark(classes, cond, [*of_cond, *carry])
         _check(classes, op, stops)
-        outs = mark(classes, body, [*consts[n:], *carry])
-        grown = [a | b for a, b in zip(carry, outs, strict=True)]
-        if grown == carry:
-            return grown
-        carry = grown
+        return mark(classes, body, [*of_body, *carry])
+
+    return settled_rows(carry, more)

@@ -3,8 +3,13 @@
 import dataclasses
 import functools
 import warnings
+from typing import ClassVar
 
-from ..._arrays import Arrays
+import jax
+from jax import lax
+from jax.sharding import AxisType
+
+from ..._arrays import Arrays, axes_of
 from ..._programs import refuse_callbacks
 from ..._types import PyTree, Value
 from ..engine._backward_step import BackwardStep
@@ -15,8 +20,11 @@ from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
-from ._axes import FoundRows
-from ._kernels import Backward, Forward, Settings
+from ._backward import Backward
+from ._classes import FoundRows
+from ._forward import Forward
+from ._pallas import NAME
+from ._row_programs import Settings
 
 # A row that carries more numbers is none: they are written out one by one.
 _MOST_OF_A_ROW = 256
@@ -30,6 +38,8 @@ class FusedRunner(AbstractRunner):
         settings: How the kernels are made.
         nests: Which carries its layout stores, if it is that of one.
     """
+
+    kernel: ClassVar[str] = NAME
 
     settings: Settings
     nests: tuple[Nest, ...] = ()
@@ -55,11 +65,11 @@ class FusedRunner(AbstractRunner):
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
         # A loop that stops, or shows a bar, and a part of another one.
-        is_whole = sweep.count is None and sweep.first is None
+        is_whole = sweep.count is None and sweep.first is None and not _is_checked()
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
-        if self._declines(sweep.step, kernel.found) is not None:
+        if self._declines(sweep.step, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -69,7 +79,7 @@ class FusedRunner(AbstractRunner):
     def described(self, step: Step, loop: Loop) -> str:
         if (why := self.why_not(step, loop)) is not None:
             return f"none: {why}"
-        found = forward_kernel(step, loop, self.settings).found
+        found = forward_kernel(step, loop, self.settings).programs.found
         numbers = _numbers(step) // max(found.count, 1)
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
@@ -81,10 +91,14 @@ class FusedRunner(AbstractRunner):
             return "a loop that may end early runs as `Chunked` does"
         if loop.meter.is_shown:
             return "a kernel cannot report to a progress bar"
+        if _is_checked():
+            return "in a `shard_map` a kernel needs `check_vma=False`"
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
-        return self._declines(step, forward_kernel(step, loop, self.settings).found)
+        return self._declines(
+            step, forward_kernel(step, loop, self.settings).programs.found
+        )
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
@@ -102,6 +116,15 @@ class FusedRunner(AbstractRunner):
 
 def _numbers(step: Step) -> int:
     return sum(aval.size for aval in step.carry_types)
+
+
+def _is_checked() -> bool:
+    """Whether a `shard_map` is around that checks along which axes values differ."""
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    manual = [name for name, kind in pairs if kind == AxisType.Manual]
+    # Pallas has no such marks on the numbers in a kernel.
+    return any(axes_of(lax.axis_index(name)) for name in manual)
 
 
 def _warn(why: str) -> None:

@@ -51,7 +51,7 @@ class Tiles:
     precision: Any = lax.Precision.HIGHEST
 
     def product(
-        self, frame: Any, left: np.ndarray, right: np.ndarray, dtype: Any
+        self, scope: Any, left: np.ndarray, right: np.ndarray, dtype: Any
     ) -> list[Any] | None:
         """`left @ right.T` for each row, if one of them is a table that fits."""
         swaps = _table(left) is None
@@ -62,7 +62,7 @@ class Tiles:
         matrix = self._matrix(*found, len(table), table.shape[1], dtype)
         columns = [
             self._vectors(
-                self._dot(matrix, self._tile(frame, column, dtype)), len(table)
+                self._dot(matrix, self._tile(scope, column, dtype)), len(table)
             )
             for column in others
         ]
@@ -70,27 +70,27 @@ class Tiles:
             return [x for column in columns for x in column]
         return [x for row in zip(*columns, strict=True) for x in row]
 
-    def outer(self, frame: Any, sums: np.ndarray, dtype: Any) -> Value:
+    def outer(self, scope: Any, sums: np.ndarray, dtype: Any) -> Value:
         """The sum over the rows of the block of a matrix of products."""
         m, n = sums.shape
         if not self._holds(dtype, m, n):
             raise NotTiledError
         total = jnp.zeros((padded(m), padded(n)), dtype)
-        for left, right in _families(frame, sums):
+        for left, right in _families(scope, sums):
             if self.there is not None:
                 there = self.there
                 left = [jnp.where(there, x, jnp.zeros_like(x)) for x in left]
-            a, b = self._tile(frame, left, dtype), self._tile(frame, right, dtype)
+            a, b = self._tile(scope, left, dtype), self._tile(scope, right, dtype)
             total = total + self._dot(a, b, 1)
         return total
 
     def _holds(self, dtype: Any, *sizes: int) -> bool:
         return self.room.dtype == dtype and padded(max(sizes)) <= self.room.shape[0]
 
-    def _tile(self, frame: Any, values: Sequence[Any], dtype: Any) -> Value:
+    def _tile(self, scope: Any, values: Sequence[Any], dtype: Any) -> Value:
         self.wait()
         for k, value in enumerate(values):
-            self.room[k, self.own] = frame.vector(value, dtype)
+            self.room[k, self.own] = scope.vector(value, dtype)
         self.wait()
         size = padded(len(values))
         tile = self.room[self._index(size)]
@@ -163,7 +163,7 @@ def _table(a: np.ndarray) -> tuple[Any, int, tuple[int, int]] | None:
     return flat[0].read, int(at.flat[0]), (strides[0], strides[1])
 
 
-def _families(frame: Any, sums: np.ndarray) -> list[tuple[list[Value], list[Any]]]:
+def _families(scope: Any, sums: np.ndarray) -> list[tuple[list[Value], list[Any]]]:
     """A matrix of sums of products as a sum of products of two vectors."""
     m, zero = len(sums), np.float32(0)
     found = dict[Any, tuple[list[Any], list[Any]]]()
@@ -184,9 +184,9 @@ def _families(frame: Any, sums: np.ndarray) -> list[tuple[list[Value], list[Any]
             right = [zero if p is None else p[1 - side] for p in pairs]
             key = tuple(0 if p is None else id(p[1 - side]) for p in pairs)
             left, _ = found.setdefault(key, ([zero] * m, right))
-            term = frame.value(known[0][side])
+            term = scope.value(known[0][side])
             left[i] = term if left[i] is zero else left[i] + term
     return [
-        ([jnp.broadcast_to(x, (frame.block,)) for x in left], right)
+        ([jnp.broadcast_to(x, (scope.block,)) for x in left], right)
         for left, right in found.values()
     ]

@@ -1,6 +1,7 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
+import functools
 import time
 from typing import Any, TypeAlias
 
@@ -9,7 +10,14 @@ import jax
 from ..._arrays import nbytes
 from ..._compiled import largest_array
 from ..._device import planning_device, remembered_per_device
-from ..._programs import batched_types, temporary_bytes, vmap
+from ..._programs import (
+    Registers,
+    allocated_bytes,
+    batched_types,
+    registers_of,
+    told_of,
+    vmap,
+)
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
@@ -53,7 +61,9 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     # others, so that only the loop itself tells.
     # And a list of rows has one for each step.
     has_lists = list_bytes(problem, active, layout) > 0
-    if planning_device().platform != "tpu" and not has_lists:
+    # A kernel has a scratch for each of its levels, and is compiled as it is.
+    is_kernel = layout.runner is not None
+    if planning_device().platform != "tpu" and not has_lists and not is_kernel:
         order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
@@ -104,6 +114,16 @@ def loop_bytes(
     """
     found = _compiled(problem, active, layout, maps)
     return None if found is None else round(found["bytes"])
+
+
+def registers_of_kernel(
+    problem: Problem, active: Active, layout: Layout
+) -> Registers | None:
+    """What a thread takes of a loop that is one kernel each way, if that is known."""
+    found = layout.runner and _compiled(problem.under(layout), active, layout)
+    if not found or "registers" not in found:
+        return None
+    return Registers(round(found["registers"]), round(found["stack"]))
 
 
 def _compiled(
@@ -170,6 +190,15 @@ def _temporary(
         mapped = vmap(mapped, axis_data, dims, 0)
         leaves = batched_types(leaves, dims, axis_data)
     with unlisted():
-        size = temporary_bytes(mapped, *leaves)
+        fact = told_of(functools.partial(_told, problem), mapped, *leaves)
     seconds = time.process_time() - start
-    return None if size is None else {"bytes": size, "seconds": seconds}
+    return None if fact is None else {**fact, "seconds": seconds}
+
+
+def _told(problem: Problem, compiled: jax.stages.Compiled) -> Fact:
+    fact = {"bytes": allocated_bytes(compiled)}
+    runner = problem.planner.runner
+    registers = runner and registers_of(compiled, runner.kernel)
+    if registers:
+        fact |= {"registers": registers.count, "stack": registers.stack}
+    return fact

@@ -1,0 +1,273 @@
+"""Which axes of the operands and results of an operation are of one class."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._classes import Classes, Op, Val, said
+from ._windows import Windows
+
+
+def elementwise_axes(classes: Classes, op: Op) -> None:
+    # Each of several results has the shape of its own operand, or of all.
+    many = op.name in ("optimization_barrier", "device_put")
+    for n, out in enumerate(op.outs):
+        for a in [op.ins[n]] if many else op.ins:
+            if len(a.shape) == len(out.shape):
+                classes.tie(a, out)
+            elif a.shape:
+                # Of other bits per entry: the last axis is another one.
+                unwrap_axes(classes, dataclasses.replace(op, ins=[a], outs=[out]))
+                wrap_axes(classes, dataclasses.replace(op, ins=[a], outs=[out]))
+
+
+def _mixed(classes: Classes, op: Op, val: Val, axes: Sequence[int]) -> None:
+    for i in axes:
+        classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
+
+
+def _others(classes: Classes, op: Op, a: Val, b: Val, mixed: Sequence[int]) -> None:
+    """Two arrays of as many axes: all but the mixed ones are of one class."""
+    for i in range(len(a.shape)):
+        if i not in mixed:
+            classes.same(a, i, b, i)
+    _mixed(classes, op, a, mixed)
+    _mixed(classes, op, b, mixed)
+
+
+def broadcast_axes(classes: Classes, op: Op) -> None:
+    for i, j in enumerate(op.params["broadcast_dimensions"]):
+        classes.same(op.ins[0], i, op.outs[0], j)
+
+
+def kept_by_reshape(old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+    """The axes that a reshape leaves as they are, in pairs."""
+    pairs, i, j = list[tuple[int, int]](), 0, 0
+    while i < len(old) and j < len(new):
+        if old[i] == new[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif old[i] == 1:
+            i += 1
+        elif new[j] == 1:
+            j += 1
+        else:
+            # The shortest runs of axes with as many entries.
+            a, b, i, j = old[i], new[j], i + 1, j + 1
+            while a != b:
+                if a < b:
+                    a, i = a * old[i], i + 1
+                else:
+                    b, j = b * new[j], j + 1
+    return pairs
+
+
+def reshape_axes(classes: Classes, op: Op) -> None:
+    (a, *_), (out,) = op.ins, op.outs
+    pairs = kept_by_reshape(a.shape, out.shape)
+    for i, j in pairs:
+        classes.same(a, i, out, j)
+    big = lambda val, kept: [
+        i for i, n in enumerate(val.shape) if n > 1 and i not in kept
+    ]
+    _mixed(classes, op, a, big(a, [i for i, _ in pairs]))
+    _mixed(classes, op, out, big(out, [j for _, j in pairs]))
+
+
+def squeeze_axes(classes: Classes, op: Op) -> None:
+    (a,), (out,), gone = op.ins, op.outs, op.params["dimensions"]
+    for j, i in enumerate(i for i in range(len(a.shape)) if i not in gone):
+        classes.same(a, i, out, j)
+
+
+def transpose_axes(classes: Classes, op: Op) -> None:
+    for j, i in enumerate(op.params["permutation"]):
+        classes.same(op.ins[0], i, op.outs[0], j)
+
+
+def mixed_along(name: str) -> Callable[[Classes, Op], None]:
+    """Operations that mix along one axis, which this parameter names."""
+
+    def rule(classes: Classes, op: Op) -> None:
+        axis = op.params[name]
+        for a in op.ins:
+            for out in op.outs:
+                if len(a.shape) == len(out.shape):
+                    _others(classes, op, a, out, [axis])
+
+    return rule
+
+
+def changed_axes(classes: Classes, op: Op) -> None:
+    """Slices and the like: an axis whose size they keep is kept."""
+    a, out = op.ins[0], op.outs[0]
+    cut = [i for i in range(len(a.shape)) if a.shape[i] != out.shape[i]]
+    if op.name == "slice" and op.params["strides"] is not None:
+        cut += [i for i, s in enumerate(op.params["strides"]) if s != 1]
+    if op.name == "rev":
+        cut = list(op.params["dimensions"])
+    if op.name == "pad":
+        cut = [i for i, c in enumerate(op.params["padding_config"]) if any(c)]
+    _others(classes, op, a, out, sorted(set(cut)))
+
+
+def update_slice_axes(classes: Classes, op: Op) -> None:
+    (a, update), (out,) = op.ins[:2], op.outs
+    cut = [i for i in range(len(a.shape)) if a.shape[i] != update.shape[i]]
+    _others(classes, op, a, out, cut)
+    _others(classes, op, update, out, cut)
+
+
+def stack_axes(classes: Classes, op: Op) -> None:
+    axis, out = op.params["axis"], op.outs[0]
+    for a in op.ins:
+        for i in range(len(a.shape)):
+            classes.same(a, i, out, i + (i >= axis))
+    _mixed(classes, op, out, [axis])
+
+
+def unstack_axes(classes: Classes, op: Op) -> None:
+    axis, (a,) = op.params["axis"], op.ins
+    for out in op.outs:
+        for i in range(len(out.shape)):
+            classes.same(out, i, a, i + (i >= axis))
+    _mixed(classes, op, a, [axis])
+
+
+def reduce_axes(classes: Classes, op: Op) -> None:
+    axes, (out,) = op.params["axes"], op.outs
+    for a in op.ins:
+        left = [i for i in range(len(a.shape)) if i not in axes]
+        for j, i in enumerate(left):
+            classes.same(a, i, out, j)
+        # A sum over rows is allowed if it stays pending.
+        if op.name != "reduce_sum":
+            _mixed(classes, op, a, axes)
+
+
+def dot_axes(op: Op) -> tuple[Any, ...]:
+    """The batch axes, the axes that are left and the contracted ones of a product.
+
+    Returns:
+        For the left and the right operand: batch axes, other axes, contracted axes.
+    """
+    (lc, rc), (lb, rb) = op.params["dimension_numbers"]
+    free = lambda val, *gone: [
+        i for i in range(len(val.shape)) if not any(i in g for g in gone)
+    ]
+    left, right = op.ins
+    return (lb, free(left, lb, lc), lc), (rb, free(right, rb, rc), rc)
+
+
+def product_axes(classes: Classes, op: Op) -> None:
+    (left, right), (out,) = op.ins, op.outs
+    (lb, lf, lc), (rb, rf, rc) = dot_axes(op)
+    for n, (i, j) in enumerate(zip(lb, rb, strict=True)):
+        classes.same(left, i, out, n)
+        classes.same(right, j, out, n)
+    for n, i in enumerate(lf):
+        classes.same(left, i, out, len(lb) + n)
+    for n, i in enumerate(rf):
+        classes.same(right, i, out, len(lb) + len(lf) + n)
+    for i, j in zip(lc, rc, strict=True):
+        classes.same(left, i, right, j)
+
+
+def _window_axes(
+    op: Op, parts: Val
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The axes of the parts that a gather reads or a scatter writes.
+
+    Returns:
+        Pairs of an axis of the operand, or of the indices, and one of the parts. Axes
+        along which they do not have all of the operand are missing.
+    """
+    windows, (a, at) = Windows.of(op.params), op.ins[:2]
+    whole = [
+        (i, j)
+        for i, j in zip(windows.kept(len(a.shape)), windows.own, strict=True)
+        if a.shape[i] == parts.shape[j] and i not in windows.starts
+    ]
+    batch = windows.of_indices(len(parts.shape))
+    taken = list(zip(range(len(at.shape) - 1), batch, strict=True))
+    whole += [(i, dict(taken)[k]) for i, k in windows.batch]
+    return whole, taken
+
+
+def gather_axes(classes: Classes, op: Op) -> None:
+    (a, at), (out,) = op.ins[:2], op.outs
+    whole, taken = _window_axes(op, out)
+    for i, j in whole:
+        classes.same(a, i, out, j)
+    for k, j in taken:
+        classes.same(at, k, out, j)
+    ours = [i for i, _ in whole]
+    _mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
+    theirs = {j for _, j in (*whole, *taken)}
+    _mixed(classes, op, out, [j for j in range(len(out.shape)) if j not in theirs])
+    _mixed(classes, op, at, [len(at.shape) - 1])
+
+
+def scatter_axes(classes: Classes, op: Op) -> None:
+    (a, at, up), (out,) = op.ins, op.outs
+    classes.tie(a, out)
+    whole, taken = _window_axes(op, up)
+    for i, j in whole:
+        classes.same(a, i, up, j)
+    for k, j in taken:
+        classes.same(at, k, up, j)
+    ours = [i for i, _ in whole]
+    _mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
+    batched = [j for _, j in whole]
+    # Rows of indices that are no rows of the operand would all write to the same.
+    _mixed(classes, op, up, [j for j in range(len(up.shape)) if j not in batched])
+    _mixed(classes, op, at, [len(at.shape) - 1])
+
+
+def sort_axes(classes: Classes, op: Op) -> None:
+    axis = op.params["dimension"]
+    for a, out in zip(op.ins, op.outs, strict=True):
+        _others(classes, op, a, out, [axis])
+        classes.tie(op.ins[0], a)
+
+
+def top_k_axes(classes: Classes, op: Op) -> None:
+    (a,), last = op.ins, len(op.ins[0].shape) - 1
+    for out in op.outs:
+        _others(classes, op, a, out, [last])
+
+
+def arg_axes(classes: Classes, op: Op) -> None:
+    axes, (a,), (out,) = op.params["axes"], op.ins, op.outs
+    for j, i in enumerate(i for i in range(len(a.shape)) if i not in axes):
+        classes.same(a, i, out, j)
+    _mixed(classes, op, a, axes)
+
+
+def leading_axes(classes: Classes, op: Op) -> None:
+    """Keys: the axes that both have are the first ones."""
+    for a in op.ins:
+        for i in range(min(len(a.shape), len(op.outs[0].shape))):
+            classes.same(a, i, op.outs[0], i)
+    n = min(len(a.shape) for a in op.ins)
+    _mixed(classes, op, op.outs[0], range(n, len(op.outs[0].shape)))
+
+
+def unwrap_axes(classes: Classes, op: Op) -> None:
+    (a,), (out,) = op.ins, op.outs
+    n = min(len(a.shape), len(out.shape))
+    for i in range(n):
+        classes.same(a, i, out, i)
+    _mixed(classes, op, out, range(n, len(out.shape)))
+
+
+def wrap_axes(classes: Classes, op: Op) -> None:
+    (a,), (out,) = op.ins, op.outs
+    n = min(len(a.shape), len(out.shape))
+    for i in range(n):
+        classes.same(a, i, out, i)
+    _mixed(classes, op, a, range(n, len(a.shape)))
+
+
+def iota_axes(classes: Classes, op: Op) -> None:
+    """Every axis of it may be rows: then it is the number of the row."""

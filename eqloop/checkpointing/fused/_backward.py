@@ -1,0 +1,396 @@
+"""The kernel that goes back through a loop.
+
+A block of rows runs the steps of a segment again, leaves their carries in a scratch,
+and reverses them one by one, level by level.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._arrays import Arrays, split, sum_dtype
+from ..._types import Index, Value
+from ..engine._backward_step import BackwardStep, program_of
+from ..engine._loop import Loop
+from ..engine._step import Step
+from ..engine.orders._levels import Nest
+from ._axes import program_of_jaxpr
+from ._classes import NO_ROWS, Classes, Rows, Val
+from ._pending import find_rows, mark, refuse_pending, settled_rows
+from ._pieces import Pieces, joined_nests, steps_of
+from ._row_programs import (
+    RowPrograms,
+    Settings,
+    carried_of,
+    opened,
+    operations,
+    read_all,
+    sum_is_carried,
+    type_of,
+    zeros_of,
+)
+from ._scope import mapped_number, objects
+from ._sums import Matrix, Summed, is_matrix
+from ._tiles import NotTiledError
+
+
+class Backward:
+    """The kernel that takes cotangents back through a loop."""
+
+    def __init__(self, step: Step, loop: Loop, back: BackwardStep, settings: Settings):
+        classes = Classes()
+        again = program_of_jaxpr(classes, step.jaxpr)
+        pull = program_of_jaxpr(classes, program_of(back))
+        (_, _, x), (carried, z) = back.types, back.end_types
+        counts = step.num_consts, step.num_carry
+        c1, h1, x1 = split(again.ins, *counts)
+        c2, h2, x2, z2, g2 = split(pull.ins, *counts, len(x), len(z))
+        sums, before, ct_x = split(pull.outs, len(back.const_of), len(carried))
+        pairs = [*zip((*c1, *h1, *x1), (*c2, *h2, *x2), strict=True)]
+        pairs += [*zip(h1, again.outs, strict=True), *zip(g2, before, strict=True)]
+        pairs += [(s, c2[i]) for s, i in zip(sums, back.const_of, strict=True)]
+        pairs += [(s, x2[i]) for s, i in zip(ct_x, back.x_of, strict=True)]
+        for a, b in pairs:
+            classes.tie(a, b)
+
+        def settle() -> None:
+            outs = mark(classes, again, [NO_ROWS] * len(again.ins))
+            refuse_pending(classes, NO_ROWS.union(*outs), sum_is_carried)
+            none = [NO_ROWS] * (len(pull.ins) - len(g2))
+            outs = lambda going: mark(classes, pull, [*none, *going])[len(sums) :]
+            settled_rows([NO_ROWS] * len(g2), lambda going: outs(going)[: len(g2)])
+
+        found = find_rows(classes, [again, pull], [*h1, *g2] or x1, settle)
+        self.step, self.loop, self.back = step, loop, back
+        self.programs = RowPrograms(classes, found, settings)
+        # A scratch has a number for each row: one row must not read that of another.
+        self.programs.carries = True
+        self._again, self._pull = again, pull
+        # Which sums are no matrices in tiles, and which was added to last.
+        self._not_tiled, self.added = set[int](), 0
+        self.vals = c2, h2, x2, z2, g2, sums, before, ct_x
+
+    @functools.cached_property
+    def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
+        """The programs of one row: of a step, and of its way back."""
+        *_, going, sums, before, ct_x = self.vals
+        for a, b in zip(going, before, strict=True):
+            b.pending = a.pending = a.pending | b.pending
+        want = list(map(self.over, (*sums, *before, *ct_x)))
+        of = self.programs
+        return of.program(self._again), of.program(self._pull, want)
+
+    @property
+    def work(self) -> float:
+        """How many operations it takes to take a step back, on numbers of each row."""
+        return operations(self.of_row[1])
+
+    def __call__(
+        self,
+        nests: Sequence[Nest],
+        consts: Arrays,
+        xs: Arrays,
+        zs: Arrays,
+        stored: Arrays,
+        carried: Arrays,
+    ) -> tuple[list[Value], list[Value], list[Value]]:
+        """Goes back: the cotangents of consts, of the initial carry, and of `xs`.
+
+        Args:
+            nests: Where the stored carries are from, and how to go back between them.
+            consts: The consts of the step.
+            xs: The `xs` of the loop.
+            zs: The `z` of all steps.
+            stored: The stored carries.
+            carried: What is carried back from the end.
+        """
+        of, way = self.programs, _Way(self, nests, xs, zs, stored)
+        arrays = [*consts, *of.lifted_values, *xs, *zs, *stored, *carried]
+        leaves = [leaf for group in way.ins for leaf in group]
+        given = [leaf.opened(a) for leaf, a in zip(leaves, arrays, strict=True)]
+        before, going = split(given, len(given) - len(carried))
+        try:
+            return way.launched(before, going, carried)
+        except NotTiledError:
+            self._not_tiled.add(self.added)
+            return self(nests, consts, xs, zs, stored, carried)
+
+    def over(self, val: Val) -> Rows:
+        """The rows over which a sum is yet to be added up."""
+        of = self.programs
+        return of.all_rows - frozenset(of.classes.of(val)) if val.pending else NO_ROWS
+
+    def sums_of(self, vals: Sequence[Val]) -> list[Summed | Matrix]:
+        """How the sums of cotangents of consts are added up."""
+        of, found = self.programs, list[Summed | Matrix]()
+        room = of.room(*self.of_row)
+        for i, val in enumerate(vals):
+            out = Summed.of(of, val, sum_dtype(val.aval.dtype, self.loop.sums))
+            is_tile = is_matrix(out, room) and i not in self._not_tiled
+            found.append(Matrix(val, of.blocks) if is_tile else out)
+        return found
+
+
+class _Way:
+    """The way back through a loop of some length.
+
+    Attributes:
+        back: What goes back.
+        ins: How inputs lie in memory: consts, constant arrays, `xs`, `zs`, stored
+            carries, and what is carried back.
+        groups: The outputs: sums, what is carried back, and the cotangents of `xs`.
+        nests: The nests with the number of their steps.
+        first_row: How many carries are stored.
+        pieces: The launches.
+    """
+
+    def __init__(
+        self, back: Backward, nests: Sequence[Nest], xs: Arrays, zs: Arrays, stored: Any
+    ):
+        of, loop = back.programs, back.loop
+        c, h, x, z, g, sums, before, ct_x = back.vals
+        stacked = lambda vals, arrays: [
+            of.leaf(v, (0, a.shape[0])) for v, a in zip(vals, arrays, strict=True)
+        ]
+        times = [(axis, x.shape[axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
+        of_x = list(map(of.leaf, x, times))
+        of_c, of_g = list(map(of.leaf, c)), list(map(of.leaf, g))
+        self.back, self.carry = back, list(map(of.leaf, h))
+        self.ins = of_c, of.lifted, of_x, stacked(z, zs), stacked(h, stored), of_g
+        plain = lambda val, *time: Summed.of(of, val, val.aval.dtype, *time)
+        ct_times = [times[i] for i in back.back.x_of]
+        self.groups = (
+            back.sums_of(sums),
+            list(map(plain, before)),
+            list(map(plain, ct_x, ct_times)),
+        )
+        self.nests, self.first_row = (
+            joined_nests(nests),
+            sum(n.levels[0] for n in nests),
+        )
+        self.pieces = Pieces.of(self.nests, of.steps_at_once(*back.of_row))
+        self.depth = max(len(nest.levels) for nest in nests) - 1
+        # A scratch for each level, in which rows are adjacent.
+        self._scratch = [
+            jax.ShapeDtypeStruct(
+                (size, max(leaf.count, 1), of.blocks * of.block), leaf.number
+            )
+            for level in range(1, self.depth + 1)
+            for size in [max(n.levels[level] for n in nests if len(n.levels) > level)]
+            for leaf in self.carry
+        ]
+
+    def launched(
+        self, given: Arrays, going: Arrays, carried: Arrays
+    ) -> tuple[list[Value], list[Value], list[Value]]:
+        """Runs the kernel, several times if the loop is long."""
+        groups, pieces = self.groups, self.pieces
+        if not pieces.are_several:
+            made = self._launched(pieces.first(0), given, going, [])
+            sums, before, ct_xs = map(_totals, groups, made)
+            return sums, before, ct_xs
+
+        def piece_before(i: Value, state: Any) -> Any:
+            totals, g, so_far = state
+            g = [leaf.opened(x) for leaf, x in zip(self.ins[-1], g, strict=True)]
+            first = pieces.first(pieces.count - 1 - i)
+            terms, g, so_far = self._launched(first, given, g, so_far)
+            totals = [t + x for t, x in zip(totals, terms, strict=True)]
+            return totals, _totals(groups[1], g), so_far
+
+        zeros = lambda outs: [zeros_of(type_of(out.leaf)) for out in outs]
+        state = zeros(groups[0]), list(carried), zeros(groups[2])
+        made = lax.fori_loop(0, pieces.count, piece_before, state)
+        return _totals(groups[0], made[0]), made[1], _totals(groups[2], made[2])
+
+    def _launched(
+        self, first: Value, given: Arrays, going: Arrays, so_far: Arrays
+    ) -> list[list[Value]]:
+        of, counts = self.back.programs, list(map(len, self.groups))
+        inputs = [first, *given, *going]
+        at = len(inputs), counts[0] + counts[1]
+        aliases = {at[0] + i: at[1] + i for i in range(len(so_far))}
+        outs = [out.leaf for group in self.groups for out in group]
+        outs += [*self._scratch, *of.room(*self.back.of_row)]
+        made = of.run(self._kernel, [*inputs, *so_far], outs, aliases)
+        return split(made, *counts)[:3]
+
+    def _kernel(self, number: Any, *refs: Any) -> None:
+        several = len(self.groups[2]) * self.pieces.are_several
+        counts = 1, *map(len, self.ins), several, *map(len, self.groups)
+        first, *parts = split(refs, *counts)
+        ins, (_, *outs, scratch) = parts[:6], parts[6:]
+        own, room = split(scratch, self.depth * len(self.carry))
+        block = _Block(self, number, ins, outs[2], own, room)
+        state = block.start()
+        position, row = sum(length for _, length in self.nests), self.first_row
+        for nest, length in reversed(self.nests):
+            segments = -(-length // nest.stride)
+            position, row = position - length, row - segments
+            only = self.pieces.bounds(segments, first)
+            state = block.reverse(-1, nest, (position, row), length, state, only)
+        for group, refs, arrays in zip(self.groups[:2], outs[:2], state, strict=True):
+            for out, ref, values in zip(group, refs, arrays, strict=True):
+                out.write(ref, block.rows, values)
+
+
+class _Block:
+    """A block of rows on its way back, in the kernel.
+
+    What is taken along are the sums so far, and what is carried back.
+    """
+
+    def __init__(
+        self, way: _Way, number: Any, ins: Any, ct_xs: Any, scratch: Any, room: Any
+    ):
+        of = way.back.programs
+        self.way, self.back, self.of = way, way.back, of
+        self.rows = of.numbered(number)
+        self._numbers = of.evaluating(self.rows, room)
+        (c, lifted, *self._ins), self._ct_xs, n = ins, ct_xs, len(way.carry)
+        self._levels = [scratch[d * n : (d + 1) * n] for d in range(way.depth)]
+        self._consts = self._read(0, c)
+        self._more = [*of.known(self.rows), *self._read(1, lifted)]
+
+    def _read(self, group: int, refs: Any, *time: Index) -> list[np.ndarray]:
+        return read_all(self.rows, self.way.ins[group], refs, *time)
+
+    def start(self) -> Any:
+        """What is carried back from the end."""
+        of, going = self.of, self.back.vals[4]
+        arrays = self._read(5, self._ins[3])
+        over = map(self.back.over, going)
+        firsts = [
+            _first_only(of, a, rows, self._more)
+            for a, rows in zip(arrays, over, strict=True)
+        ]
+        return [out.zeros(of) for out in self.way.groups[0]], carried_of(
+            of, going, firsts
+        )
+
+    def _advanced(self, position: Index, carry: Any) -> Any:
+        """The carry after a step that is run again."""
+        vals, again = self.back.vals[1], self.back.of_row[0]
+        x_now = self._read(2, self._ins[0], self.back.loop.index(position))
+        ins = *self._consts, *opened(vals, self.way.carry, carry), *x_now, *self._more
+        return carried_of(self.of, vals, self._numbers.run(again, ins))
+
+    def _taken(self, position: Index, carry: Any, state: Any) -> Any:
+        """What is taken along after a step was taken back."""
+        back, of, (x, z, _, _) = self.back, self.of, self._ins
+        _, h_vals, _, _, g_vals, sums, before, _ = back.vals
+        (totals, going), index = state, back.loop.index(position)
+        row, is_kept = back.loop.row(index)
+        zs = self._read(3, z, row)
+        if is_kept is not True:
+            zs = [_or_zeros(array, is_kept) for array in zs]
+        ins = [*self._consts, *opened(h_vals, self.way.carry, carry)]
+        ins += [*self._read(2, x, index), *zs, *opened(g_vals, self.way.ins[5], going)]
+        made = self._numbers.run(back.of_row[1], [*ins, *self._more])
+        terms, going, cts = split(made, len(sums), len(g_vals))
+        sum_outs, _, x_outs = self.way.groups
+        added = list[Any]()
+        for back.added, (out, total, term) in enumerate(
+            zip(sum_outs, totals, terms, strict=True)
+        ):
+            added.append(out.added(of, self._numbers, total, term))
+        for out, ref, a in zip(x_outs, self._ct_xs, cts, strict=True):
+            out.write(ref, self.rows, of.vectors(a, out.of_step), index)
+        return added, carried_of(of, before, going)
+
+    def _stored(self, level: int, row: Index) -> Any:
+        """A carry: one that the loop has stored, or one in the scratch of a level."""
+        if level < 0:
+            carry = self._read(4, self._ins[2], row)
+            return carried_of(self.of, self.back.vals[1], carry)
+        return [
+            [ref[row, k, self.rows.own] for k in range(leaf.count)]
+            for leaf, ref in zip(self.way.carry, self._levels[level], strict=True)
+        ]
+
+    def _store(self, level: int, row: Index, carry: Any) -> None:
+        for ref, values in zip(self._levels[level], carry, strict=True):
+            for k, value in enumerate(values):
+                ref[row, k, self.rows.own] = jnp.broadcast_to(value, (self.of.block,))
+
+    def reverse(
+        self,
+        level: int,
+        nest: Nest,
+        start: tuple[Index, Index],
+        end: Any,
+        state: Any,
+        only: tuple[Index, Index] | None = None,
+    ) -> Any:
+        """Takes back the segments of a level, the last one first.
+
+        Args:
+            level: The level; -1 for the outermost.
+            nest: The segments.
+            start: The first step, and the row of its carry.
+            end: How many steps there are.
+            state: What is taken along.
+            only: From which segment on, and up to which.
+        """
+        low, count = only or (0, -(-end // nest.stride))
+
+        def segment(i: Index, state: Any) -> Any:
+            i = count - 1 - (i - low)
+            position = start[0] + i * nest.stride
+            carry = self._stored(level, start[1] + i)
+            if len(nest.levels) == 1:
+                return self._taken(position, carry, state)
+            within, steps = nest.within, steps_of(nest, i * nest.stride, end)
+            parts = -(-steps // within.stride)
+
+            def fill(j: Index, carry: Any) -> Any:
+                self._store(level + 1, j, carry)
+                at = position + j * within.stride
+                go = lambda k, carry: self._advanced(at + k, carry)
+                return lax.fori_loop(0, within.stride, go, carry)
+
+            # After its last carry, a segment does not have to be run on.
+            if within.levels[0] > 1:
+                carry = lax.fori_loop(0, parts - 1, fill, carry)
+            self._store(level + 1, parts - 1, carry)
+            return self.reverse(level + 1, within, (position, 0), steps, state)
+
+        return lax.fori_loop(low, count, segment, state)
+
+
+def _totals(outs: Sequence[Any], made: Sequence[Value]) -> list[Value]:
+    return [out.total(x) for out, x in zip(outs, made, strict=True)]
+
+
+def _or_zeros(array: np.ndarray, is_kept: Value) -> np.ndarray:
+    """The numbers of a row of `zs`, or zeros."""
+
+    def of(x: Value) -> Value:
+        flag = jnp.broadcast_to(is_kept, jnp.shape(x))
+        return jnp.where(flag, x, jnp.zeros_like(x))
+
+    entries = [mapped_number(of, x) for x in array.reshape(-1)]
+    return objects(entries, array.shape)
+
+
+def _first_only(
+    of: RowPrograms, array: np.ndarray, over: Rows, more: Sequence[np.ndarray]
+) -> np.ndarray:
+    """What all rows share, as a sum over rows."""
+    if not over:
+        return array
+    known: list[Any] = [more[of.found.roots.index(root)][()] for root in over]
+    firsts = [x.read(0) == 0 for x in known]
+    is_first = functools.reduce(lambda a, b: a & b, firsts)
+
+    def of_entry(x: Value) -> Value:
+        return jnp.where(is_first, x, jnp.zeros_like(x))
+
+    entries = [mapped_number(of_entry, x) for x in array.reshape(-1)]
+    return objects(entries, array.shape)

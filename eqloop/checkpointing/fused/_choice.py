@@ -1,0 +1,206 @@
+"""The kernels among which a budget chooses: how long they take, and what they need."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+
+from ..._arrays import nbytes
+from ..._device import planning_device
+from ..._programs import Registers
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._problem import Counted, Problem
+from ..engine._transformed import again, gradient_back, settled_problem
+from ..engine.orders._levels import nests
+from ..engine.orders._nested import Nested
+from ..planning._cost import outputs_wanted, step_cost
+from ..planning._memory import peak_bytes, registers_of_kernel
+from ..planning._trials import StepsAlone, trials
+from ..planning._work import rates
+from ._backward import Backward
+from ._classes import NotInKernelError
+from ._forward import Forward
+from ._nests import nests_to_try
+from ._row_programs import Settings
+from ._runner import FusedRunner, backward_kernel, forward_kernel
+
+# A search compiles so many kernels at the most: each takes seconds.
+_MOST_TRIALS = 3
+# A kernel is run for so many steps to see how long it takes.
+_STEPS_TO_RUN = 256
+# With so many registers, a thread has all that it can have: 255 but for a few.
+_ALL_REGISTERS = 248
+# What XLA starts besides: sums over blocks, and transposed arrays.
+_OTHER_KERNELS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A loop as one kernel each way.
+
+    Attributes:
+        layout: Its layout.
+        duration: How long a gradient takes, in nanoseconds.
+        registers: What a thread takes, if that is known.
+    """
+
+    layout: Layout
+    duration: float
+    registers: Registers | None = None
+
+    @property
+    def beats_all(self) -> bool:
+        """Whether a loop of JAX takes longer to start two kernels for each step."""
+        return self.duration < 2 * self.layout.order.length * rates().equation
+
+    @property
+    def spilled(self) -> int:
+        """The bytes of numbers of a thread that are not in registers."""
+        if self.registers is None or self.registers.count < _ALL_REGISTERS:
+            return 0
+        return self.registers.stack
+
+    def described(self, kernel: str) -> str:
+        """A line of a plan, with a warning if registers do not hold all numbers."""
+        if self.registers is None:
+            return kernel
+        said = f"{self.registers.count} registers a thread"
+        if self.spilled:
+            said += f", and {self.spilled} B that do not fit into them"
+            warnings.warn(
+                f"Fused: a kernel has too many numbers: {said}. They are in memory, "
+                f"which makes it slow. Carry fewer numbers, or use another schedule, "
+                f"such as `el.Budget`, which takes a kernel only if they fit.",
+                stacklevel=2,
+            )
+        return f"{kernel}; {said}"
+
+
+def fastest_kernel(
+    problem: Problem, active: Active, limit: int, measure: bool
+) -> Kernel | None:
+    """The fastest kernel that fits into so many bytes and into registers, if any."""
+    left = limit
+    for _ in range(_MOST_TRIALS if _is_possible(problem, active) else 0):
+        every = [one for one in _layouts(problem) if _counted(problem, one) <= left]
+        if not every:
+            break
+        size = peak_bytes(problem, active, every[0])
+        if size <= limit:
+            found = kernel_of(problem, active, every[0], measure)
+            return None if found and found.spilled else found
+        left = limit - (size - _counted(problem, every[0]))
+    return None
+
+
+def kernels(problem: Problem, active: Active) -> Iterator[tuple[Kernel, int]]:
+    """Kernels that differ in what they store, each with the bytes that it takes.
+
+    The program of one is compiled, and the bytes of the others are told from it.
+    """
+    first = fastest_kernel(problem, active, 2**63, measure=True)
+    if first is None:
+        return
+    size = peak_bytes(problem, active, first.layout)
+    yield first, size
+    for layout in _layouts(problem)[1:]:
+        found = kernel_of(problem, active, layout, measure=True, like=first)
+        if found is not None:
+            more = _counted(problem, layout) - _counted(problem, first.layout)
+            yield found, size + more
+
+
+def kernel_of(
+    problem: Problem,
+    active: Active,
+    layout: Layout,
+    measure: bool,
+    like: Kernel | None = None,
+) -> Kernel | None:
+    """What a loop takes that is one kernel each way, if it is one here.
+
+    Its time is measured, where that can be: a few steps are run. Otherwise it is told
+    from how many operations a row has, from the registers, and from what is read and
+    written: a roofline.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layout: How it runs.
+        measure: Whether steps may be run.
+        like: Another one, of which the registers are known.
+    """
+    if planning_device().platform != "gpu" or not _is_possible(problem, active):
+        return None
+    known = like.registers if like else registers_of_kernel(problem, active, layout)
+    seen = _seen(problem, active, layout, measure)
+    return Kernel(layout, seen or _told(problem, active, layout, known), known)
+
+
+def _layouts(problem: Problem) -> list[Layout]:
+    """From the most memory to the least, which is from the fastest to the slowest."""
+    every = dict.fromkeys(map(tuple, nests_to_try(problem.loop.length)))
+    return [Layout(Nested(one), runner=FusedRunner(Settings(), one)) for one in every]
+
+
+def _counted(problem: Problem, layout: Layout) -> int:
+    """The bytes of the carries that are stored."""
+    return layout.order.slots * nbytes(problem.step.carry_types)
+
+
+def _is_possible(problem: Problem, active: Active) -> bool:
+    """Whether a loop can be one kernel, there and back."""
+    is_gpu = planning_device().platform == "gpu"
+    is_counted = isinstance(problem, Counted) and problem.loop.length > 0
+    # A kernel calls nobody, and talks to no other device.
+    if not is_gpu or not is_counted or problem.step.jaxpr.effects:
+        return False
+    try:
+        runner = FusedRunner(Settings())
+        is_one = runner.why_not(problem.step, problem.as_run.loop) is None
+        return is_one and bool(_kernels(problem, active))
+    except NotInKernelError:
+        return False
+
+
+def _seen(
+    problem: Problem, active: Active, layout: Layout, measure: bool
+) -> float | None:
+    """The time of a loop, from that of a few of its steps."""
+    if not (measure and planning_device().is_here):
+        return None
+    length = problem.loop.length
+    count = min(length, _STEPS_TO_RUN)
+    levels = nests(count, max(math.isqrt(count), 2))
+    short = Layout(Nested(levels), runner=FusedRunner(Settings(), levels))
+    found = trials(problem, active, [StepsAlone(count), short], measure)
+    if found is None or not found[1].was_run:
+        return None
+    return found[1].nanoseconds * length / count
+
+
+def _told(
+    problem: Problem, active: Active, layout: Layout, registers: Registers | None
+) -> float:
+    there, back = _kernels(problem, active)
+    length, order, rate = problem.loop.length, layout.slot_order, rates()
+    work = (length + order.advances) * there.work + length * back.work
+    count = () if registers is None else (registers.count,)
+    computes = there.programs.nanoseconds(work, *count)
+    cost = step_cost(problem, active)
+    moved = length * (2 * cost.x + cost.ct_x + 2 * cost.ct_y)
+    moved += order.advances * cost.x + 2 * order.primal_slots * cost.carry
+    # Each carry of a segment is left in a scratch, and is read from there.
+    within = order.slots - order.primal_slots
+    near = rate.cached_byte if within * cost.carry <= rate.cache else rate.byte
+    again = 2 * bool(within) * length * cost.carry * near
+    return max(computes, moved * rate.byte + again) + _OTHER_KERNELS * rate.equation
+
+
+def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
+    """The kernels, which run steps, and take them back."""
+    step = again(settled_problem(problem, active, reverse=True))
+    back = gradient_back(problem, active, outputs_wanted(problem))
+    there = forward_kernel(step, problem.loop, Settings())
+    return there, backward_kernel(step, problem.loop_back, back, Settings())

@@ -1,0 +1,229 @@
+"""Which axes of the arrays in a program are independent rows.
+
+Every axis of every array in a program has a class. Two axes are of one class if an
+entry along the one is only ever computed from the same entry along the other: those of
+the operands and the result of an addition, for example. An operation that mixes entries
+along an axis (a slice, a reduction, a product of matrices) spoils its class. What is
+left are axes along which the whole program is a map: its rows. It makes no difference
+whether `vmap` has made them, or the user did.
+
+One way of mixing is allowed: adding up over rows, as a gradient does for what all rows
+share. Such a sum is *pending*. It may be scaled, moved and added to others, and leave
+the program, and is computed once, at the end. Any other use of it is a collective.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax.extend.core as jex
+
+from ..._programs import place_of
+from ..._types import Aval, Value
+
+Rows = frozenset[int]
+
+
+NO_ROWS: Rows = frozenset()
+
+
+# Primitives that do the same to their axes.
+_KINDS = "sum", "prod", "max", "min", "and", "or", "xor"
+
+
+REDUCTIONS = tuple(f"reduce_{kind}" for kind in _KINDS)
+
+
+CUMULATIVE = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
+OF_KEYS = tuple(
+    f"random_{kind}" for kind in ("seed", "split", "bits", "unwrap", "wrap")
+)
+EMPTY = "empty", "empty2"
+# Some have a hyphen in their names, and in other versions of JAX an underscore.
+SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
+
+
+# Operations on each entry by itself.
+ELEMENTWISE = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
+    bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
+    exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic
+    lt max min mul ne neg nextafter not one_minus_square optimization_barrier or
+    polynomial population_count pow pvary pcast random_fold_in real
+    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()  # noqa: SIM905
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Val:
+    """An array in a program.
+
+    Attributes:
+        aval: Its type.
+        dims: A node for each of its axes; see `Classes`.
+        literal: Its value, if that is a number in the program.
+        pending: The classes over which it is yet to be added up.
+    """
+
+    aval: Aval
+    dims: list[int]
+    literal: Any = None
+    pending: Rows = NO_ROWS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.aval.shape)
+
+
+@dataclasses.dataclass(eq=False)
+class Op:
+    """An operation, with the programs in it."""
+
+    eqn: jex.JaxprEqn
+    ins: list[Val]
+    outs: list[Val]
+    inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.eqn.params
+
+
+@dataclasses.dataclass(eq=False)
+class AxisProgram:
+    """Operations one after the other."""
+
+    ins: list[Val]
+    outs: list[Val]
+    ops: list[Op]
+
+    def vals(self) -> Iterator[Val]:
+        """All arrays in it."""
+        yield from self.ins
+        for op in self.ops:
+            yield from op.outs
+            for inner in op.inner:
+                yield from inner.vals()
+
+
+class Classes:
+    """Classes of axes: a union-find over nodes, one for each axis of each array.
+
+    Attributes:
+        lifted: Constant arrays in the programs, which become further inputs.
+        rows: Those that are taken to be rows.
+        around: The call that is being opened, whose line is known if others are not.
+    """
+
+    def __init__(self) -> None:
+        self._parent = list[int]()
+        self._why = dict[int, Callable[[], str]]()
+        self.lifted = list[tuple[Val, Value]]()
+        self.rows: Rows = NO_ROWS
+        self.around: jex.JaxprEqn | None = None
+
+    def array(self, aval: Aval, literal: Any = None) -> Val:
+        first = len(self._parent)
+        self._parent += range(first, first + len(aval.shape))
+        return Val(aval, list(range(first, len(self._parent))), literal)
+
+    def find(self, node: int) -> int:
+        while self._parent[node] != node:
+            self._parent[node] = self._parent[self._parent[node]]
+            node = self._parent[node]
+        return node
+
+    def of(self, val: Val) -> list[int]:
+        return [self.find(node) for node in val.dims]
+
+    def same(self, a: Val, i: int, b: Val, j: int) -> None:
+        """Two axes are of one class, unless one of them has a single entry."""
+        if a.shape[i] != b.shape[j] or a.shape[i] == 1:
+            return
+        one, other = self.find(a.dims[i]), self.find(b.dims[j])
+        if one == other:
+            return
+        self._parent[other] = one
+        if (why := self._why.pop(other, None)) is not None:
+            self._why.setdefault(one, why)
+
+    def tie(self, a: Val, b: Val) -> None:
+        """All axes of two arrays of one shape."""
+        for i in range(len(a.shape)):
+            self.same(a, i, b, i)
+
+    def spoil(self, root: int, why: Callable[[], str]) -> None:
+        """There is something in the way of rows along the axes of a class."""
+        self._why.setdefault(self.find(root), why)
+
+    def why_not(self, root: int) -> str | None:
+        """What mixes entries along the axes of a class, if anything does."""
+        why = self._why.get(self.find(root))
+        return why and why()
+
+    def is_spoiled(self, root: int) -> bool:
+        """Whether anything mixes entries along the axes of a class."""
+        return self.find(root) in self._why
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundRows:
+    """The rows of a program.
+
+    Attributes:
+        roots: The classes that are rows, in the order of the rows.
+        sizes: How many there are of each.
+        reason: What is in the way of more rows, if anything is.
+    """
+
+    roots: tuple[int, ...]
+    sizes: tuple[int, ...]
+    reason: str | None = None
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+
+class NotInKernelError(TypeError):
+    """A step that cannot be in a kernel, because of one of its operations."""
+
+
+_INSTEAD = (
+    "Compute it outside of the loop, or use another schedule, such as `el.Chunked(32)`."
+)
+
+
+def refuse(
+    eqn: jex.JaxprEqn,
+    instead: str = _INSTEAD,
+    why: str = "cannot be in a kernel",
+    around: jex.JaxprEqn | None = None,
+) -> NoReturn:
+    """Raises an error that names an operation and its line."""
+    raise NotInKernelError(f"Fused: {said(eqn, around)} {why}. {instead}")
+
+
+def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
+    """An operation and where it is, in words."""
+    place = place_of(eqn.source_info)
+    if place is None and around is not None:
+        place = place_of(around.source_info)
+    return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"
+
+
+def scan_counts(op: Op) -> tuple[int, int]:
+    """How many consts and how many leaves of a carry a `scan` has."""
+    params = op.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = (len(group) for group in params["ft_in"].unpack())
+    return consts, carry

@@ -1,0 +1,136 @@
+"""Loops and branches in a step."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._arrays import closed_under
+from ..._programs import aval_of, reached
+from ..._types import Value
+from ._classes import refuse, scan_counts
+from ._elementwise import chosen
+from ._entries import Parts, is_known
+from ._scope import BlockScope, arrays_of, closed_of, entry, leaves_of
+
+# An inner scan of no more steps is written out.
+_UNROLLED = 64
+
+
+def _differ(scope: BlockScope, arrays: Sequence[np.ndarray]) -> list[bool]:
+    """For each array, whether rows of the block have other numbers in it."""
+
+    def differs(x: Any) -> bool:
+        if isinstance(x, Parts):
+            return any(map(differs, x.values))
+        return np.ndim(scope.value(x)) > 0
+
+    return [any(map(differs, a.reshape(-1))) for a in arrays]
+
+
+def _settled_marks(body: Any, consts: list[bool], carry: list[bool]) -> list[bool]:
+    """Which leaves of a carry differ between rows, after any number of steps."""
+    outs = lambda carry: reached(body, (*consts, *carry))[: len(carry)]
+    return closed_under(carry, outs)
+
+
+def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    p = eqn.params
+    n, m = p["cond_nconsts"], p["body_nconsts"]
+    cond, body = closed_of(p["cond_jaxpr"]), closed_of(p["body_jaxpr"])
+    of_cond, of_body, init = ins[:n], ins[n : n + m], ins[n + m :]
+    avals = [aval_of(v) for v in eqn.invars[n + m :]]
+    differ = _settled_marks(body, _differ(scope, of_body), _differ(scope, init))
+    own = reached(cond, (*_differ(scope, of_cond), *differ))[0]
+    # If rows stop by themselves, what they carry differs, too.
+    differ = [True] * len(differ) if own else differ
+
+    def pred(values: Sequence[Value]) -> Value:
+        (found,) = scope.run(cond, [*of_cond, *arrays_of(values, avals)])
+        return BlockScope(scope.block).value(found[()])
+
+    def going(values: Sequence[Value]) -> Value:
+        found = pred(values)
+        if np.ndim(found):
+            return jnp.max(found.astype(jnp.int32)) > 0
+        return jnp.asarray(found, bool)
+
+    def move(values: Sequence[Value]) -> list[Value]:
+        outs = scope.run(body, [*of_body, *arrays_of(values, avals)])
+        new = leaves_of(BlockScope(scope.block), outs, avals, differ)
+        if not own:
+            return new
+        goes_on = jnp.broadcast_to(pred(values), (scope.block,))
+        return [jnp.where(goes_on, a, b) for a, b in zip(new, values, strict=True)]
+
+    init = leaves_of(scope, init, avals, differ)
+    return arrays_of(lax.while_loop(going, move, init), avals)
+
+
+def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    index, *given = ins
+    at = scope.value(index[()])
+    branches = eqn.params["branches"]
+    avals = [aval_of(v) for v in eqn.outvars]
+    if is_known(at):
+        return scope.run(branches[min(max(int(at), 0), len(branches) - 1)], given)
+    # What rows share is a scalar, as long as they all take the same branch.
+    marks = tuple(_differ(scope, given))
+    each = [reached(closed_of(branch), marks) for branch in branches]
+    own = np.ndim(at) > 0
+    differ = [own or any(flags) for flags in zip(*each, strict=True)]
+
+    def run(branch: Any) -> list[Value]:
+        made = scope.run(branch, given)
+        return leaves_of(BlockScope(scope.block), made, avals, differ)
+
+    at = jnp.minimum(
+        jnp.maximum(jnp.asarray(at).astype(jnp.int32), 0), len(branches) - 1
+    )
+    if own:
+        made = [run(branch) for branch in branches]
+        dtypes = [v.dtype for v in made[0]]
+        columns = zip(*made, strict=True)
+        found = [chosen(at, list(c), d) for c, d in zip(columns, dtypes, strict=True)]
+    else:
+        found = lax.switch(at, [functools.partial(run, b) for b in branches])
+    return arrays_of(found, avals)
+
+
+def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    p = eqn.params
+    (n, m), body, length = scan_counts(eqn), closed_of(p["jaxpr"]), p["length"]
+    consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
+    ys = [aval_of(v) for v in eqn.outvars[m:]]
+    avals = [aval_of(v) for v in eqn.invars[n : n + m]]
+    if not xs and not ys and length > 4:
+        differ = _settled_marks(body, _differ(scope, consts), _differ(scope, carry))
+
+        def move(_: Value, values: Sequence[Value]) -> list[Value]:
+            outs = scope.run(body, [*consts, *arrays_of(values, avals)])
+            return leaves_of(BlockScope(scope.block), outs, avals, differ)
+
+        init = leaves_of(scope, carry, avals, differ)
+        return arrays_of(lax.fori_loop(0, length, move, init), avals)
+    if length > _UNROLLED:
+        refuse(
+            eqn,
+            "Use another schedule for the loop around it, or fewer steps.",
+            f"has {length} steps, each with an entry of an array, and a kernel writes "
+            f"them out: at most {_UNROLLED}",
+        )
+    rows: list[list[Any]] = [[None] * length for _ in ys]
+    for i in range(length)[:: -1 if p["reverse"] else 1]:
+        x = [entry(a, i) for a in xs]
+        outs = scope.run(body, [*consts, *carry, *x])
+        carry = outs[:m]
+        for row, y in zip(rows, outs[m:], strict=True):
+            row[i] = y
+    stacked = [
+        np.stack(row) if row else np.empty(aval.shape, object)
+        for row, aval in zip(rows, ys, strict=True)
+    ]
+    return [*carry, *stacked]

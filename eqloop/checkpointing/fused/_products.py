@@ -1,0 +1,103 @@
+"""Products of matrices, written out or by tiles."""
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..._programs import aval_of
+from ._classes import refuse
+from ._elementwise import simplified
+from ._entries import ProductSum, is_known
+from ._reductions import pairwise
+from ._scope import BlockScope, objects, valued
+
+# From so many products on, a product of matrices is one of tiles.
+_LEAST_OF_TILES = 64
+
+
+# The most products that are written out.
+MOST_PRODUCTS = 65536
+
+
+def is_large(m: int, n: int, k: int) -> bool:
+    """Whether a product of matrices of these sizes is one of tiles."""
+    return m * n * k >= _LEAST_OF_TILES
+
+
+def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    p, out = eqn.params, aval_of(eqn.outvars[0])
+    (lc, rc), (lb, rb) = p["dimension_numbers"]
+    left, right = ins
+    free = lambda a, *gone: [i for i in range(a.ndim) if not any(i in g for g in gone)]
+    lf, rf = free(left, lb, lc), free(right, rb, rc)
+    shape = lambda a, axes: math.prod(a.shape[i] for i in axes)
+    batch, k = shape(left, lb), shape(left, lc)
+    left = left.transpose([*lb, *lf, *lc]).reshape(batch, shape(left, lf), k)
+    right = right.transpose([*rb, *rf, *rc]).reshape(batch, shape(right, rf), k)
+    # Narrow floats are added up in float32, as XLA does.
+    dtypes = [aval_of(v).dtype for v in eqn.invars]
+    wide = out.dtype
+    if jnp.issubdtype(wide, jnp.floating) and jnp.finfo(wide).bits < 32:
+        wide = np.dtype("float32")
+    mul = pairwise(lax.mul, wide, "")
+    add = pairwise(lax.add, wide, "reduce_sum")
+
+    def cast(x: Any, dtype: Any) -> Any:
+        if is_known(x) or dtype == wide:
+            return x
+        return jnp.asarray(x, dtype).astype(wide)
+
+    def product(u: Any, v: Any) -> Any:
+        simple = simplified("mul", [u, v])
+        return mul(u, v) if simple is None else simple
+
+    if batch == 1 and wide == out.dtype:
+        if k == 1 and min(left.shape[1], right.shape[1]) > 1:
+            made = [
+                ProductSum(((u[0], v[0]),), product, add)
+                for u in left[0]
+                for v in right[0]
+            ]
+            return [objects(made, out.shape)]
+        if scope.tiles is not None and is_large(left.shape[1], right.shape[1], k):
+            made = scope.tiles.product(scope, left[0], right[0], wide)
+            if made is not None:
+                return [objects(made, out.shape)]
+    if (count := batch * left.shape[1] * right.shape[1] * k) > MOST_PRODUCTS:
+        why = f"multiplies {count} numbers of a row, too many for a kernel"
+        refuse(eqn, "Use another schedule, such as `el.Chunked(32)`.", why)
+    left, right = valued(scope, left), valued(scope, right)
+
+    # Zeros that are known, as of padded cotangents, take no part.
+    def total(us: Any, vs: Any) -> Any:
+        pairs = [
+            (cast(u, dtypes[0]), cast(v, dtypes[1]))
+            for u, v in zip(us, vs, strict=True)
+        ]
+        found = (
+            functools.reduce(add, [product(u, v) for u, v in pairs])
+            if pairs
+            else np.zeros((), wide)[()]
+        )
+        return (
+            found if wide == out.dtype or is_known(found) else found.astype(out.dtype)
+        )
+
+    values = [total(u, v) for b in range(batch) for u in left[b] for v in right[b]]
+    return [objects(values, out.shape)]
+
+
+def has_products(array: np.ndarray) -> bool:
+    return array.size > 0 and all(
+        isinstance(x, ProductSum) or (is_known(x) and x == 0) for x in array.reshape(-1)
+    )
+
+
+def added_products(x: Any, y: Any) -> Any:
+    if isinstance(x, ProductSum) and isinstance(y, ProductSum):
+        return ProductSum(x.pairs + y.pairs, x.multiply, x.add)
+    return simplified("add", [x, y])

@@ -1,0 +1,263 @@
+"""Programs of one row, and how the arrays around them lie in memory."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ..._arrays import split
+from ..._programs import aval_of, equations
+from ..._types import Index, Value
+from ..planning._work import CPU, work
+from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
+from ._entries import InMemory
+from ._leaves import Leaf, RowNumbers
+from ._numbers import Numbers
+from ._one_row import OneRow
+from ._pallas import call, precision_of_tiles, waiting
+from ._products import is_large
+from ._scope import as_vectors, from_vectors, objects
+from ._tiles import Tiles, padded
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How kernels are made.
+
+    Attributes:
+        block: How many rows a block has; `None` to choose.
+        interpret: Whether they are interpreted.
+        most: The most steps that one launch runs; `None` for as many as take a second
+            or so. A device that also draws a screen stops kernels of several seconds,
+            and none can be interrupted.
+    """
+
+    block: int | None = None
+    interpret: bool = False
+    most: int | None = None
+
+    def block_of(self, rows: int) -> int:
+        """How many rows a block has if there are so many: a power of two."""
+        if self.block is not None:
+            return self.block
+        # One row a thread. With few rows, small blocks reach more processors.
+        block = 128 if rows >= 128 * 128 else 32
+        # A thread has to find in memory what it left there itself. So no row has more
+        # than one thread, and no thread more than one row.
+        least = 1 if self.interpret else 32
+        return max(min(block, 1 << (rows - 1).bit_length()), least)
+
+
+# What a GPU of the size of an H100 does, in nanoseconds: an operation on a number of
+# one of many rows, and one after the other; and how many registers it has in all.
+_OPERATION, _OPERATION_ALONE = 3e-5, 3.3
+
+
+_REGISTERS_IN_ALL, _MOST_REGISTERS = 132 * 2**16, 255
+
+
+# Operations are counted, with those of which a function consists.
+_OPERATIONS = dataclasses.replace(
+    CPU, flop=0.5, entry=1.0, costly_entry=16.0, equation=0.0
+)
+
+
+# Tables of no more numbers are known to the compiler.
+MOST_KNOWN = 4096
+
+
+class RowPrograms:
+    """Programs of one row, as far as a kernel needs them.
+
+    Attributes:
+        classes: The classes of axes in the programs.
+        found: The rows.
+        settings: How kernels are made.
+    """
+
+    # Whether all that a loop carries are vectors, even if rows have the same numbers.
+    carries = False
+
+    def __init__(self, classes: Classes, found: FoundRows, settings: Settings):
+        self.classes, self.found, self.settings = classes, found, settings
+        self.all_rows = frozenset(found.roots)
+        self.block = settings.block_of(found.count)
+        self.blocks = -(-found.count // self.block)
+        # Small tables are numbers in the program, unless each row has its own part.
+        is_small = lambda val: val.aval.size <= MOST_KNOWN and not self.differs(val)
+        known = [is_small(val) for val, _ in classes.lifted]
+        self._known = [
+            pair for pair, flag in zip(classes.lifted, known, strict=True) if flag
+        ]
+        self._read = [
+            pair for pair, flag in zip(classes.lifted, known, strict=True) if not flag
+        ]
+        self.lifted = [self.leaf(val) for val, _ in self._read]
+        self.lifted_values = [value for _, value in self._read]
+
+    def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
+        """How an array lies in memory."""
+        return Leaf.of(val.aval, self.rows(val), time)
+
+    def rows(self, val: Val) -> list[int | None]:
+        """For each axis of an array, which axis of rows it is."""
+        roots = self.found.roots
+        return [roots.index(r) if r in roots else None for r in self.classes.of(val)]
+
+    def numbered(self, number: Any) -> RowNumbers:
+        """The rows of a block."""
+        return RowNumbers(self.found.sizes, self.block, number)
+
+    def program(
+        self, program: AxisProgram, want: Sequence[Rows] | None = None
+    ) -> jex.ClosedJaxpr:
+        """The program of one row, from its inputs, row numbers and constant arrays."""
+        counts = len(program.ins), len(self.found.roots)
+
+        def run(*flat: Value) -> list[Value]:
+            ins, numbers, lifted = split(flat, *counts)
+            row = OneRow(self.classes, self.found, numbers)
+            values = [np.asarray(value) for _, value in self._known]
+            pairs = zip((*self._known, *self._read), (*values, *lifted), strict=True)
+            row.with_lifted({id(val): value for (val, _), value in pairs})
+            return row.run(program, ins, want)
+
+        row = OneRow(self.classes, self.found, ())
+        number = jax.core.ShapedArray((), np.dtype("int32"))
+        types = [row.type_of(val) for val in program.ins]
+        types += [number] * counts[1]
+        types += [row.type_of(val) for val, _ in self._read]
+        return jax.make_jaxpr(run)(*types)
+
+    def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
+        """Memory by which numbers become tiles, if any product is one of tiles."""
+        dots = [
+            eqn
+            for program in programs
+            for eqn in equations(program)
+            if eqn.primitive.name == "dot_general"
+        ]
+        sizes = [n for eqn in dots for n in _dot_sizes(eqn)]
+        if not sizes:
+            return []
+        dtypes = [aval_of(eqn.outvars[0]).dtype for eqn in dots]
+        dtype = max((d for d in dtypes), key=lambda d: d.itemsize)
+        rows = padded(max(sizes))
+        return [jax.ShapeDtypeStruct((rows, self.blocks * self.block), dtype)]
+
+    def evaluating(self, rows: RowNumbers, room: Sequence[Any]) -> Numbers:
+        """What evaluates programs in a kernel."""
+        if not room:
+            return Numbers(self.block)
+        interpret = self.settings.interpret
+        how = waiting(interpret), precision_of_tiles(interpret)
+        return Numbers(self.block, Tiles(room[0], rows.own, rows.are_there, *how))
+
+    def differs(self, val: Val) -> bool:
+        """Whether rows have other numbers of an array."""
+        return bool(val.pending) or any(r is not None for r in self.rows(val))
+
+    def known(self, rows: RowNumbers) -> list[np.ndarray]:
+        """The numbers of the rows, axis by axis, as inputs of programs."""
+        axes = range(len(self.found.sizes))
+        return [
+            objects([InMemory(lambda _, i=i: rows.along(i, i), 0)], ()) for i in axes
+        ]
+
+    def vectors(self, array: np.ndarray, val: Val, dtype: Any = None) -> list[Value]:
+        """The numbers of an array while a loop carries them."""
+        dtype = dtype or val.aval.dtype
+        return as_vectors(self.block, array, dtype, self.carries or self.differs(val))
+
+    def nanoseconds(self, work: float, registers: int = _MOST_REGISTERS) -> float:
+        """How long a GPU takes for so many operations on numbers of each row.
+
+        Args:
+            work: How many they are.
+            registers: How many registers a thread takes. With fewer, more threads are
+                there at once, and some compute while others wait.
+        """
+        count = self.found.count
+        turns = max(count * registers / _REGISTERS_IN_ALL, 1)
+        return work * max(count * _OPERATION, turns * _OPERATION_ALONE)
+
+    def steps_at_once(self, *programs: jex.ClosedJaxpr) -> int:
+        """How many steps one launch runs, if these programs are a step of it."""
+        if self.settings.most is not None:
+            return self.settings.most
+        step = self.nanoseconds(sum(map(operations, programs)))
+        return max(int(1e9 / step), 1) if step else 2**31 - 1
+
+    def run(
+        self,
+        kernel: Callable[..., None],
+        inputs: Sequence[Value],
+        outputs: Sequence[Leaf | jax.ShapeDtypeStruct],
+        aliases: dict[int, int] | None = None,
+    ) -> list[Value]:
+        """Runs a kernel. `aliases` says which inputs become which outputs."""
+        types = list(map(type_of, outputs))
+        return call(
+            kernel,
+            inputs,
+            types,
+            aliases=aliases,
+            blocks=self.blocks,
+            block=self.block,
+            interpret=self.settings.interpret,
+        )
+
+
+def operations(program: jex.ClosedJaxpr) -> float:
+    return work(program.jaxpr, _OPERATIONS)
+
+
+def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:
+    """The sizes of a product of matrices, if it is one of tiles."""
+    (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+    left, right = (aval_of(v) for v in eqn.invars)
+    k, b = (math.prod(left.shape[i] for i in axes) for axes in (lc, lb))
+    m, n = left.size // max(k * b, 1), right.size // max(k * b, 1)
+    is_tile = b == 1 and jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.floating)
+    return [m, n, k] if is_tile and is_large(m, n, k) else []
+
+
+def zeros_of(aval: jax.ShapeDtypeStruct) -> Value:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def read_all(
+    rows: RowNumbers, leaves: Sequence[Leaf], refs: Sequence[Any], *time: Index
+) -> list[np.ndarray]:
+    """The numbers of arrays, at a step if they have a row for each."""
+    pairs = zip(leaves, refs, strict=True)
+    return [leaf.read(ref, rows, *time) for leaf, ref in pairs]
+
+
+def carried_of(
+    of: RowPrograms, vals: Sequence[Val], arrays: Sequence[np.ndarray]
+) -> list[list[Value]]:
+    return [of.vectors(a, val) for a, val in zip(arrays, vals, strict=True)]
+
+
+def opened(
+    vals: Sequence[Val], leaves: Sequence[Leaf], carry: Sequence[list[Value]]
+) -> list[np.ndarray]:
+    return [
+        from_vectors(values, leaf.shape, val.aval.dtype)
+        for values, leaf, val in zip(carry, leaves, vals, strict=True)
+    ]
+
+
+def sum_is_carried() -> str:
+    return "a sum over them is carried to the next step, or returned"
+
+
+def type_of(leaf: Leaf | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return leaf.type if isinstance(leaf, Leaf) else leaf

@@ -1,0 +1,173 @@
+"""The numbers of a block of rows while the program of one row is evaluated.
+
+An array of one row is an array of objects here, one for each of its entries:
+
+- a vector with a number for each row of the block, which lives in registers;
+- a scalar, where all rows have the same number; a NumPy scalar, if it is known;
+- `InMemory`, a number in memory that is read where it is used;
+- `Parts`, for a number that is several: a key, or a complex number.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ..._types import Value
+from ._entries import InMemory, Parts, ProductSum, parts_of, values_of
+from ._tiles import Tiles
+
+
+def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    """An array of objects."""
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array.reshape(tuple(shape))
+
+
+def of_array(value: Any) -> np.ndarray:
+    """An array of numbers that are known."""
+    value = np.asarray(value)
+    return objects(list(value.reshape(-1)), value.shape)
+
+
+class BlockScope:
+    """One level of a program: what was read from memory is there within it.
+
+    Attributes:
+        block: How many rows there are.
+        tiles: Multiplies by larger matrices; `None` to write out all products.
+    """
+
+    def __init__(
+        self,
+        block: int,
+        tiles: Tiles | None = None,
+        run: Callable[[jex.ClosedJaxpr, Sequence[np.ndarray]], list[Any]] | None = None,
+    ):
+        self.block, self.tiles, self._run = block, tiles, run
+        self._read = dict[int, Any]()
+
+    def run(self, program: Any, ins: Sequence[np.ndarray]) -> list[Any]:
+        """The outputs of a program within this one."""
+        assert self._run is not None
+        return self._run(closed_of(program), ins)
+
+    def value(self, x: Any) -> Any:
+        """An entry that is a number now, and not to be read or to be computed."""
+        if not isinstance(x, InMemory | ProductSum):
+            return x
+        if id(x) not in self._read:
+            found = x.value(self.value) if isinstance(x, ProductSum) else x.read(x.at)
+            self._read[id(x)] = (x, found)
+        return self._read[id(x)][1]
+
+    def vector(self, x: Any, dtype: Any) -> Value:
+        """An entry as a vector of the block."""
+        return jnp.broadcast_to(jnp.asarray(self.value(x), dtype), (self.block,))
+
+    def vectors(self, array: np.ndarray, dtype: Any) -> list[Value]:
+        """All entries, and their parts, as vectors."""
+        _, part = parts_of(dtype)
+        entries = map(self.value, array.reshape(-1))
+        return [self.vector(v, part) for x in entries for v in values_of(x, dtype)]
+
+
+def as_vectors(
+    block: int, array: np.ndarray, dtype: Any, differs: bool = True
+) -> list[Value]:
+    """All numbers of an array, as vectors of the block, or else as scalars."""
+    scope = BlockScope(block)
+    if differs:
+        return scope.vectors(array, dtype)
+    aval = jax.core.ShapedArray(array.shape, dtype)
+    return leaves_of(scope, [array], [aval], [False])
+
+
+def mapped_number(f: Callable[[Value], Value], x: InMemory) -> InMemory:
+    """A number in memory after `f`, which is called for each of its parts."""
+
+    def read(at: Any) -> Any:
+        value = x.read(at)
+        if isinstance(value, Parts):
+            return Parts(tuple(map(f, value.values)))
+        return f(value)
+
+    return InMemory(read, x.at)
+
+
+def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> Any:
+    """An array, from all of its numbers."""
+    count, _ = parts_of(dtype)
+    if count > 1:
+        n = range(0, len(values), count)
+        values = [Parts(tuple(values[i : i + count])) for i in n]
+    return objects(values, shape)
+
+
+def mapped(f: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+    return objects([f(*xs) for xs in zip(*flat, strict=True)], shape)
+
+
+def valued(scope: BlockScope, a: np.ndarray) -> np.ndarray:
+    return mapped(scope.value, a)
+
+
+def alike(dtypes: Sequence[Any], xs: Sequence[Any]) -> list[Value]:
+    """Operands of one shape: scalars are as long as the others."""
+    shape = np.broadcast_shapes(*(np.shape(x) for x in xs))
+    made = [jnp.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
+    return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in made]
+
+
+def entry(a: Any, *index: Any) -> np.ndarray:
+    """A part of an array, as an array: NumPy gives one entry as it is."""
+    x = a[index[0]] if index else a
+    return x if isinstance(x, np.ndarray) else objects([x], ())
+
+
+def leaves_of(
+    scope: BlockScope, arrays: Sequence[np.ndarray], avals: Any, rows: Any
+) -> list[Value]:
+    """The numbers of a carry: vectors where rows differ, and else scalars."""
+    values = list[Value]()
+    for array, aval, differs in zip(arrays, avals, rows, strict=True):
+        if differs:
+            values += scope.vectors(array, aval.dtype)
+            continue
+        _, part = parts_of(aval.dtype)
+        for x in map(scope.value, array.reshape(-1)):
+            made = [jnp.asarray(v, part) for v in values_of(x, aval.dtype)]
+            values += [one_of(v) if v.ndim else v for v in made]
+    return values
+
+
+def one_of(x: Value) -> Value:
+    """The number of a vector of equal ones."""
+    wide = x.astype(jnp.int32) if x.dtype == bool else x
+    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
+    return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
+
+
+def arrays_of(values: Sequence[Value], avals: Any) -> list[np.ndarray]:
+    arrays, at = list[np.ndarray](), 0
+    for aval in avals:
+        n = math.prod(aval.shape) * parts_of(aval.dtype)[0]
+        arrays.append(from_vectors(values[at : at + n], aval.shape, aval.dtype))
+        at += n
+    return arrays
+
+
+def closed_of(program: Any) -> jex.ClosedJaxpr:
+    """A program without constants, if it has none of its own."""
+    if isinstance(program, jex.ClosedJaxpr):
+        return program
+    return jex.ClosedJaxpr(program, ())
