@@ -41,6 +41,12 @@ def test_import_brings_no_package_that_is_no_dependency(packages_added: set[str]
     assert packages_added <= {"jax", "jaxlib", "jaxtyping", "beartype"}
 
 
+@pytest.mark.parametrize("name", ["pallas", "topologies"])
+def test_import_leaves_what_few_programs_need(name: str):
+    added = modules_after("import eqloop") - modules_after("import equinox")
+    assert not any(module.endswith(f".{name}") for module in added)
+
+
 def test_version_is_that_of_the_distribution():
     try:
         version = importlib.metadata.version("eqloop")

@@ -1,5 +1,7 @@
 """What Pallas is asked: one kernel over blocks of rows. No other file imports it.
 
+It takes a while to import, and few programs need it, so that is done where it is used.
+
 The kernels use references, arithmetic and loops alone. On a GPU they are compiled by
 Pallas's backend for Triton, and anywhere by its interpreter.
 """
@@ -11,8 +13,6 @@ import jax
 import jax.core
 import jax.extend.core as jex
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jax.interpreters import mlir
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
@@ -44,6 +44,9 @@ def call(
         interpret: Whether it is interpreted.
         aliases: Which outputs take the place of which inputs.
     """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in outputs]
     # Loads of later steps ahead of time would take shared memory several times over.
     params = triton.CompilerParams(num_warps=max(block // 32, 1), num_stages=1)
@@ -66,12 +69,20 @@ def call(
     return _elsewhere_p.bind(*inputs, program=program, kind=device.kind)
 
 
-when = pl.when
+def when(condition: Value) -> Callable[[Callable[[], None]], None]:
+    """Runs what it decorates if a condition holds."""
+    from jax.experimental import pallas as pl
+
+    return pl.when(condition)
 
 
 def waiting(interpret: bool) -> Callable[[], None]:
     """What has the threads of a block wait for one another."""
-    return (lambda: None) if interpret else triton.debug_barrier
+    if interpret:
+        return lambda: None
+    from jax.experimental.pallas import triton
+
+    return triton.debug_barrier
 
 
 def precision_of_tiles(interpret: bool) -> Any:
