@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._device import remembered_per_device
-from .._programs import formula_of, temporary_bytes, value_of
+from .._programs import formula_of, pruned, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
@@ -71,10 +71,16 @@ class Cut:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, program: jex.ClosedJaxpr) -> "Cut":
-        """Cuts a program."""
+    def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
+        """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        return cls(flat, tuple(parts_of(flat)))
+        flat = pruned(flat) if split else flat
+        return cls(flat, tuple(parts_of(flat, split)))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a part can be run some rows at a time."""
+        return any(part.by_rows is not None for part in self.parts)
 
     def run(
         self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
@@ -91,10 +97,7 @@ class Cut:
 
     def takes(self, ways: Sequence[Way]) -> bool:
         """Whether these are ways to run such parts."""
-        return len(ways) == len(self.parts) and all(
-            not way.schedules or len(way.schedules) == len(part.loops)
-            for part, way in zip(self.parts, ways, strict=True)
-        )
+        return len(ways) == len(self.parts) and all(map(Way.fits, ways, self.parts))
 
     def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
         """The ways to run each part, the fastest first, and what they take."""
@@ -133,12 +136,21 @@ class Decision:
         is_compiled: Whether the compiler says so, or it is estimated.
     """
 
-    cut: Cut
+    whole: "_Whole"
     ways: tuple[Way, ...]
     peak_bytes: int
     is_compiled: bool
     chosen: Chosen
-    choice: Choice
+
+    @property
+    def cut(self) -> Cut:
+        """The program, in its parts."""
+        return self.whole.cut
+
+    @property
+    def choice(self) -> Choice:
+        """The ways to run each part, and what they take."""
+        return self.whole.choice
 
 
 @remembered_per_device(maxsize=64)
@@ -147,14 +159,36 @@ def decided(
     marks: Flags,
     limit: Limit,
     types: tuple[Aval, ...],
+    split: bool,
 ) -> Decision:
-    """Decides what each part of a function stores."""
-    cut = Cut.of(program)
-    ways, choice = cut.choice(marks)
+    """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
-    whole = _Whole(cut, ways, choice, marks, types)
-    tries, compiled = list[Decision](), 0
-    while compiled < _MOST_COMPILED:
+    time = lambda t: t.choice.nanoseconds(t.chosen)
+    whole = _Whole.of(Cut.of(program), marks, types)
+    fits = _that_fit(whole, most, _MOST_COMPILED)
+    best = min(fits, key=time, default=None)
+    if split and (best is None or any(best.chosen)):
+        by_rows = _Whole.of(Cut.of(program, split=True), marks, types)
+        if by_rows.cut.has_rows and best is None:
+            whole, fits = by_rows, _that_fit(by_rows, most, _MOST_COMPILED)
+        elif by_rows.cut.has_rows and (chosen := by_rows.choice.within(most)):
+            if by_rows.choice.nanoseconds(chosen) < (1 - _WORTHWHILE) * time(best):
+                fits += _that_fit(by_rows, most, 1)
+    if not fits:
+        fits = [_least(whole, limit, most)]
+        # Some parts may be faster where others take the most.
+        choice = whole.choice
+        chosen = choice.faster(fits[0].chosen, choice.peak(fits[0].chosen))
+        faster = whole.decision(chosen)
+        fits += [faster] if faster.peak_bytes <= most else []
+    best = min(fits, key=time)
+    return best.whole.faster_if_leaner(best, most)
+
+
+def _that_fit(whole: "_Whole", most: int, times: int) -> list[Decision]:
+    """Decisions that fit, of which so many were compiled at the most."""
+    choice, tries, compiled = whole.choice, list[Decision](), 0
+    while compiled < times:
         chosen = choice.within(_estimate_for(most, tries))
         if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
             chosen = choice.fastest
@@ -171,14 +205,7 @@ def decided(
         is_small = last.peak_bytes <= most
         if not last.is_compiled or (is_small and not any(chosen)):
             break
-    if not (fits := [t for t in tries if t.peak_bytes <= most]):
-        fits = [_least(whole, limit, most)]
-        # Some parts may be faster where others take the most.
-        chosen = choice.faster(fits[0].chosen, choice.peak(fits[0].chosen))
-        faster = whole.decision(chosen)
-        fits += [faster] if faster.peak_bytes <= most else []
-    best = min(fits, key=lambda t: choice.nanoseconds(t.chosen))
-    return whole.faster_if_leaner(best, most)
+    return [t for t in tries if t.peak_bytes <= most]
 
 
 def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
@@ -206,6 +233,11 @@ class _Whole:
     marks: Flags
     types: tuple[Aval, ...]
 
+    @classmethod
+    def of(cls, cut: Cut, marks: Flags, types: tuple[Aval, ...]) -> "_Whole":
+        """That of a program, with the ways to run its parts."""
+        return cls(cut, *cut.choice(marks), marks, types)
+
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
         return self._decision(self._ways(chosen), chosen)
@@ -223,7 +255,7 @@ class _Whole:
             remember({key: {"bytes": float(size)}})
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
-        return Decision(self.cut, ways, estimated, is_known, chosen, self.choice)
+        return Decision(self, ways, estimated, is_known, chosen)
 
     def largest_of(self, decision: Decision) -> str:
         """A sentence on the largest array in the gradient, if its compiler tells."""
@@ -270,7 +302,8 @@ class _Whole:
         return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
 
     def _key(self, ways: tuple[Way, ...]) -> str:
-        return key_of((self.cut.program, self.marks, self.types, ways))
+        sizes = tuple(len(part.eqns) for part in self.cut.parts)
+        return key_of((self.cut.program, sizes, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
         return temporary_bytes(self._gradient(ways), *self._inputs)

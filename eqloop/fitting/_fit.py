@@ -116,6 +116,7 @@ class Fit(AbstractSameCall[P, R]):
     budget: int | str | None = setting(default=None, kw_only=False)
     total: int | str | None = setting(default=None)
     foreign: bool = setting(default=False)
+    split: bool = setting(default=True)
     device: DeviceLike | None = setting(default=None)
     ways: tuple[Way, ...] | None = setting(default=None)
 
@@ -141,7 +142,7 @@ class Fit(AbstractSameCall[P, R]):
             ValueError: If a gradient is taken that does not fit.
         """
         opened = _OpenFit.of(self.f, args, kwargs, self.foreign)
-        how = self._limit, self.device, self.ways
+        how = self._limit, self.device, self.ways, self.split
         formula = FittedCall(opened.program, opened.types, *how)
         outs = formula.apply(*opened.inputs)
         return opened.call.kept.join(with_weak_types(outs, opened.weak))
@@ -172,7 +173,8 @@ class Fit(AbstractSameCall[P, R]):
         with planning_for_call(self.device, arrays):
             jax.eval_shape(open_traced, *arrays)
             (opened,) = found
-            formula = FittedCall(opened.program, opened.types, self._limit, self.device)
+            how = self._limit, self.device, None, self.split
+            formula = FittedCall(opened.program, opened.types, *how)
         with formula.planning():
             decision = formula.decision(tuple(map(is_inexact, formula.in_avals)))
             pinned = dataclasses.replace(self, ways=decision.ways)
@@ -192,6 +194,7 @@ class Fit(AbstractSameCall[P, R]):
             )
         _ = self._limit
         check_bool("Fit", "foreign", self.foreign)
+        check_bool("Fit", "split", self.split)
         check_device("Fit", self.device)
 
 
