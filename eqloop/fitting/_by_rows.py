@@ -25,6 +25,7 @@ from .._programs import alone, aval_of, evaluated, pushed, run, traced, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import AxisMap, axis_maps
 from ..mapping import mapped_in_chunks
+from ._written import flattened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +147,26 @@ class ByRows:
     length: int
     inputs: tuple[tuple[Any, RowAxis | None], ...]
     outs: tuple[tuple[Any, RowAxis | None], ...]
+
+    @property
+    def can_be(self) -> bool:
+        """Whether all operations do the same to fewer rows."""
+        size = -(-self.length // 2)
+        types = [
+            jax.ShapeDtypeStruct(_shape_of_chunk(aval_of(x), rows, size), x.aval.dtype)
+            for x, rows in self.inputs
+        ]
+
+        def chunk(numbers: Value, values: list[Value]) -> None:
+            given = dict(zip(self.inputs, values, strict=True))
+            self.on_chunk(size, numbers, given)
+
+        numbers = jax.ShapeDtypeStruct((size,), np.int32)
+        try:
+            jax.eval_shape(chunk, numbers, types)
+        except NotByRowsError:
+            return False
+        return True
 
     def size_of_chunks(self, count: int) -> int:
         """How many rows each of about so many chunks has; equally many, if possible."""
@@ -329,6 +350,7 @@ def by_rows(
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
+    program = flattened(program)
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)

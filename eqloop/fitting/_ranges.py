@@ -100,7 +100,8 @@ class _Search:
             if self.made_by[x][0] in inside:
                 continue
             ranges = self._from(x, inside)
-            if ranges and self.ordered([*found, *ranges]):
+            every = [*found, *ranges]
+            if ranges and self.ordered(every) and self._can_be(ranges, every):
                 found += ranges
                 inside = inside.union(*(r.laid for r in ranges))
             else:
@@ -110,6 +111,9 @@ class _Search:
             if not self.by_rows(one, found).outs:
                 found.remove(one)
         return found
+
+    def _can_be(self, ranges: Sequence[_Range], every: Sequence[_Range]) -> bool:
+        return all(self.by_rows(found, every).can_be for found in ranges)
 
     def _depends(self, x: Any) -> bool:
         """Whether a value depends on an input of the program."""
@@ -313,27 +317,42 @@ class _Search:
     def _is_out(self, x: Any, found: _Range, every: Sequence[_Range]) -> bool:
         i, _ = self.made_by[x]
         having = [other for other in every if i in other.laid]
-        if having and having[0] is not found and found in having:
-            return False  # another range gives it
-        readers = [r for r, _ in self.readers.get(x, [])]
-        outside = (
-            r
-            for r in readers
-            if not any(r in other.laid for other in having)
+        if not self._depends(x) or (found in having and having[0] is not found):
+            return False  # it is computed again, or another range gives it
+        return x in self.outs or any(
+            self._reads_outside(r, having, every) for r, _ in self.readers.get(x, [])
         )
-        return x in self.outs or any(True for _ in outside)
+
+    def _reads_outside(
+        self, reader: int, having: Sequence[_Range], every: Sequence[_Range]
+    ) -> bool:
+        """Whether an operation is anywhere but in these ranges."""
+        of = [other for other in every if reader in other.laid]
+        return not of or not all(other in having for other in of)
 
     def ordered(
         self, ranges: Sequence[_Range]
     ) -> list[tuple[list[int], ByRows | None]]:
         """All operations, those of each range together; nothing if that cannot be."""
         inside = set[int]().union(*(found.laid for found in ranges))
-        units: list[tuple[list[int], _Range | None]]
-        units = [([i], None) for i in range(len(self.eqns)) if i not in inside]
-        units += [(sorted(found.laid), found) for found in ranges]
+        within = [self.by_rows(found, ranges) for found in ranges]
+        alone = [i for i in range(len(self.eqns)) if i not in inside]
+        # What depends on no input is computed for each of those who need it.
+        needed = [x for by_rows in within for x, _ in by_rows.inputs]
+        needed += [x for i in alone for x in self.eqns[i].invars]
+        needed += self.outs
+        while needed:
+            x = needed.pop()
+            if x in self._made and not self._depends(x):
+                i, _ = self.made_by[x]
+                if i in inside:
+                    inside.remove(i)
+                    alone.append(i)
+                    needed += self.eqns[i].invars
+        units = [*([i] for i in sorted(alone)), *(sorted(r.laid) for r in ranges)]
         gives, reads = dict[Any, int](), list[set[Any]]()
-        programs = [found and self.by_rows(found, ranges) for _, found in units]
-        for k, ((numbers, _), by_rows) in enumerate(zip(units, programs, strict=True)):
+        programs = [*[None] * len(alone), *within]
+        for k, (numbers, by_rows) in enumerate(zip(units, programs, strict=True)):
             eqn = self.eqns[numbers[0]]
             outs = eqn.outvars if by_rows is None else [x for x, _ in by_rows.outs]
             gives |= dict.fromkeys(outs, k)
@@ -345,16 +364,16 @@ class _Search:
             for j in each:
                 after[j].append(k)
         missing = list(map(len, needs))
-        ready = [(units[k][0][-1], k) for k, n in enumerate(missing) if n == 0]
+        ready = [(units[k][-1], k) for k, n in enumerate(missing) if n == 0]
         heapq.heapify(ready)
         order = list[Any]()
         while ready:
             _, k = heapq.heappop(ready)
-            order.append((units[k][0], programs[k]))
+            order.append((units[k], programs[k]))
             for j in after[k]:
                 missing[j] -= 1
                 if missing[j] == 0:
-                    heapq.heappush(ready, (units[j][0][-1], j))
+                    heapq.heappush(ready, (units[j][-1], j))
         return order if len(order) == len(units) else []
 
 
