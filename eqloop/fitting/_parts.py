@@ -13,7 +13,7 @@ import jax
 import jax.extend.core as jex
 
 from .._arrays import nbytes
-from .._compat import CALLS, form_of
+from .._compat import CALLS, form_of, is_for_kernels
 from .._programs import (
     Place,
     aval_of,
@@ -87,7 +87,8 @@ class Part:
 
 def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
-    flat = inlined(program, lambda eqn: form_of(eqn) in _PLAIN_CALLS)
+    is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
+    flat = inlined(program, is_call)
     return without_array_literals(flat)
 
 
@@ -169,7 +170,7 @@ def _at_open_loops(
     return map_programs(eqn, inside)
 
 
-def parts_of(program: jex.ClosedJaxpr, split: bool) -> list[Part]:
+def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
     """The parts of a program in which nothing is called, in their order.
 
     Args:

@@ -55,7 +55,7 @@ def ranges_of(
 
     Those of a range are one after the other. Some are in several ranges.
     """
-    search = _Search(program)
+    search = _RangeSearch(program)
     return [
         (eqn, by_rows)
         for numbers, by_rows in search.ordered(search.found())
@@ -63,7 +63,7 @@ def ranges_of(
     ]
 
 
-class _Search:
+class _RangeSearch:
     """A search for ranges in a program in which nothing is called."""
 
     def __init__(self, program: jex.ClosedJaxpr):

@@ -5,7 +5,6 @@ read along two axes is in two classes.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,11 +59,33 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
         outs, ops = open_call(classes, eqn.params["call_jaxpr"], ins)
         for op in ops:
             for root in _summed(classes, op):
-                classes.spoil(root, functools.partial(str, op.name))
+                classes.spoil(root, lambda: "it is a sum")
         return outs
     op = Op(eqn, ins, [classes.array(aval_of(x)) for x in eqn.outvars])
-    put_into_classes(classes, op)
+    rule = _OTHERS.get(form_of(eqn), put_into_classes)
+    rule(classes, op)
     return op.outs
+
+
+def _name(classes: Classes, op: Op) -> None:
+    classes.tie(op.ins[0], op.outs[0])
+
+
+def _conv(classes: Classes, op: Op) -> None:
+    """A convolution: its examples are rows."""
+    numbers, (left, right), (out,) = op.params["dimension_numbers"], op.ins, op.outs
+    a, b = numbers.lhs_spec[0], numbers.out_spec[0]
+    if op.params["batch_group_count"] == 1:
+        classes.same(left, a, out, b)
+    others = (left, a), (out, b), (right, None)
+    for val, kept in others:
+        for i in range(len(val.shape)):
+            if i != kept:
+                classes.spoil(val.dims[i], lambda: "it is a convolution")
+
+
+# Those that no kernel has.
+_OTHERS = {"name": _name, "conv_general_dilated": _conv}
 
 
 def _summed(classes: Classes, op: Op) -> list[int]:
