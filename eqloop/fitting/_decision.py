@@ -24,6 +24,7 @@ from ..oom import profiled
 from ..rescheduling import with_open_loops
 from ._again import Roles
 from ._choice import Choice, Chosen
+from ._maxima import with_maxima_by_axis
 from ._options import EVERYTHING, Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
@@ -74,7 +75,7 @@ class Cut:
     def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        flat = pruned(flat) if split else flat
+        flat = pruned(with_maxima_by_axis(flat)) if split else flat
         return cls(flat, tuple(parts_of(flat, split)))
 
     @property
@@ -306,7 +307,13 @@ class _Whole:
         return key_of((self.cut.program, sizes, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
-        return temporary_bytes(self._gradient(ways), *self._inputs)
+        sizes = [temporary_bytes(self._gradient(ways), *self._inputs)]
+        if any(way.rows is not None for way in ways):
+            # Where nobody wants the value, XLA leaves out some of the loops over rows,
+            # and may find less room for the others.
+            alone = lambda *inputs: self._gradient(ways)(*inputs)[1]
+            sizes.append(temporary_bytes(alone, *self._inputs))
+        return None if None in sizes else max(filter(None, sizes), default=0)
 
     @property
     def _inputs(self) -> list[Aval]:

@@ -13,7 +13,7 @@ computed in both:
 import dataclasses
 import functools
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,7 +99,7 @@ class _RangeSearch:
                 break
             if self.made_by[x][0] in inside:
                 continue
-            ranges = self._from(x, inside)
+            ranges = self._trimmed(self._from(x, inside), size(x) * _LARGE)
             every = [*found, *ranges]
             if ranges and self.ordered(every) and self._can_be(ranges, every):
                 found += ranges
@@ -111,6 +111,29 @@ class _RangeSearch:
             if not self.by_rows(one, found).outs:
                 found.remove(one)
         return found
+
+    def _trimmed(self, ranges: Sequence[_Range], least: float) -> list[_Range]:
+        """Ranges that do not begin with small values which others need as well."""
+        ranges, is_same = [*ranges], False
+        while not is_same:
+            is_same = True
+            for k, found in enumerate(ranges):
+                of_others = [i for i in found.laid if self._is_spare(i, found, ranges, least)]
+                if of_others:
+                    laid = {i: each for i, each in found.laid.items() if i not in of_others}
+                    ranges[k], is_same = _Range(found.length, laid), False
+        return ranges
+
+    def _is_spare(
+        self, i: int, found: _Range, every: Sequence[_Range], least: float
+    ) -> bool:
+        eqn = self.eqns[i]
+        begins = not any(
+            x in self._made and self.made_by[x][0] in found.laid for x in eqn.invars
+        )
+        is_small = nbytes(map(aval_of, eqn.outvars)) < least
+        is_out = (self._is_out(x, found, every) for x in eqn.outvars)
+        return begins and is_small and any(is_out)
 
     def _can_be(self, ranges: Sequence[_Range], every: Sequence[_Range]) -> bool:
         return all(self.by_rows(found, every).can_be for found in ranges)
@@ -178,7 +201,7 @@ class _RangeSearch:
             if i in laid or (place[0] == 0 and i in taken):
                 continue
             found = layouts.of(self.eqns[i], place, rows)
-            new = found and self._closed(laid, i, found, layouts, is_large)
+            new = found and self._closed(laid, i, found, layouts, is_large, taken)
             if not new:
                 if not laid:
                     return None
@@ -211,7 +234,13 @@ class _RangeSearch:
         return _Made(self.made_by)
 
     def _closed(
-        self, laid: _Ranges, start: int, first: Laid, layouts: Layouts, is_large: Any
+        self,
+        laid: _Ranges,
+        start: int,
+        first: Laid,
+        layouts: Layouts,
+        is_large: Callable[[Any], bool],
+        taken: set[int],
     ) -> _Ranges | None:
         """What a range needs to have another operation; `None` if it cannot have it."""
         new, tasks = _Ranges(), [(start, first)]
@@ -233,7 +262,7 @@ class _RangeSearch:
             every = laid | new
             if not self._agree(every):
                 return None
-            between = self._between(every)
+            between = self._between(every, taken)
             if not between:
                 return new
             # What lies between operations of a range is in it, the first of them first.
@@ -259,14 +288,16 @@ class _RangeSearch:
                         return False
         return True
 
-    def _between(self, laid: Iterable[int]) -> list[int]:
+    def _between(self, laid: _Ranges, taken: set[int]) -> list[int]:
         """The operations that depend on some of these, and some of these on them."""
+        # Others read what another range computes as well from that one.
+        own = sum(2 << i for i in laid if i not in taken)
         mask = sum(2 << i for i in laid)
         needed = 0
         for i in laid:
             needed |= self.before[i]
         rest = (needed & ~mask) >> 1
-        return [i for i in _bits(rest) if self.before[i] & mask]
+        return [i for i in _bits(rest) if self.before[i] & own]
 
     def _known(self, x: Any, column: int) -> np.ndarray | None:
         """A column of an array of indices, if it depends on no input."""
