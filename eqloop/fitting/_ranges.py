@@ -32,6 +32,8 @@ _LARGE = 0.5
 _FORWARD = 8
 # No range begins at values that are so many times smaller than the largest.
 _SMALL = 16
+# So many large values of a chunk are alive at once, and so many chunks are small ones.
+_ALIVE, _MOST_CHUNKS = 4, 64
 # So many large values are tried in vain, and no more.
 _MOST_TRIED = 48
 # Values of so many entries are computed here, to see what they are.
@@ -144,14 +146,15 @@ class _RangeSearch:
 
     def _from(self, x: Any, taken: set[int]) -> list[_Range]:
         """The ranges around a large value, along the best of its axes."""
-        least, best = nbytes([aval_of(x)]) * _LARGE, list[tuple[float, list[_Range]]]()
+        least, best = nbytes([aval_of(x)]) * _LARGE, list[Any]()
         for axis, length in enumerate(aval_of(x).shape):
             i, n = self.made_by[x]
             start = (i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
-                best.append((self._price(found, nbytes([aval_of(x)])), found))
-        price, found = min(best, key=lambda pair: pair[0], default=(0.0, []))
-        return found if price < nbytes([aval_of(x)]) * 1.1 else []
+                best.append((*self._prices(found, nbytes([aval_of(x)])), found))
+        best = [option for option in best if option[0] <= nbytes([aval_of(x)])]
+        *_, found = min(best, key=lambda option: sum(option[:2]), default=[[]])
+        return found
 
     def _all_from(
         self, start: tuple[int, Place, RowAxis], length: int, least: float, taken: set[int]
@@ -176,17 +179,20 @@ class _RangeSearch:
             length, grown = min(options, key=lambda o: len(o[1][1]), default=(0, None))
         return []
 
-    def _price(self, ranges: Sequence[_Range], largest: int) -> float:
-        """About the bytes that are there besides a chunk, and those of a small chunk."""
-        price = 0.0
+    def _prices(
+        self, ranges: Sequence[_Range], largest: int
+    ) -> tuple[float, float]:
+        """About the bytes that are there besides chunks, and those of small chunks."""
+        besides = chunks = 0.0
         for found in ranges:
             by_rows = self.by_rows(found, ranges)
-            given = [x for x, _ in by_rows.inputs if x in self.made_by]
-            consts = [x for x, r in by_rows.inputs if r is None and is_inexact(aval_of(x))]
-            outs = [x for x, _ in by_rows.outs]
-            price += nbytes(map(aval_of, {*given, *outs}))
-            price += nbytes(map(aval_of, consts)) + largest / min(found.length, 64)
-        return price
+            given = [x for x, _ in by_rows.inputs if x in self._made]
+            besides += nbytes(map(aval_of, {*given, *(x for x, _ in by_rows.outs)}))
+            # On the way back, the cotangents of what all rows share are there, too.
+            shared = (aval_of(x) for x, rows in by_rows.inputs if rows is None)
+            chunks += nbytes(filter(is_inexact, shared))
+            chunks += _ALIVE * largest / min(found.length, _MOST_CHUNKS)
+        return besides, chunks
 
     def _grown(
         self, start: tuple[int, Place, RowAxis], length: int, least: float, taken: set[int]
