@@ -115,7 +115,9 @@ class Layouts:
         if is_kept or aval_of(indices).ndim != 2:
             return None
         out = next(
-            i for i in range(aval_of(eqn.outvars[0]).ndim) if i not in numbers.offset_dims
+            i
+            for i in range(aval_of(eqn.outvars[0]).ndim)
+            if i not in numbers.offset_dims
         )
         for column, axis in enumerate(index_map):
             at = lambda axis: RowAxis(axis, rows.entries)
@@ -194,7 +196,9 @@ class ByRows:
         found = dict(zip(self._sums, sums, strict=True))
         stacked = [(x, rows) for x, rows in self.outs if rows is not None]
         of_y = lambda y, pair: y.reshape(aval_of(pair[0]).shape)
-        return found | dict(zip((x for x, _ in stacked), map(of_y, ys, stacked), strict=True))
+        return found | dict(
+            zip((x for x, _ in stacked), map(of_y, ys, stacked), strict=True)
+        )
 
     @property
     def _sums(self) -> list[Any]:
@@ -269,15 +273,17 @@ def _evaluated(
     if form == "custom_jvp_call":
         outs = _with_rule(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
-        every = numbers[:, None] * rows.entries + np.arange(rows.entries, dtype=np.int32)
+        within = np.arange(rows.entries, dtype=np.int32)[None]
+        every = numbers[:, None] * rows.entries + within
         shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
         every = every.reshape(-1).astype(eqn.params["dtype"])
         outs = [lax.broadcast_in_dim(every, shape, (rows.axis,))]
     else:
         if laid.column is not None:
-            is_it = np.arange(values[1].shape[-1]) == laid.column
+            # The first of these rows has the index 0 among them.
+            is_it = np.arange(values[1].shape[1])[None] == laid.column
             entries = laid.ins[0].entries if laid.ins[0] else 1
-            first = (numbers[0] * entries).astype(values[1].dtype)
+            first = (numbers[:1, None] * entries).astype(values[1].dtype)
             values[1] = values[1] - jnp.where(is_it, first, jnp.zeros_like(first))
         params = dict(eqn.params) | _sizes(eqn, laid, size)
         outs = evaluated(eqn.replace(params=params), values)
@@ -354,7 +360,9 @@ def by_rows(
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)
-    made_by = {x: (i, n) for i, e in enumerate(jaxpr.eqns) for n, x in enumerate(e.outvars)}
+    made_by = {
+        x: (i, n) for i, e in enumerate(jaxpr.eqns) for n, x in enumerate(e.outvars)
+    }
     laid = dict[int, Laid]()
 
     def lay(i: int, found: Laid | None) -> None:
@@ -394,8 +402,10 @@ def by_rows(
     def on_chunk(size: int, numbers: Value, values: Sequence[Value]) -> list[Value]:
         given = dict(zip(inputs, [*program.consts, *values], strict=True))
         found = every.on_chunk(size, numbers, given)
-        read = lambda x: value_of(x) if isinstance(x, jex.Literal) else (
-            found[x] if x in found else given[x, lies[x]]
+        read = lambda x: (
+            value_of(x)
+            if isinstance(x, jex.Literal)
+            else (found[x] if x in found else given[x, lies[x]])
         )
         return list(map(read, jaxpr.outvars))
 

@@ -83,6 +83,12 @@ class Fit(AbstractSameCall[P, R]):
         foreign: Whether to decide for JAX's own loops in `f` as well, as
             [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
             a reverse mode, with 64 checkpoints.
+        split: Whether parts of `f` may run some of their rows at a time. That is for
+            parts that hold far more inside than they are given and give, such as a loss
+            over many classes, attention without a fused kernel or distances of all
+            pairs. Rows are entries along an axis that every operation of the part maps,
+            or adds up: rows that see each other, as in a cumulative sum along them, are
+            none.
         device: What it is planned for, as for [`planning_for`][eqloop.planning_for]: by
             default, the device that it runs on.
         ways: What each part stores, in place of a search: that of a `pinned` plan.

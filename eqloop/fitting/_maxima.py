@@ -30,7 +30,9 @@ def with_maxima_by_axis(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     rewriter = Rewriter(program)
     for eqn in map(rewriter.enter, program.jaxpr.eqns):
         x = aval_of(eqn.invars[0]) if eqn.invars else None
-        long = [i for i in eqn.params.get("axes", ()) if x is not None and x.shape[i] > 1]
+        long = [
+            i for i in eqn.params.get("axes", ()) if x is not None and x.shape[i] > 1
+        ]
         if form_of(eqn) not in _KINDS or len(long) < 2 or not is_inexact(x):
             rewriter.eqns.append(eqn)
             continue
@@ -59,6 +61,9 @@ def _over_rows(form: str, axis: int, rows: Value, count: Value) -> Value:
 def _(form: str, axis: int, primals: PyTree, tangents: PyTree) -> tuple[Value, Value]:
     (rows, count), (dots, _) = primals, tangents
     found = _over_rows(form, axis, rows, count)
-    weights = jnp.where(rows == jnp.expand_dims(found, axis), count, 0)
-    dot = jnp.sum(jnp.where(weights > 0, weights * dots, 0), axis) / weights.sum(axis)
+    wide = jnp.promote_types(dots.dtype, count.dtype)
+    is_it = rows == jnp.expand_dims(found, axis)
+    weights = jnp.where(is_it, count.astype(wide), 0)
+    shares = jnp.where(is_it, weights * dots.astype(wide), 0)
+    dot = jnp.sum(shares, axis) / jnp.sum(weights, axis)
     return found, dot.astype(dots.dtype)

@@ -232,9 +232,7 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
-def _of_rows(
-    part: Part, roles: Roles, again: Option
-) -> Iterator[tuple[Way, Option]]:
+def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
         return

@@ -189,7 +189,9 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
     for start, stop in bounds:
         own = eqns[start:stop]
         if (rows := by_rows[start]) is not None:
-            read, gives = (dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs))
+            read, gives = (
+                dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
+            )
             parts.append(Part(rows.eqns, (*read,), (*gives,), by_rows=rows))
             continue
         read = dict.fromkeys(

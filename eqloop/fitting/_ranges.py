@@ -71,7 +71,9 @@ class _RangeSearch:
     def __init__(self, program: jex.ClosedJaxpr):
         self.eqns, self.jaxpr = program.jaxpr.eqns, program.jaxpr
         self.made_by = {
-            x: (i, n) for i, eqn in enumerate(self.eqns) for n, x in enumerate(eqn.outvars)
+            x: (i, n)
+            for i, eqn in enumerate(self.eqns)
+            for n, x in enumerate(eqn.outvars)
         }
         self.readers = dict[Any, list[tuple[int, int]]]()
         # What each operation depends on, as bits; an input of the program is the lowest.
@@ -120,9 +122,13 @@ class _RangeSearch:
         while not is_same:
             is_same = True
             for k, found in enumerate(ranges):
-                of_others = [i for i in found.laid if self._is_spare(i, found, ranges, least)]
+                of_others = [
+                    i for i in found.laid if self._is_spare(i, found, ranges, least)
+                ]
                 if of_others:
-                    laid = {i: each for i, each in found.laid.items() if i not in of_others}
+                    laid = {
+                        i: each for i, each in found.laid.items() if i not in of_others
+                    }
                     ranges[k], is_same = _Range(found.length, laid), False
         return ranges
 
@@ -151,13 +157,17 @@ class _RangeSearch:
             i, n = self.made_by[x]
             start = (i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
-                best.append((*self._prices(found, nbytes([aval_of(x)])), found))
+                best.append((*self._prices(found), found))
         best = [option for option in best if option[0] <= nbytes([aval_of(x)])]
         *_, found = min(best, key=lambda option: sum(option[:2]), default=[[]])
         return found
 
     def _all_from(
-        self, start: tuple[int, Place, RowAxis], length: int, least: float, taken: set[int]
+        self,
+        start: tuple[int, Place, RowAxis],
+        length: int,
+        least: float,
+        taken: set[int],
     ) -> list[_Range]:
         found, inside = list[_Range](), set(taken)
         grown = self._grown(start, length, least, inside)
@@ -174,14 +184,18 @@ class _RangeSearch:
                 (size, option)
                 for axis, size in enumerate(shape)
                 if size > 1
-                and (option := self._grown((i, (0, n), RowAxis(axis)), size, least, inside))
+                and (
+                    option := self._grown(
+                        (i, (0, n), RowAxis(axis)), size, least, inside
+                    )
+                )
             ]
-            length, grown = min(options, key=lambda o: len(o[1][1]), default=(0, None))
+            # As few are left as can be, in chunks as small as can be.
+            best = lambda option: (len(option[1][1]), -min(option[0], _MOST_CHUNKS))
+            length, grown = min(options, key=best, default=(0, None))
         return []
 
-    def _prices(
-        self, ranges: Sequence[_Range], largest: int
-    ) -> tuple[float, float]:
+    def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float]:
         """About the bytes that are there besides chunks, and those of small chunks."""
         besides = chunks = 0.0
         for found in ranges:
@@ -191,11 +205,17 @@ class _RangeSearch:
             # On the way back, the cotangents of what all rows share are there, too.
             shared = (aval_of(x) for x, rows in by_rows.inputs if rows is None)
             chunks += nbytes(filter(is_inexact, shared))
+            inside = (x for i in found.laid for x in self.eqns[i].outvars)
+            largest = max(nbytes([aval_of(x)]) for x in inside)
             chunks += _ALIVE * largest / min(found.length, _MOST_CHUNKS)
         return besides, chunks
 
     def _grown(
-        self, start: tuple[int, Place, RowAxis], length: int, least: float, taken: set[int]
+        self,
+        start: tuple[int, Place, RowAxis],
+        length: int,
+        least: float,
+        taken: set[int],
     ) -> tuple[_Ranges, list[tuple[int, int]]] | None:
         """The range from here, and the operations that read its large values besides."""
         layouts = Layouts(length, self._maps, self._known)
@@ -307,7 +327,10 @@ class _RangeSearch:
 
     def _known(self, x: Any, column: int) -> np.ndarray | None:
         """A column of an array of indices, if it depends on no input."""
-        if x in self._made and form_of(eqn := self.eqns[self.made_by[x][0]]) == "concatenate":
+        if (
+            x in self._made
+            and form_of(eqn := self.eqns[self.made_by[x][0]]) == "concatenate"
+        ):
             if eqn.params["dimension"] == 1:
                 for part in eqn.invars:
                     width = aval_of(part).shape[1]
@@ -329,7 +352,9 @@ class _RangeSearch:
                 if all(v is not None for v in given) and not eqn.effects:
                     with jax.ensure_compile_time_eval():
                         outs = evaluated(eqn, given)
-                    self._constants |= zip(eqn.outvars, map(np.asarray, outs), strict=True)
+                    self._constants |= zip(
+                        eqn.outvars, map(np.asarray, outs), strict=True
+                    )
         return self._constants[x]
 
     # Ranges as parts of the program.
@@ -395,7 +420,9 @@ class _RangeSearch:
             gives |= dict.fromkeys(outs, k)
             ins = eqn.invars if by_rows is None else [x for x, _ in by_rows.inputs]
             reads.append({x for x in ins if isinstance(x, jex.Var)})
-        needs = [{gives[x] for x in each if x in gives} - {k} for k, each in enumerate(reads)]
+        needs = [
+            {gives[x] for x in each if x in gives} - {k} for k, each in enumerate(reads)
+        ]
         after = [list[int]() for _ in units]
         for k, each in enumerate(needs):
             for j in each:

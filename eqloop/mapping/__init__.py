@@ -23,4 +23,12 @@ from ._planned_map import mapped_in_chunks as mapped_in_chunks
 from ._unvmap import unvmap as unvmap
 from ._vmap import Vmap as Vmap
 
-__all__ = ["ChunkedVmap", "Map", "ParallelMap", "ShardMap", "Vmap", "mapped_in_chunks", "unvmap"]
+__all__ = [
+    "ChunkedVmap",
+    "Map",
+    "ParallelMap",
+    "ShardMap",
+    "Vmap",
+    "mapped_in_chunks",
+    "unvmap",
+]
