@@ -21,7 +21,7 @@ from jax import lax
 
 from .._arrays import is_inexact, pick
 from .._compat import form_of
-from .._programs import alone, aval_of, evaluated, pushed, run, traced, value_of
+from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import AxisMap, axis_maps
 from ..mapping import mapped_in_chunks
@@ -383,9 +383,8 @@ def by_rows(
         lay(i, layouts.of(jaxpr.eqns[i], (1, n), rows))
 
     for i, eqn in enumerate(jaxpr.eqns):
-        lies |= dict.fromkeys(eqn.outvars)
-        of = lambda x: None if isinstance(x, jex.Literal) else lies[x]
-        rows = list(map(of, eqn.invars))
+        lies.update(dict.fromkeys(eqn.outvars))
+        rows = [None if isinstance(x, jex.Literal) else lies[x] for x in eqn.invars]
         if (n := next((n for n, r in enumerate(rows) if r), None)) is not None:
             lay(i, layouts.of(eqn, (0, n), rows[n]))
     for x, rows in zip(jaxpr.outvars, outs, strict=True):

@@ -30,7 +30,8 @@ from ._parts import Part, flat_program, parts_of
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# The fastest is tried even if it is estimated to take so many times the budget.
+# The fastest is tried even if it is estimated to take so many times the budget, and so
+# is what runs no part by rows.
 _HOPEFUL = 1.3
 # Another is not tried if it should save less than this part of the time.
 _WORTHWHILE = 0.05
@@ -153,6 +154,11 @@ class Decision:
         """The ways to run each part, and what they take."""
         return self.whole.choice
 
+    @property
+    def is_fastest(self) -> bool:
+        """Whether everything is stored of each part."""
+        return not any(self.chosen)
+
 
 @remembered_per_device(maxsize=64)
 def decided(
@@ -164,29 +170,35 @@ def decided(
 ) -> Decision:
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
-    time = lambda t: t.choice.nanoseconds(t.chosen)
-    whole = _Whole.of(Cut.of(program), marks, types)
-    fits = _that_fit(whole, most, _MOST_COMPILED)
-    best = min(fits, key=time, default=None)
-    if split and (best is None or any(best.chosen)):
+    time = lambda decision: decision.choice.nanoseconds(decision.chosen)
+    wholes = [plain := _Whole.of(Cut.of(program), marks, types)]
+    smallest = plain.choice.peak(plain.choice.smallest())
+    is_hopeful = not split or smallest <= _HOPEFUL * most
+    fits = _that_fit(plain, most) if is_hopeful else []
+    if split and not any(decision.is_fastest for decision in fits):
         by_rows = _Whole.of(Cut.of(program, split=True), marks, types)
-        if by_rows.cut.has_rows and best is None:
-            whole, fits = by_rows, _that_fit(by_rows, most, _MOST_COMPILED)
-        elif by_rows.cut.has_rows and (chosen := by_rows.choice.within(most)):
-            if by_rows.choice.nanoseconds(chosen) < (1 - _WORTHWHILE) * time(best):
-                fits += _that_fit(by_rows, most, 1)
+        if by_rows.cut.has_rows:
+            wholes = [by_rows, plain]
     if not fits:
-        fits = [_least(whole, limit, most)]
+        fits = next(filter(None, (_that_fit(whole, most) for whole in wholes)), [])
+    elif chosen := wholes[0].choice.within(most):
+        in_time = (1 - _WORTHWHILE) * min(map(time, fits))
+        is_faster = wholes[0].choice.nanoseconds(chosen) < in_time
+        fits += _that_fit(wholes[0], most, 1) if is_faster else []
+    if not fits:
+        fits = [least := _least(wholes, limit, most)]
         # Some parts may be faster where others take the most.
-        choice = whole.choice
-        chosen = choice.faster(fits[0].chosen, choice.peak(fits[0].chosen))
-        faster = whole.decision(chosen)
+        choice = least.choice
+        chosen = choice.faster(least.chosen, choice.peak(least.chosen))
+        faster = least.whole.decision(chosen)
         fits += [faster] if faster.peak_bytes <= most else []
     best = min(fits, key=time)
     return best.whole.faster_if_leaner(best, most)
 
 
-def _that_fit(whole: "_Whole", most: int, times: int) -> list[Decision]:
+def _that_fit(
+    whole: "_Whole", most: int, times: int = _MOST_COMPILED
+) -> list[Decision]:
     """Decisions that fit, of which so many were compiled at the most."""
     choice, tries, compiled = whole.choice, list[Decision](), 0
     while compiled < times:
@@ -345,28 +357,30 @@ class _Whole:
         return gradient
 
 
-def _least(whole: _Whole, limit: Limit, most: int) -> Decision:
+def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
-    choice, tries = whole.choice, list[Decision]()
+    whole, tries = wholes[0], list[Decision]()
+    choice = whole.choice
     smallest = choice.smallest()
     better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
     # Which of them takes the least, only the compiler knows. They do not depend on the
     # budget. So what an error says would do is to do.
-    for chosen in dict.fromkeys((smallest, better, choice.fastest)):
+    options = dict.fromkeys((smallest, better, choice.fastest))
+    pairs = [(whole, chosen) for chosen in options]
+    pairs += [(other, other.choice.smallest()) for other in wholes[1:]]
+    for whole, chosen in pairs:
         tries.append(last := whole.decision(chosen))
         if last.peak_bytes <= most:
             return last
     # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
     # any schedule: what lies close to its cores is not counted.
-    tries.append(last := whole.plain())
+    tries.append(last := wholes[-1].plain())
     if last.peak_bytes <= most:
         return last
-    _refuse(whole, tries, limit, most)
+    _refuse(tries, limit, most)
 
 
-def _refuse(
-    whole: _Whole, tries: Sequence[Decision], limit: Limit, most: int
-) -> NoReturn:
+def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
     little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)
@@ -387,7 +401,7 @@ def _refuse(
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{_advice(least.cut)}.{whole.largest_of(least)}"
+        f"{_advice(least.cut)}.{least.whole.largest_of(least)}"
     )
 
 

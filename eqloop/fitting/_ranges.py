@@ -1,19 +1,18 @@
 """Finds operations that can be run some rows at a time, where that saves memory.
 
 From a large value, a range grows: to what computes that value, as long as this is large
-itself, and to all that reads it. All of these operations are to be maps along one axis,
-or sums along it, with which the range ends. Where some of what reads a large value is
+itself, and to what reads it. All of these operations are to be maps along one axis, or
+sums along it, with which the range ends. Where some of what reads a large value is
 none, it gets a range of its own, along another axis perhaps, and the large value is
 computed in both:
 
-    a b --dot--> logits --logsumexp along columns-->    rows of a, and all of b
-                     `----logsumexp along rows----->    rows of b, and all of a
+    a b --dot--> scores --logsumexp of each row------>    rows of a, and all of b
+                     `----logsumexp of each column--->    rows of b, and all of a
 """
 
 import dataclasses
-import functools
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +21,9 @@ import numpy as np
 
 from .._arrays import is_inexact, nbytes
 from .._compat import form_of
-from .._programs import aval_of, evaluated, value_of
+from .._programs import aval_of, evaluated, literal_value
 from ..checkpointing import AxisMap
-from ._by_rows import ByRows, Laid, Layouts, NotByRowsError, Place, RowAxis
+from ._by_rows import ByRows, Laid, Layouts, Place, RowAxis
 
 # Values are large if they have this part of the bytes of that where a range begins.
 _LARGE = 0.5
@@ -39,15 +38,46 @@ _MOST_TRIED = 48
 # Values of so many entries are computed here, to see what they are.
 _MOST_ENTRIES = 1 << 20
 
-_Ranges = dict[int, Laid]
+# The operations of a range by their numbers, and how the rows of each lie.
+_Operations = Mapping[int, Laid]
+# An operation that reads a value, and which of its operands that is.
+_Reader = tuple[int, int]
+# Operations that are run together, by their numbers.
+_Unit = tuple[list[int], ByRows | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Range:
-    """Operations by their numbers, and how the rows of each lie."""
-
     length: int
-    laid: Mapping[int, Laid]
+    laid: _Operations
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Where rows lie first: in an operand or a result of an operation."""
+
+    operation: int
+    place: Place
+    rows: RowAxis
+
+
+@dataclasses.dataclass(frozen=True)
+class _Growth:
+    """How a range grows.
+
+    Attributes:
+        least: The bytes of a large value.
+        others: The operations that are in other ranges. Those that a range needs are
+            computed again, and others are left to these.
+    """
+
+    layouts: Layouts
+    least: float
+    others: frozenset[int]
+
+    def is_large(self, x: Any) -> bool:
+        """Whether a value is not to be there for all rows."""
+        return _size([x]) >= self.least
 
 
 def ranges_of(
@@ -59,9 +89,9 @@ def ranges_of(
     """
     search = _RangeSearch(program)
     return [
-        (eqn, by_rows)
+        (search.eqns[i], by_rows)
         for numbers, by_rows in search.ordered(search.found())
-        for eqn in (search.eqns[i] for i in numbers)
+        for i in numbers
     ]
 
 
@@ -69,301 +99,266 @@ class _RangeSearch:
     """A search for ranges in a program in which nothing is called."""
 
     def __init__(self, program: jex.ClosedJaxpr):
-        self.eqns, self.jaxpr = program.jaxpr.eqns, program.jaxpr
-        self.made_by = {
-            x: (i, n)
-            for i, eqn in enumerate(self.eqns)
-            for n, x in enumerate(eqn.outvars)
-        }
-        self.readers = dict[Any, list[tuple[int, int]]]()
-        # What each operation depends on, as bits; an input of the program is the lowest.
-        self.before = list[int]()
+        self.eqns = program.jaxpr.eqns
+        self._outs = {x for x in program.jaxpr.outvars if isinstance(x, jex.Var)}
+        self._makers = dict[Any, tuple[int, int]]()
+        self._readers = dict[Any, list[_Reader]]()
+        # What each operation depends on, as bits. The lowest is for all inputs.
+        self._before = list[int]()
         for i, eqn in enumerate(self.eqns):
             mask = 2 << i
             for n, x in enumerate(eqn.invars):
                 if isinstance(x, jex.Var):
-                    self.readers.setdefault(x, []).append((i, n))
-                    made = x in self.made_by
-                    mask |= self.before[self.made_by[x][0]] if made else 1
-            self.before.append(mask)
-        self.outs = {x for x in program.jaxpr.outvars if isinstance(x, jex.Var)}
+                    self._readers.setdefault(x, []).append((i, n))
+                    maker = self._maker(x)
+                    mask |= 1 if maker is None else self._before[maker[0]]
+            self._before.append(mask)
+            self._makers |= {x: (i, n) for n, x in enumerate(eqn.outvars)}
         self._maps = dict[int, tuple[jex.JaxprEqn, list[AxisMap]]]()
         self._constants = dict[Any, np.ndarray | None]()
 
-    # Ranges that begin at a large value.
+    def _maker(self, x: Any) -> tuple[int, int] | None:
+        """The operation that computes a value, and which of its results that is."""
+        return self._makers.get(x) if isinstance(x, jex.Var) else None
+
+    def _depends(self, x: Any) -> bool:
+        """Whether a computed value depends on an input of the program."""
+        return bool(self._before[self._makers[x][0]] & 1)
+
+    # Ranges that save memory.
 
     def found(self) -> list[_Range]:
         """Ranges that save memory, those of the largest values first."""
-        size = lambda x: nbytes([aval_of(x)])
-        values = [x for x in self.made_by if self._depends(x) and aval_of(x).shape]
-        values.sort(key=lambda x: (-size(x), self.made_by[x][0]))
-        found, inside, tried = list[_Range](), set[int](), 0
+        values = [x for x in self._makers if self._depends(x) and aval_of(x).shape]
+        values.sort(key=lambda x: (-_size([x]), self._makers[x]))
+        found, inside, tried = list[_Range](), frozenset[int](), 0
         for x in values:
-            if tried == _MOST_TRIED or size(x) * _SMALL < size(values[0]):
+            if tried == _MOST_TRIED or _size([x]) * _SMALL < _size(values[:1]):
                 break
-            if self.made_by[x][0] in inside:
+            if self._makers[x][0] in inside:
                 continue
-            ranges = self._trimmed(self._from(x, inside), size(x) * _LARGE)
-            every = [*found, *ranges]
-            if ranges and self.ordered(every) and self._can_be(ranges, every):
-                found += ranges
-                inside = inside.union(*(r.laid for r in ranges))
+            every = [*found, *(ranges := self._around(x, inside))]
+            is_valid = ranges and self.ordered(every)
+            if is_valid and all(self._by_rows(r, every).can_be for r in ranges):
+                found, inside = every, inside.union(*(r.laid for r in ranges))
             else:
                 tried += 1
         # Some have all been computed in larger ones.
         for one in [*found]:
-            if not self.by_rows(one, found).outs:
+            if not self._by_rows(one, found).outs:
                 found.remove(one)
         return found
 
-    def _trimmed(self, ranges: Sequence[_Range], least: float) -> list[_Range]:
-        """Ranges that do not begin with small values which others need as well."""
-        ranges, is_same = [*ranges], False
-        while not is_same:
-            is_same = True
-            for k, found in enumerate(ranges):
-                of_others = [
-                    i for i in found.laid if self._is_spare(i, found, ranges, least)
-                ]
-                if of_others:
-                    laid = {
-                        i: each for i, each in found.laid.items() if i not in of_others
-                    }
-                    ranges[k], is_same = _Range(found.length, laid), False
-        return ranges
-
-    def _is_spare(
-        self, i: int, found: _Range, every: Sequence[_Range], least: float
-    ) -> bool:
-        eqn = self.eqns[i]
-        begins = not any(
-            x in self._made and self.made_by[x][0] in found.laid for x in eqn.invars
-        )
-        is_small = nbytes(map(aval_of, eqn.outvars)) < least
-        is_out = (self._is_out(x, found, every) for x in eqn.outvars)
-        return begins and is_small and any(is_out)
-
-    def _can_be(self, ranges: Sequence[_Range], every: Sequence[_Range]) -> bool:
-        return all(self.by_rows(found, every).can_be for found in ranges)
-
-    def _depends(self, x: Any) -> bool:
-        """Whether a value depends on an input of the program."""
-        return bool(self.before[self.made_by[x][0]] & 1)
-
-    def _from(self, x: Any, taken: set[int]) -> list[_Range]:
+    def _around(self, x: Any, taken: frozenset[int]) -> list[_Range]:
         """The ranges around a large value, along the best of its axes."""
-        least, best = nbytes([aval_of(x)]) * _LARGE, list[Any]()
+        least, options = _size([x]) * _LARGE, list[tuple[float, list[_Range]]]()
         for axis, length in enumerate(aval_of(x).shape):
-            i, n = self.made_by[x]
-            start = (i, (1, n), RowAxis(axis))
+            i, n = self._makers[x]
+            start = _Start(i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
-                best.append((*self._prices(found), found))
-        best = [option for option in best if option[0] <= nbytes([aval_of(x)])]
-        *_, found = min(best, key=lambda option: sum(option[:2]), default=[[]])
-        return found
-
-    def _all_from(
-        self,
-        start: tuple[int, Place, RowAxis],
-        length: int,
-        least: float,
-        taken: set[int],
-    ) -> list[_Range]:
-        found, inside = list[_Range](), set(taken)
-        grown = self._grown(start, length, least, inside)
-        while grown is not None:
-            laid, left = grown
-            found.append(_Range(length, laid))
-            inside.update(laid)
-            left = [(i, n) for i, n in left if i not in inside]
-            if not left:
-                return found
-            i, n = left[0]
-            shape = aval_of(self.eqns[i].invars[n]).shape
-            options = [
-                (size, option)
-                for axis, size in enumerate(shape)
-                if size > 1
-                and (
-                    option := self._grown(
-                        (i, (0, n), RowAxis(axis)), size, least, inside
-                    )
-                )
-            ]
-            # As few are left as can be, in chunks as small as can be.
-            best = lambda option: (len(option[1][1]), -min(option[0], _MOST_CHUNKS))
-            length, grown = min(options, key=best, default=(0, None))
-        return []
+                besides, chunks = self._prices(found)
+                if besides <= _size([x]):
+                    options.append((besides + chunks, found))
+        _, best = min(options, key=lambda option: option[0], default=(0.0, []))
+        return self._trimmed(best, least)
 
     def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float]:
         """About the bytes that are there besides chunks, and those of small chunks."""
         besides = chunks = 0.0
         for found in ranges:
-            by_rows = self.by_rows(found, ranges)
-            given = [x for x, _ in by_rows.inputs if x in self._made]
-            besides += nbytes(map(aval_of, {*given, *(x for x, _ in by_rows.outs)}))
+            by_rows = self._by_rows(found, ranges)
+            given = {x for x, _ in by_rows.inputs if self._maker(x)}
+            besides += _size(given | {x for x, _ in by_rows.outs})
             # On the way back, the cotangents of what all rows share are there, too.
-            shared = (aval_of(x) for x, rows in by_rows.inputs if rows is None)
-            chunks += nbytes(filter(is_inexact, shared))
+            shared = (x for x, rows in by_rows.inputs if rows is None)
+            chunks += _size(x for x in shared if is_inexact(aval_of(x)))
             inside = (x for i in found.laid for x in self.eqns[i].outvars)
-            largest = max(nbytes([aval_of(x)]) for x in inside)
+            largest = max(_size([x]) for x in inside)
             chunks += _ALIVE * largest / min(found.length, _MOST_CHUNKS)
         return besides, chunks
 
+    def _all_from(
+        self, start: _Start, length: int, least: float, taken: frozenset[int]
+    ) -> list[_Range]:
+        """A range, and others for what else reads its large values."""
+        found = list[_Range]()
+        grown = self._grown(start, length, least, taken)
+        while grown is not None:
+            laid, left = grown
+            found.append(_Range(length, laid))
+            taken = taken.union(laid)
+            if (reader := next((r for r in left if r[0] not in taken), None)) is None:
+                return found
+            i, n = reader
+            options = list[Any]()
+            for axis, size in enumerate(aval_of(self.eqns[i].invars[n]).shape):
+                start = _Start(i, (0, n), RowAxis(axis))
+                if size > 1 and (one := self._grown(start, size, least, taken)):
+                    options.append((size, one))
+            # As few are left as can be, in chunks as small as can be.
+            best = lambda option: (len(option[1][1]), -min(option[0], _MOST_CHUNKS))
+            length, grown = min(options, key=best, default=(0, None))
+        return []
+
+    def _trimmed(self, ranges: Sequence[_Range], least: float) -> list[_Range]:
+        """Ranges that do not begin with small values which others need as well."""
+        for found in ranges:
+            is_inside = lambda x, found=found: (
+                (maker := self._maker(x)) is not None and maker[0] in found.laid
+            )
+            for i in found.laid:
+                eqn = self.eqns[i]
+                begins = not any(map(is_inside, eqn.invars))
+                is_out = any(self._is_out(x, found, ranges) for x in eqn.outvars)
+                if begins and is_out and _size(eqn.outvars) < least:
+                    laid = {j: each for j, each in found.laid.items() if j != i}
+                    rest = [other for other in ranges if other is not found]
+                    return self._trimmed([*rest, _Range(found.length, laid)], least)
+        return [*ranges]
+
+    # A range.
+
     def _grown(
-        self,
-        start: tuple[int, Place, RowAxis],
-        length: int,
-        least: float,
-        taken: set[int],
-    ) -> tuple[_Ranges, list[tuple[int, int]]] | None:
-        """The range from here, and the operations that read its large values besides."""
-        layouts = Layouts(length, self._maps, self._known)
-        is_large = lambda x: nbytes([aval_of(x)]) >= least
-        laid, left = _Ranges(), list[tuple[int, int]]()
-        tasks = [start]
+        self, start: _Start, length: int, least: float, taken: frozenset[int]
+    ) -> tuple[_Operations, list[_Reader]] | None:
+        """A range, and what reads its large values besides."""
+        layouts = Layouts(length, self._maps, self._known_column)
+        how = _Growth(layouts, least, taken)
+        laid, left, tasks = dict[int, Laid](), list[_Reader](), [start]
         while tasks:
-            i, place, rows = tasks.pop(0)
-            if i in laid or (place[0] == 0 and i in taken):
+            task = tasks.pop(0)
+            i, (is_result, n) = task.operation, task.place
+            if i in laid or (i in taken and not is_result):
                 continue
-            found = layouts.of(self.eqns[i], place, rows)
-            new = found and self._closed(laid, i, found, layouts, is_large, taken)
-            if not new:
-                if not laid:
-                    return None
-                if place[0] == 0 and is_large(self.eqns[i].invars[place[1]]):
-                    left.append((i, place[1]))
-                continue
-            laid |= new
-            for j, each in new.items():
-                eqn = self.eqns[j]
-                for x, r in zip(eqn.outvars, each.outs, strict=True):
-                    if r is not None and nbytes([aval_of(x)]) * _FORWARD >= least:
-                        tasks += [(k, (0, n), r) for k, n in self.readers.get(x, [])]
-                for x, r in zip(eqn.invars, each.ins, strict=True):
-                    if r is not None and self._shrinks(x):
-                        k, n = self.made_by[x]
-                        tasks.append((k, (1, n), r))
-        return laid, [(i, n) for i, n in left if i not in laid]
+            found = layouts.of(self.eqns[i], task.place, task.rows)
+            new = None if found is None else self._closed(laid, i, found, how)
+            if new is not None:
+                laid |= new
+                tasks += self._next(new, how)
+            elif not laid:
+                return None
+            elif not is_result and how.is_large(self.eqns[i].invars[n]):
+                left.append((i, n))
+        return laid, [reader for reader in left if reader[0] not in laid]
 
-    def _shrinks(self, x: Any) -> bool:
-        """Whether it takes less to have what a value is computed from than to have it."""
-        if x not in self._made:
-            return False
-        if not self._depends(x):
-            return True
-        reads = {y for y in self.eqns[self.made_by[x][0]].invars if y in self._made}
-        return nbytes(map(aval_of, reads)) < nbytes([aval_of(x)])
+    def _next(self, new: _Operations, how: _Growth) -> Iterator[_Start]:
+        """What may be in a range that has these operations."""
+        for i, laid in new.items():
+            for x, rows in zip(self.eqns[i].outvars, laid.outs, strict=True):
+                if rows is not None and _size([x]) * _FORWARD >= how.least:
+                    for k, n in self._readers.get(x, []):
+                        yield _Start(k, (0, n), rows)
+            for x, rows in zip(self.eqns[i].invars, laid.ins, strict=True):
+                maker = self._maker(x)
+                if rows is not None and maker is not None and self._grows(x):
+                    yield _Start(maker[0], (1, maker[1]), rows)
 
-    @functools.cached_property
-    def _made(self) -> "_Made":
-        return _Made(self.made_by)
+    def _grows(self, x: Any) -> bool:
+        """Whether a value takes more than what it is computed from."""
+        # What depends on no input is computed for each of those who need it.
+        read = {y for y in self.eqns[self._makers[x][0]].invars if self._maker(y)}
+        return not self._depends(x) or _size(read) < _size([x])
 
     def _closed(
-        self,
-        laid: _Ranges,
-        start: int,
-        first: Laid,
-        layouts: Layouts,
-        is_large: Callable[[Any], bool],
-        taken: set[int],
-    ) -> _Ranges | None:
+        self, laid: _Operations, i: int, first: Laid, how: _Growth
+    ) -> dict[int, Laid] | None:
         """What a range needs to have another operation; `None` if it cannot have it."""
-        new, tasks = _Ranges(), [(start, first)]
-        while True:
-            while tasks:
-                i, each = tasks.pop()
-                if i in new:
+        new, tasks = dict[int, Laid](), [(i, first)]
+        while tasks:
+            i, each = tasks.pop()
+            if i in new:
+                continue
+            new[i] = each
+            for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
+                maker = self._maker(x)
+                if rows is None or maker is None or not how.is_large(x):
                     continue
-                new[i] = each
-                for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
-                    if rows is None or x not in self._made or not is_large(x):
-                        continue
-                    j, n = self.made_by[x]
-                    if j in laid or j in new:
-                        continue
-                    if (found := layouts.of(self.eqns[j], (1, n), rows)) is None:
+                j, n = maker
+                if j not in laid and j not in new:
+                    found = how.layouts.of(self.eqns[j], (1, n), rows)
+                    if found is None:
                         return None
                     tasks.append((j, found))
-            every = laid | new
-            if not self._agree(every):
-                return None
-            between = self._between(every, taken)
-            if not between:
-                return new
-            # What lies between operations of a range is in it, the first of them first.
-            i, eqn = between[0], self.eqns[between[0]]
-            places = (
-                (n, self.made_by[x])
-                for n, x in enumerate(eqn.invars)
-                if x in self._made and self.made_by[x][0] in every
-            )
-            at = ((n, every[j].outs[k]) for n, (j, k) in places)
-            n, rows = next((pair for pair in at if pair[1] is not None), (0, None))
-            if rows is None or (found := layouts.of(eqn, (0, n), rows)) is None:
-                return None
-            tasks.append((i, found))
+            if not tasks:
+                every = {**laid, **new}
+                if not self._agree(every):
+                    return None
+                # What lies between operations of a range is in it.
+                for j in self._between(every, how.others)[:1]:
+                    if (found := self._within(j, every, how.layouts)) is None:
+                        return None
+                    tasks.append((j, found))
+        return new
 
-    def _agree(self, laid: _Ranges) -> bool:
+    def _agree(self, laid: _Operations) -> bool:
         """Whether each value has rows as those who read it need."""
         for i, each in laid.items():
             for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
-                if x in self._made and (made := self.made_by[x])[0] in laid:
-                    given = laid[made[0]].outs[made[1]]
+                maker = self._maker(x)
+                if maker is not None and maker[0] in laid:
+                    given = laid[maker[0]].outs[maker[1]]
                     if given is None or given != rows:
                         return False
         return True
 
-    def _between(self, laid: _Ranges, taken: set[int]) -> list[int]:
+    def _between(self, laid: _Operations, others: frozenset[int]) -> list[int]:
         """The operations that depend on some of these, and some of these on them."""
-        # Others read what another range computes as well from that one.
-        own = sum(2 << i for i in laid if i not in taken)
-        mask = sum(2 << i for i in laid)
+        # What is in another range as well is read from that one.
+        own = sum(2 << i for i in laid if i not in others)
         needed = 0
         for i in laid:
-            needed |= self.before[i]
-        rest = (needed & ~mask) >> 1
-        return [i for i in _bits(rest) if self.before[i] & own]
+            needed |= self._before[i]
+        rest = (needed & ~sum(2 << i for i in laid)) >> 1
+        return [i for i in _bits(rest) if self._before[i] & own]
 
-    def _known(self, x: Any, column: int) -> np.ndarray | None:
+    def _within(self, i: int, laid: _Operations, layouts: Layouts) -> Laid | None:
+        """How rows lie in an operation that reads results of these."""
+        for n, x in enumerate(self.eqns[i].invars):
+            maker = self._maker(x)
+            if maker is not None and maker[0] in laid:
+                rows = laid[maker[0]].outs[maker[1]]
+                return rows and layouts.of(self.eqns[i], (0, n), rows)
+        return None
+
+    def _known_column(self, x: Any, column: int) -> np.ndarray | None:
         """A column of an array of indices, if it depends on no input."""
+        maker = self._maker(x)
+        eqn = None if maker is None else self.eqns[maker[0]]
         if (
-            x in self._made
-            and form_of(eqn := self.eqns[self.made_by[x][0]]) == "concatenate"
+            eqn is not None
+            and form_of(eqn) == "concatenate"
+            and eqn.params["dimension"]
         ):
-            if eqn.params["dimension"] == 1:
-                for part in eqn.invars:
-                    width = aval_of(part).shape[1]
-                    if column < width:
-                        x = part
-                        break
-                    column -= width
+            for part in eqn.invars:
+                if column < (width := aval_of(part).shape[1]):
+                    return self._known_column(part, column)
+                column -= width
         value = self._constant(x)
         return None if value is None else value[:, column]
 
     def _constant(self, x: Any) -> np.ndarray | None:
         if isinstance(x, jex.Literal):
-            return np.asarray(value_of(x))
+            return literal_value(x)
         if x not in self._constants:
             self._constants[x] = None
-            if x in self.made_by and aval_of(x).size <= _MOST_ENTRIES:
-                eqn = self.eqns[self.made_by[x][0]]
-                given = list(map(self._constant, eqn.invars))
-                if all(v is not None for v in given) and not eqn.effects:
-                    with jax.ensure_compile_time_eval():
-                        outs = evaluated(eqn, given)
-                    self._constants |= zip(
-                        eqn.outvars, map(np.asarray, outs), strict=True
-                    )
+            maker = self._maker(x)
+            if maker is None or self._depends(x) or aval_of(x).size > _MOST_ENTRIES:
+                return None
+            eqn = self.eqns[maker[0]]
+            given = list(map(self._constant, eqn.invars))
+            if not eqn.effects and all(value is not None for value in given):
+                with jax.ensure_compile_time_eval():
+                    outs = map(np.asarray, evaluated(eqn, given))
+                    self._constants |= zip(eqn.outvars, outs, strict=True)
         return self._constants[x]
 
     # Ranges as parts of the program.
 
-    def by_rows(self, found: _Range, every: Sequence[_Range]) -> ByRows:
+    def _by_rows(self, found: _Range, every: Sequence[_Range]) -> ByRows:
         """The operations of a range, with what they read and what others need of it."""
-        order = sorted(found.laid)
         inputs = dict[tuple[Any, RowAxis | None], None]()
         lies = dict[Any, RowAxis | None]()
+        order = sorted(found.laid)
         for i in order:
             eqn, each = self.eqns[i], found.laid[i]
             lies |= zip(eqn.outvars, each.outs, strict=True)
@@ -371,84 +366,78 @@ class _RangeSearch:
                 if isinstance(x, jex.Var) and x not in lies:
                     inputs[x, rows] = None
         outs = [(x, lies[x]) for x in lies if self._is_out(x, found, every)]
-        outs.sort(key=lambda pair: pair[1] is not None)
-        laid = tuple(found.laid[i] for i in order)
-        eqns = tuple(self.eqns[i] for i in order)
-        return ByRows(eqns, laid, found.length, tuple(inputs), tuple(outs))
-
-    def _is_out(self, x: Any, found: _Range, every: Sequence[_Range]) -> bool:
-        i, _ = self.made_by[x]
-        having = [other for other in every if i in other.laid]
-        if not self._depends(x) or (found in having and having[0] is not found):
-            return False  # it is computed again, or another range gives it
-        return x in self.outs or any(
-            self._reads_outside(r, having, every) for r, _ in self.readers.get(x, [])
+        return ByRows(
+            eqns=tuple(self.eqns[i] for i in order),
+            laid=tuple(found.laid[i] for i in order),
+            length=found.length,
+            inputs=tuple(inputs),
+            outs=tuple(sorted(outs, key=lambda out: out[1] is not None)),
         )
 
-    def _reads_outside(
-        self, reader: int, having: Sequence[_Range], every: Sequence[_Range]
-    ) -> bool:
-        """Whether an operation is anywhere but in these ranges."""
-        of = [other for other in every if reader in other.laid]
-        return not of or not all(other in having for other in of)
+    def _is_out(self, x: Any, found: _Range, every: Sequence[_Range]) -> bool:
+        """Whether a range gives a value that it computes to others."""
+        i, _ = self._makers[x]
+        having = [other for other in every if i in other.laid]
+        if not self._depends(x) or having[0] is not found:
+            return False  # they compute it again, or another range gives it
 
-    def ordered(
-        self, ranges: Sequence[_Range]
-    ) -> list[tuple[list[int], ByRows | None]]:
+        def is_outside(reader: int) -> bool:
+            of = [other for other in every if reader in other.laid]
+            return not of or any(i not in other.laid for other in of)
+
+        readers = (reader for reader, _ in self._readers.get(x, []))
+        return x in self._outs or any(map(is_outside, readers))
+
+    def ordered(self, ranges: Sequence[_Range]) -> list[_Unit]:
         """All operations, those of each range together; nothing if that cannot be."""
         inside = set[int]().union(*(found.laid for found in ranges))
-        within = [self.by_rows(found, ranges) for found in ranges]
+        within = [self._by_rows(found, ranges) for found in ranges]
         alone = [i for i in range(len(self.eqns)) if i not in inside]
-        # What depends on no input is computed for each of those who need it.
         needed = [x for by_rows in within for x, _ in by_rows.inputs]
-        needed += [x for i in alone for x in self.eqns[i].invars]
-        needed += self.outs
+        needed += [x for i in alone for x in self.eqns[i].invars] + [*self._outs]
         while needed:
             x = needed.pop()
-            if x in self._made and not self._depends(x):
-                i, _ = self.made_by[x]
-                if i in inside:
-                    inside.remove(i)
-                    alone.append(i)
-                    needed += self.eqns[i].invars
-        units = [*([i] for i in sorted(alone)), *(sorted(r.laid) for r in ranges)]
+            maker = self._maker(x)
+            if maker is not None and maker[0] in inside and not self._depends(x):
+                inside.remove(maker[0])
+                alone.append(maker[0])
+                needed += self.eqns[maker[0]].invars
+        units: list[_Unit] = [([i], None) for i in sorted(alone)]
+        units += zip((sorted(r.laid) for r in ranges), within, strict=True)
         gives, reads = dict[Any, int](), list[set[Any]]()
-        programs = [*[None] * len(alone), *within]
-        for k, (numbers, by_rows) in enumerate(zip(units, programs, strict=True)):
+        for k, (numbers, by_rows) in enumerate(units):
             eqn = self.eqns[numbers[0]]
             outs = eqn.outvars if by_rows is None else [x for x, _ in by_rows.outs]
-            gives |= dict.fromkeys(outs, k)
             ins = eqn.invars if by_rows is None else [x for x, _ in by_rows.inputs]
+            gives |= dict.fromkeys(outs, k)
             reads.append({x for x in ins if isinstance(x, jex.Var)})
-        needs = [
-            {gives[x] for x in each if x in gives} - {k} for k, each in enumerate(reads)
-        ]
-        after = [list[int]() for _ in units]
-        for k, each in enumerate(needs):
-            for j in each:
-                after[j].append(k)
-        missing = list(map(len, needs))
-        ready = [(units[k][-1], k) for k, n in enumerate(missing) if n == 0]
-        heapq.heapify(ready)
-        order = list[Any]()
-        while ready:
-            _, k = heapq.heappop(ready)
-            order.append((units[k], programs[k]))
-            for j in after[k]:
-                missing[j] -= 1
-                if missing[j] == 0:
-                    heapq.heappush(ready, (units[j][-1], j))
-        return order if len(order) == len(units) else []
+        order = _sorted(
+            [{gives[x] for x in each if x in gives} for each in reads],
+            [numbers[-1] for numbers, _ in units],
+        )
+        return [units[k] for k in order] if len(order) == len(units) else []
 
 
-class _Made:
-    """The variables that are computed, and no literals."""
+def _sorted(needs: Sequence[set[int]], keys: Sequence[int]) -> list[int]:
+    """An order in which each comes after those that it needs, by these keys else."""
+    after, missing = [list[int]() for _ in needs], list(map(len, needs))
+    for k, each in enumerate(needs):
+        for j in each:
+            after[j].append(k)
+    ready = [(keys[k], k) for k, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    order = list[int]()
+    while ready:
+        order.append(heapq.heappop(ready)[1])
+        for j in after[order[-1]]:
+            missing[j] -= 1
+            if missing[j] == 0:
+                heapq.heappush(ready, (keys[j], j))
+    return order
 
-    def __init__(self, made_by: Mapping[Any, Any]):
-        self._made_by = made_by
 
-    def __contains__(self, x: object) -> bool:
-        return isinstance(x, jex.Var) and x in self._made_by
+def _size(values: Iterable[Any]) -> int:
+    return nbytes([aval_of(x) for x in values])
 
 
 def _bits(mask: int) -> Iterator[int]:
