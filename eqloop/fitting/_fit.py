@@ -53,8 +53,9 @@ class Fit(AbstractSameCall[P, R]):
     gradient. Call it like `f`. What is stored for the way back is decided for the whole
     function together: for each loop of this library that has no schedule of its own,
     how many carries; and for what lies between loops, which values, products first. The
-    rest is computed again. Values and random numbers are those of `f`, and derivatives
-    are, to rounding, in every mode of differentiation.
+    rest is computed again. Where that is not enough, parts of `f` run some of their
+    rows at a time. Random numbers are those of `f`; values and derivatives are, to
+    rounding, in every mode of differentiation.
 
     A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
     `SlicedScan`, `ForLoop`, [`StackedLayers`][eqloop.StackedLayers] or

@@ -2,7 +2,7 @@
 
 - **Which axes are rows**: `_axes.py` puts the axes of a program into classes,
   `_pending.py` finds those along which it is a map. `_windows.py` has gathers and
-  scatters as one.
+  scatters as one. `_axis_maps.py` asks the same of one operation, for other rooms.
 - **A row**: `_one_row.py` makes the program of one row, and `_numbers.py` evaluates it,
   number by number, for a block of rows. `_entries.py` has numbers that are yet to be
   read or computed, `_tiles.py` multiplies by larger matrices, and `_formulas.py` has
