@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import is_inexact, pick
-from .._compat import form_of
+from .._compat import form_of, form_params
 from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import AxisMap, axis_maps
@@ -329,7 +329,7 @@ def _with_rule(
         tuple(map(is_inexact, avals)) for avals in (whole.in_avals, whole.out_avals)
     )
     both = pushed(whole, (moves,), (gives,))
-    inner = by_rows(eqn.params["call_jaxpr"], laid.ins, laid.outs, length)
+    inner = by_rows(form_params(eqn)["call_jaxpr"], laid.ins, laid.outs, length)
     rows_in = (*laid.ins, *pick(laid.ins, moves))
     rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
 

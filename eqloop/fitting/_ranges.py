@@ -10,9 +10,10 @@ computed in both:
                      `----logsumexp of each column--->    rows of b, and all of a
 """
 
+import collections
 import dataclasses
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,8 +34,8 @@ _FORWARD = 8
 _SMALL = 16
 # So many large values of a chunk are alive at once, and so many chunks are small ones.
 _ALIVE, _MOST_CHUNKS = 4, 64
-# So many large values are tried in vain, and no more.
-_MOST_TRIED = 48
+# So many operations are looked at in vain for each one that there is, and no more.
+_MOST_IN_VAIN = 8
 # Values of so many entries are computed here, to see what they are.
 _MOST_ENTRIES = 1 << 20
 
@@ -42,6 +43,8 @@ _MOST_ENTRIES = 1 << 20
 _Operations = Mapping[int, Laid]
 # An operation that reads a value, and which of its operands that is.
 _Reader = tuple[int, int]
+# How rows lie in an operation with this number, if it is in a range.
+_LaidAt = Callable[[int], Laid | None]
 # Operations that are run together, by their numbers.
 _Unit = tuple[list[int], ByRows | None]
 
@@ -80,6 +83,30 @@ class _Growth:
         return _size([x]) >= self.least
 
 
+@dataclasses.dataclass
+class _Grown:
+    """A range that grows, or what is added to one.
+
+    Attributes:
+        every: Its operations, as bits.
+        needed: The operations that these depend on.
+        behind: Those that depend on them, but for what is in another range as well: it
+            is read from that one.
+    """
+
+    laid: dict[int, Laid] = dataclasses.field(default_factory=dict)
+    every: int = 0
+    needed: int = 0
+    behind: int = 0
+
+    def add(self, other: "_Grown") -> None:
+        """Adds what another one has."""
+        self.laid |= other.laid
+        self.every |= other.every
+        self.needed |= other.needed
+        self.behind |= other.behind
+
+
 def ranges_of(
     program: jex.ClosedJaxpr,
 ) -> list[tuple[jex.JaxprEqn, ByRows | None]]:
@@ -114,6 +141,12 @@ class _RangeSearch:
                     mask |= 1 if maker is None else self._before[maker[0]]
             self._before.append(mask)
             self._makers |= {x: (i, n) for n, x in enumerate(eqn.outvars)}
+        # What depends on each of them.
+        self._behind = [0] * len(self.eqns)
+        for i, eqn in reversed([*enumerate(self.eqns)]):
+            for reader, _ in (r for x in eqn.outvars for r in self._readers.get(x, [])):
+                self._behind[i] |= 2 << reader | self._behind[reader]
+        self.looked_at = 0
         self._maps = dict[int, tuple[jex.JaxprEqn, list[AxisMap]]]()
         self._constants = dict[Any, np.ndarray | None]()
 
@@ -131,22 +164,25 @@ class _RangeSearch:
         """Ranges that save memory, those of the largest values first."""
         values = [x for x in self._makers if self._depends(x) and aval_of(x).shape]
         values.sort(key=lambda x: (-_size([x]), self._makers[x]))
-        found, inside, tried = list[_Range](), frozenset[int](), 0
+        found, inside, in_vain = list[_Range](), frozenset[int](), 0
         for x in values:
-            if tried == _MOST_TRIED or _size([x]) * _SMALL < _size(values[:1]):
+            is_small = _size([x]) * _SMALL < _size(values[:1])
+            if is_small or in_vain > _MOST_IN_VAIN * len(self.eqns):
                 break
             if self._makers[x][0] in inside:
                 continue
-            every = [*found, *(ranges := self._around(x, inside))]
-            is_valid = ranges and self.ordered(every)
-            if is_valid and all(self._by_rows(r, every).can_be for r in ranges):
-                found, inside = every, inside.union(*(r.laid for r in ranges))
+            self.looked_at = 0
+            ranges = self._around(x, inside)
+            is_valid = len(ranges) == 1 or (ranges and self.ordered(ranges))
+            if is_valid and all(self._by_rows(r, ranges).can_be for r in ranges):
+                found += ranges
+                inside = inside.union(*(r.laid for r in ranges))
             else:
-                tried += 1
+                in_vain += self.looked_at
         # Some have all been computed in larger ones.
-        for one in [*found]:
-            if not self._by_rows(one, found).outs:
-                found.remove(one)
+        found = [one for one in found if self._by_rows(one, found).outs]
+        while found and not self.ordered(found):
+            found.pop()
         return found
 
     def _around(self, x: Any, taken: frozenset[int]) -> list[_Range]:
@@ -156,15 +192,15 @@ class _RangeSearch:
             i, n = self._makers[x]
             start = _Start(i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
-                besides, chunks = self._prices(found)
-                if besides <= _size([x]):
+                besides, chunks, inside = self._prices(found)
+                if besides <= max(least, inside / _SMALL):
                     options.append((besides + chunks, found))
         _, best = min(options, key=lambda option: option[0], default=(0.0, []))
         return self._trimmed(best, least)
 
-    def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float]:
-        """About the bytes that are there besides chunks, and those of small chunks."""
-        besides = chunks = 0.0
+    def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float, float]:
+        """About the bytes besides chunks, of small chunks, and of all rows at once."""
+        besides = chunks = whole = 0.0
         for found in ranges:
             by_rows = self._by_rows(found, ranges)
             given = {x for x, _ in by_rows.inputs if self._maker(x)}
@@ -172,10 +208,10 @@ class _RangeSearch:
             # On the way back, the cotangents of what all rows share are there, too.
             shared = (x for x, rows in by_rows.inputs if rows is None)
             chunks += _size(x for x in shared if is_inexact(aval_of(x)))
-            inside = (x for i in found.laid for x in self.eqns[i].outvars)
-            largest = max(_size([x]) for x in inside)
-            chunks += _ALIVE * largest / min(found.length, _MOST_CHUNKS)
-        return besides, chunks
+            sizes = [_size([x]) for i in found.laid for x in self.eqns[i].outvars]
+            chunks += _ALIVE * max(sizes) / min(found.length, _MOST_CHUNKS)
+            whole += sum(sizes)
+        return besides, chunks, whole
 
     def _all_from(
         self, start: _Start, length: int, least: float, taken: frozenset[int]
@@ -202,6 +238,7 @@ class _RangeSearch:
 
     def _trimmed(self, ranges: Sequence[_Range], least: float) -> list[_Range]:
         """Ranges that do not begin with small values which others need as well."""
+        holders = _holders(ranges)
         for found in ranges:
             is_inside = lambda x, found=found: (
                 (maker := self._maker(x)) is not None and maker[0] in found.laid
@@ -209,7 +246,7 @@ class _RangeSearch:
             for i in found.laid:
                 eqn = self.eqns[i]
                 begins = not any(map(is_inside, eqn.invars))
-                is_out = any(self._is_out(x, found, ranges) for x in eqn.outvars)
+                is_out = any(self._is_out(x, found, holders) for x in eqn.outvars)
                 if begins and is_out and _size(eqn.outvars) < least:
                     laid = {j: each for j, each in found.laid.items() if j != i}
                     rest = [other for other in ranges if other is not found]
@@ -224,22 +261,23 @@ class _RangeSearch:
         """A range, and what reads its large values besides."""
         layouts = Layouts(length, self._maps, self._known_column)
         how = _Growth(layouts, least, taken)
-        laid, left, tasks = dict[int, Laid](), list[_Reader](), [start]
+        grown, left = _Grown(), list[_Reader]()
+        tasks = collections.deque([start])
         while tasks:
-            task = tasks.pop(0)
+            task = tasks.popleft()
             i, (is_result, n) = task.operation, task.place
-            if i in laid or (i in taken and not is_result):
+            if i in grown.laid or (i in taken and not is_result):
                 continue
             found = layouts.of(self.eqns[i], task.place, task.rows)
-            new = None if found is None else self._closed(laid, i, found, how)
+            new = None if found is None else self._closed(grown, i, found, how)
             if new is not None:
-                laid |= new
-                tasks += self._next(new, how)
-            elif not laid:
+                grown.add(new)
+                tasks += self._next(new.laid, how)
+            elif not grown.laid:
                 return None
             elif not is_result and how.is_large(self.eqns[i].invars[n]):
                 left.append((i, n))
-        return laid, [reader for reader in left if reader[0] not in laid]
+        return grown.laid, [reader for reader in left if reader[0] not in grown.laid]
 
     def _next(self, new: _Operations, how: _Growth) -> Iterator[_Start]:
         """What may be in a range that has these operations."""
@@ -260,63 +298,66 @@ class _RangeSearch:
         return not self._depends(x) or _size(read) < _size([x])
 
     def _closed(
-        self, laid: _Operations, i: int, first: Laid, how: _Growth
-    ) -> dict[int, Laid] | None:
+        self, grown: _Grown, i: int, first: Laid, how: _Growth
+    ) -> _Grown | None:
         """What a range needs to have another operation; `None` if it cannot have it."""
-        new, tasks = dict[int, Laid](), [(i, first)]
+        new, tasks = _Grown(), [(i, first)]
+        laid_at = lambda j: new.laid.get(j) or grown.laid.get(j)
         while tasks:
             i, each = tasks.pop()
-            if i in new:
+            if i in new.laid:
                 continue
-            new[i] = each
+            self.looked_at += 1
+            behind = 0 if i in how.others else self._behind[i]
+            new.add(_Grown({i: each}, 2 << i, self._before[i], behind))
             for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
                 maker = self._maker(x)
                 if rows is None or maker is None or not how.is_large(x):
                     continue
-                j, n = maker
-                if j not in laid and j not in new:
+                if laid_at(maker[0]) is None:
+                    j, n = maker
                     found = how.layouts.of(self.eqns[j], (1, n), rows)
                     if found is None:
                         return None
                     tasks.append((j, found))
             if not tasks:
-                every = {**laid, **new}
-                if not self._agree(every):
+                if not all(self._agrees(j, laid_at) for j in new.laid):
                     return None
-                # What lies between operations of a range is in it.
-                for j in self._between(every, how.others)[:1]:
-                    if (found := self._within(j, every, how.layouts)) is None:
+                # What lies between operations of a range is in it, the first one first.
+                between = grown.needed | new.needed
+                between &= (grown.behind | new.behind) & ~(grown.every | new.every)
+                if between:
+                    j = (between & -between).bit_length() - 2
+                    if (found := self._within(j, laid_at, how.layouts)) is None:
                         return None
                     tasks.append((j, found))
         return new
 
-    def _agree(self, laid: _Operations) -> bool:
-        """Whether each value has rows as those who read it need."""
-        for i, each in laid.items():
-            for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
-                maker = self._maker(x)
-                if maker is not None and maker[0] in laid:
-                    given = laid[maker[0]].outs[maker[1]]
-                    if given is None or given != rows:
-                        return False
+    def _agrees(self, i: int, laid_at: _LaidAt) -> bool:
+        """Whether the values of an operation have rows as all who have them need."""
+        each = laid_at(i)
+        assert each is not None
+        for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
+            maker = self._maker(x)
+            made = None if maker is None else laid_at(maker[0])
+            if maker is not None and made is not None:
+                given = made.outs[maker[1]]
+                if given is None or given != rows:
+                    return False
+        for x, rows in zip(self.eqns[i].outvars, each.outs, strict=True):
+            for j, n in self._readers.get(x, []):
+                reader = laid_at(j)
+                if reader is not None and (rows is None or reader.ins[n] != rows):
+                    return False
         return True
 
-    def _between(self, laid: _Operations, others: frozenset[int]) -> list[int]:
-        """The operations that depend on some of these, and some of these on them."""
-        # What is in another range as well is read from that one.
-        own = sum(2 << i for i in laid if i not in others)
-        needed = 0
-        for i in laid:
-            needed |= self._before[i]
-        rest = (needed & ~sum(2 << i for i in laid)) >> 1
-        return [i for i in _bits(rest) if self._before[i] & own]
-
-    def _within(self, i: int, laid: _Operations, layouts: Layouts) -> Laid | None:
+    def _within(self, i: int, laid_at: _LaidAt, layouts: Layouts) -> Laid | None:
         """How rows lie in an operation that reads results of these."""
         for n, x in enumerate(self.eqns[i].invars):
             maker = self._maker(x)
-            if maker is not None and maker[0] in laid:
-                rows = laid[maker[0]].outs[maker[1]]
+            made = None if maker is None else laid_at(maker[0])
+            if maker is not None and made is not None:
+                rows = made.outs[maker[1]]
                 return rows and layouts.of(self.eqns[i], (0, n), rows)
         return None
 
@@ -357,7 +398,7 @@ class _RangeSearch:
     def _by_rows(self, found: _Range, every: Sequence[_Range]) -> ByRows:
         """The operations of a range, with what they read and what others need of it."""
         inputs = dict[tuple[Any, RowAxis | None], None]()
-        lies = dict[Any, RowAxis | None]()
+        lies, holders = dict[Any, RowAxis | None](), _holders(every)
         order = sorted(found.laid)
         for i in order:
             eqn, each = self.eqns[i], found.laid[i]
@@ -365,7 +406,7 @@ class _RangeSearch:
             for x, rows in zip(eqn.invars, each.ins, strict=True):
                 if isinstance(x, jex.Var) and x not in lies:
                     inputs[x, rows] = None
-        outs = [(x, lies[x]) for x in lies if self._is_out(x, found, every)]
+        outs = [(x, lies[x]) for x in lies if self._is_out(x, found, holders)]
         return ByRows(
             eqns=tuple(self.eqns[i] for i in order),
             laid=tuple(found.laid[i] for i in order),
@@ -374,15 +415,16 @@ class _RangeSearch:
             outs=tuple(sorted(outs, key=lambda out: out[1] is not None)),
         )
 
-    def _is_out(self, x: Any, found: _Range, every: Sequence[_Range]) -> bool:
+    def _is_out(
+        self, x: Any, found: _Range, holders: Mapping[int, list[_Range]]
+    ) -> bool:
         """Whether a range gives a value that it computes to others."""
         i, _ = self._makers[x]
-        having = [other for other in every if i in other.laid]
-        if not self._depends(x) or having[0] is not found:
+        if not self._depends(x) or holders[i][0] is not found:
             return False  # they compute it again, or another range gives it
 
         def is_outside(reader: int) -> bool:
-            of = [other for other in every if reader in other.laid]
+            of = holders.get(reader, [])
             return not of or any(i not in other.laid for other in of)
 
         readers = (reader for reader, _ in self._readers.get(x, []))
@@ -418,6 +460,15 @@ class _RangeSearch:
         return [units[k] for k in order] if len(order) == len(units) else []
 
 
+def _holders(every: Sequence[_Range]) -> dict[int, list[_Range]]:
+    """The ranges that each operation is in."""
+    found = dict[int, list[_Range]]()
+    for one in every:
+        for i in one.laid:
+            found.setdefault(i, []).append(one)
+    return found
+
+
 def _sorted(needs: Sequence[set[int]], keys: Sequence[int]) -> list[int]:
     """An order in which each comes after those that it needs, by these keys else."""
     after, missing = [list[int]() for _ in needs], list(map(len, needs))
@@ -438,10 +489,3 @@ def _sorted(needs: Sequence[set[int]], keys: Sequence[int]) -> list[int]:
 
 def _size(values: Iterable[Any]) -> int:
     return nbytes([aval_of(x) for x in values])
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low

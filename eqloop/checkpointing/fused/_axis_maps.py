@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ..._compat import form_of
+from ..._compat import form_of, form_params
 from ..._programs import aval_of
 from ._axes import (
     Classes,
@@ -56,7 +56,7 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
     if form_of(eqn) in _LOOPS or eqn.effects or eqn.params.get("sharding") is not None:
         raise NotInKernelError
     if form_of(eqn) == "custom_jvp_call":
-        outs, ops = open_call(classes, eqn.params["call_jaxpr"], ins)
+        outs, ops = open_call(classes, form_params(eqn)["call_jaxpr"], ins)
         for op in ops:
             for root in _summed(classes, op):
                 classes.spoil(root, lambda: "it is a sum")
