@@ -252,7 +252,8 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
         chunks = -(-by_rows.length // rows)
         of_chunk = max(again.working - cts, 0) * rows // by_rows.length
         time = again.nanoseconds + chunks * _NANOSECONDS_OF_CHUNK
-        way = Way(f"in {chunks} parts of {rows} rows", rows=rows)
+        each = f"{rows} rows" if rows > 1 else "a row"
+        way = Way(f"in {chunks} parts of {each}", rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
         yield way, Option(time, 0, shared, cts + of_chunk)
 

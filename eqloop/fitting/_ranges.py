@@ -13,6 +13,7 @@ computed in both:
 import collections
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -388,7 +389,7 @@ class _RangeSearch:
             eqn = self.eqns[maker[0]]
             given = list(map(self._constant, eqn.invars))
             if not eqn.effects and all(value is not None for value in given):
-                with jax.ensure_compile_time_eval():
+                with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
                     outs = map(np.asarray, evaluated(eqn, given))
                     self._constants |= zip(eqn.outvars, outs, strict=True)
         return self._constants[x]
@@ -453,10 +454,12 @@ class _RangeSearch:
             ins = eqn.invars if by_rows is None else [x for x, _ in by_rows.inputs]
             gives |= dict.fromkeys(outs, k)
             reads.append({x for x in ins if isinstance(x, jex.Var)})
-        order = _sorted(
-            [{gives[x] for x in each if x in gives} for each in reads],
-            [numbers[-1] for numbers, _ in units],
-        )
+        needs = [{gives[x] for x in each if x in gives} for each in reads]
+        # What has an effect comes after what had one before it. None is in a range.
+        do = [k for k, (i, _) in enumerate(units) if self.eqns[i[0]].effects]
+        for before, after in itertools.pairwise(do):
+            needs[after].add(before)
+        order = _sorted(needs, [numbers[-1] for numbers, _ in units])
         return [units[k] for k in order] if len(order) == len(units) else []
 
 

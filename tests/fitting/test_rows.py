@@ -231,6 +231,23 @@ def test_integers_pass_and_inputs_may_be_read_in_two_ways():
     assert_close(run(in_chunks(f, 10, x, counts)), run(f))
 
 
+def test_effects_keep_their_order(capfd: Any):
+    def f(w: Any, h: Any) -> Any:
+        logits = h @ w
+        value = jnp.mean(jax.nn.logsumexp(logits, 1))
+        jax.debug.print("first {}", value, ordered=True)
+        jax.debug.print("second {}", jnp.sum(w), ordered=True)
+        return value + jnp.sum(jnp.exp(logits))
+
+    args = given(TOKENS)
+    run = lambda f: jax.jit(gradient(f, 2))(*args)
+    actual = run(in_chunks(f, 10, *args))
+    jax.effects_barrier()
+    printed = capfd.readouterr().out
+    assert 0 <= printed.find("first") < printed.find("second")
+    assert_close(actual, run(f), 1e-3, 1e-3)
+
+
 def maps(f: Callable[..., Any], *shapes: tuple[int, ...]) -> set[Any]:
     types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     (eqn,) = jax.make_jaxpr(f)(*types).eqns

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
 from ..._programs import aval_of
 from ._axes import (
@@ -43,6 +44,9 @@ class AxisMap:
 
 def axis_maps(eqn: jex.JaxprEqn) -> list[AxisMap]:
     """The axes along which an operation is a map, or a sum; none if it is unknown."""
+    values = map(aval_of, (*eqn.invars, *eqn.outvars))
+    if any(explicit_sharding(aval) is not None for aval in values):
+        return []  # devices have rows already
     classes = Classes()
     ins = [classes.array(aval_of(x)) for x in eqn.invars]
     try:
@@ -53,7 +57,7 @@ def axis_maps(eqn: jex.JaxprEqn) -> list[AxisMap]:
 
 
 def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[Val]:
-    if form_of(eqn) in _LOOPS or eqn.effects or eqn.params.get("sharding") is not None:
+    if form_of(eqn) in _LOOPS or eqn.effects:
         raise NotInKernelError
     if form_of(eqn) == "custom_jvp_call":
         outs, ops = open_call(classes, form_params(eqn)["call_jaxpr"], ins)
