@@ -126,8 +126,9 @@ class Layouts:
             if is_of and axis in numbers.collapsed_slice_dims:
                 found = self._known(indices, column)
                 size = self.length * rows.entries
-                is_same = aval_of(array).shape[axis] == size
-                if is_same and np.array_equal(found, np.arange(size)):
+                if found is None or aval_of(array).shape[axis] != size:
+                    continue
+                if np.array_equal(found, np.arange(size)):
                     return of
         return None
 
@@ -154,20 +155,19 @@ class ByRows:
     def can_be(self) -> bool:
         """Whether all operations do the same to fewer rows."""
         size = -(-self.length // 2)
-        types = [
-            jax.ShapeDtypeStruct(_shape_of_chunk(aval_of(x), rows, size), x.aval.dtype)
-            for x, rows in self.inputs
-        ]
+        shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
+        types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]
 
         def chunk(numbers: Value, values: list[Value]) -> None:
             given = dict(zip(self.inputs, values, strict=True))
             self.on_chunk(size, numbers, given)
 
         numbers = jax.ShapeDtypeStruct((size,), np.int32)
+        # JAX raises the other errors where sizes are in parameters unknown here.
         try:
             jax.eval_shape(chunk, numbers, types)
-        except Exception:
-            return False  # whatever it is, all rows at once are as they were
+        except (NotByRowsError, TypeError, ValueError):
+            return False
         return True
 
     def size_of_chunks(self, count: int) -> int:
@@ -210,6 +210,7 @@ class ByRows:
         xs = [(x, rows) for x, rows in self.inputs if rows is not None]
 
         def chunk(*flat: Value) -> list[Value]:
+            given: dict[Any, Value]
             given = {(x, None): value for x, value in zip(consts, flat, strict=False)}
             *parts, numbers = flat[len(consts) :]
             for (x, rows), part in zip(xs, parts, strict=True):
@@ -377,16 +378,18 @@ def by_rows(
         """Has a value that was the same for all rows have rows."""
         if isinstance(x, jex.Literal) or lies[x] == rows:
             return
-        if lies[x] is not None or x not in made_by or made_by[x][0] in laid:
+        if rows is None or lies[x] is not None or x not in made_by:
             raise NotByRowsError
         i, n = made_by[x]
         lay(i, layouts.of(jaxpr.eqns[i], (1, n), rows))
 
     for i, eqn in enumerate(jaxpr.eqns):
         lies.update(dict.fromkeys(eqn.outvars))
-        rows = [None if isinstance(x, jex.Literal) else lies[x] for x in eqn.invars]
-        if (n := next((n for n, r in enumerate(rows) if r), None)) is not None:
-            lay(i, layouts.of(eqn, (0, n), rows[n]))
+        each = [None if isinstance(x, jex.Literal) else lies[x] for x in eqn.invars]
+        for n, rows in enumerate(each):
+            if rows is not None:
+                lay(i, layouts.of(eqn, (0, n), rows))
+                break
     for x, rows in zip(jaxpr.outvars, outs, strict=True):
         want(x, rows)
     for i, eqn in enumerate(jaxpr.eqns):  # some may have rows only since they were read

@@ -29,18 +29,23 @@ def with_maxima_by_axis(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program whose maxima over several axes leave the longest of them for later."""
     rewriter = Rewriter(program)
     for eqn in map(rewriter.enter, program.jaxpr.eqns):
-        x = aval_of(eqn.invars[0]) if eqn.invars else None
-        long = [
-            i for i in eqn.params.get("axes", ()) if x is not None and x.shape[i] > 1
-        ]
-        if form_of(eqn) not in _KINDS or len(long) < 2 or not is_inexact(x):
+        if not _is_long(eqn):
             rewriter.eqns.append(eqn)
             continue
+        x = aval_of(eqn.invars[0])
         f = functools.partial(_by_axis, form_of(eqn), tuple(eqn.params["axes"]))
         two = flattened(traced(lambda x, f=f: [f(x)], [x]))
         eqns = [e.replace(source_info=eqn.source_info) for e in two.jaxpr.eqns]
         rewriter.inline(with_equations(two, eqns), eqn.invars, eqn.outvars)
     return rewriter.result()
+
+
+def _is_long(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a maximum over several axes that have several entries."""
+    if form_of(eqn) not in _KINDS:
+        return False
+    x = aval_of(eqn.invars[0])
+    return is_inexact(x) and sum(x.shape[i] > 1 for i in eqn.params["axes"]) > 1
 
 
 def _by_axis(form: str, axes: tuple[int, ...], x: Value) -> Value:

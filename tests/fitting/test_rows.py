@@ -248,6 +248,24 @@ def test_effects_keep_their_order(capfd: Any):
     assert_close(actual, run(f), 1e-3, 1e-3)
 
 
+def test_rows_of_a_device_and_a_sum_over_devices():
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("device",), axis_types=automatic)
+    whole, part = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("device")
+
+    def on_device(around: Any) -> Any:
+        both = lambda w, h: jax.lax.pmean(jnp.max(h) + head(w, h), "device")
+        return jax.shard_map(
+            around(both), mesh=mesh, in_specs=(whole, part), out_specs=whole
+        )
+
+    args = normal(0, (D, 1000)), normal(1, (N, D))
+    fit = on_device(lambda f: el.Fit(f, 60_000))
+    assert temp_bytes(gradient(fit, 2), *args) <= 60_000
+    run = lambda f: jax.jit(gradient(f, 2))(*args)
+    assert_close(run(fit), run(on_device(lambda f: f)))
+
+
 def maps(f: Callable[..., Any], *shapes: tuple[int, ...]) -> set[Any]:
     types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     (eqn,) = jax.make_jaxpr(f)(*types).eqns
