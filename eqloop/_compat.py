@@ -362,6 +362,12 @@ def called_by(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
     return form_params(eqn)[CALLS[name]] if name in CALLS else None
 
 
+def is_for_kernels(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a branch of which one is for kernels on a TPU alone."""
+    # JAX 0.10 to 0.12 takes the diagonal of a matrix in another way in there.
+    return eqn.params.get("branches_platforms") == (("mosaic",), None)
+
+
 def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     """The programs in an equation of JAX's, or of another library's."""
     # A `hijax` primitive may hold them as jaxprs, or as functions that have been traced

@@ -235,7 +235,8 @@ def inlined(
 
     Args:
         program: The program.
-        is_inlined: Whether an equation, one with a single program, is such a call.
+        is_inlined: Whether an equation, one with a single program, or with others that
+            never run, is such a call.
     """
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
@@ -243,9 +244,11 @@ def inlined(
         for eqn in program.jaxpr.eqns:
             eqn = rewriter.enter(eqn, rewrite)
             if is_inlined(eqn):
-                (callee,) = rewritable_programs(eqn)
+                # Of branches for other compilers, the last one is for all others.
+                callee = rewritable_programs(eqn)[-1]
+                inputs = eqn.invars[len(eqn.invars) - len(callee.in_avals) :]
                 count = len(rewriter.eqns)
-                rewriter.inline(callee, eqn.invars, eqn.outvars)
+                rewriter.inline(callee, inputs, eqn.outvars)
                 rewriter.eqns[count:] = [
                     _called_at(eqn, inner) for inner in rewriter.eqns[count:]
                 ]

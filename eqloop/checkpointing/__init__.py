@@ -69,6 +69,7 @@ from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
+from .fused._axis_maps import AxisMap, axis_maps
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long
 from .planning._trials import can_be_run, run_times
@@ -82,6 +83,7 @@ __all__ = [
     "AUTO",
     "UNLIMITED",
     "AbstractSchedule",
+    "AxisMap",
     "Binomial",
     "Bounded",
     "Budget",
@@ -123,6 +125,7 @@ __all__ = [
     "as_loop_policy",
     "as_policy_or_wrong",
     "axes_to_draw_on",
+    "axis_maps",
     "can_be_run",
     "fitting",
     "form_to_plan",

@@ -13,6 +13,9 @@ Nothing here knows of JAX.
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 # How often the interval is halved in which the price is.
 _HALVINGS = 40
@@ -117,10 +120,7 @@ class Choice:
         steps = _FINER * count
         sizes = (low * (high / low) ** (k / steps) for k in range(steps))
         every = [chosen for size in sizes if (chosen := self.within(size))]
-        found = list(dict.fromkeys((*every, self.fastest)))
-        last = len(found) - 1
-        numbers = {round(last * k / (count - 1)) for k in range(count)}
-        return [found[i] for i in sorted(numbers)]
+        return spread(list(dict.fromkeys((*every, self.fastest))), count)
 
     def smallest(self) -> Chosen:
         """Options that take little memory: no part alone could take less."""
@@ -170,3 +170,10 @@ class Choice:
             for i in range(len(part))
             if i != chosen[p]
         ]
+
+
+def spread(items: Sequence[_T], count: int) -> list[_T]:
+    """Up to so many of these, two at least, with the first and the last."""
+    last = len(items) - 1
+    numbers = {round(last * k / (count - 1)) for k in range(count)}
+    return [items[i] for i in sorted(numbers)]

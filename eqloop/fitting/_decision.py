@@ -1,8 +1,9 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Self, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -12,7 +13,7 @@ from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._compiled import largest_array
 from .._device import remembered_per_device
-from .._programs import formula_of, temporary_bytes, value_of
+from .._programs import formula_of, pruned, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
@@ -23,13 +24,17 @@ from ..checkpointing import (
 )
 from ..rescheduling import with_open_loops
 from ._again import Roles
-from ._choice import Choice, Chosen
+from ._choice import Choice, Chosen, spread
+from ._maxima import with_maxima_by_axis
 from ._options import EVERYTHING, Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
 
+_T = TypeVar("_T")
+
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# The fastest is tried even if it is estimated to take so many times the budget.
+# The fastest is tried even if it is estimated to take so many times the budget, and so
+# is what runs no part by rows.
 _HOPEFUL = 1.3
 # Another is not tried if it should save less than this part of the time.
 _WORTHWHILE = 0.05
@@ -71,10 +76,16 @@ class Cut:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, program: jex.ClosedJaxpr) -> "Cut":
-        """Cuts a program."""
+    def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
+        """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        return cls(flat, tuple(parts_of(flat)))
+        flat = pruned(with_maxima_by_axis(flat)) if split else flat
+        return cls(flat, tuple(parts_of(flat, split)))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a part can be run some rows at a time."""
+        return any(part.by_rows is not None for part in self.parts)
 
     def run(
         self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
@@ -91,10 +102,7 @@ class Cut:
 
     def takes(self, ways: Sequence[Way]) -> bool:
         """Whether these are ways to run such parts."""
-        return len(ways) == len(self.parts) and all(
-            not way.schedules or len(way.schedules) == len(part.loops)
-            for part, way in zip(self.parts, ways, strict=True)
-        )
+        return len(ways) == len(self.parts) and all(map(Way.fits, ways, self.parts))
 
     def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
         """The ways to run each part, the fastest first, and what they take."""
@@ -133,12 +141,26 @@ class Decision:
         is_compiled: Whether the compiler says so, or it is estimated.
     """
 
-    cut: Cut
+    whole: "_Whole"
     ways: tuple[Way, ...]
     peak_bytes: int
     is_compiled: bool
     chosen: Chosen
-    choice: Choice
+
+    @property
+    def cut(self) -> Cut:
+        """The program, in its parts."""
+        return self.whole.cut
+
+    @property
+    def choice(self) -> Choice:
+        """The ways to run each part, and what they take."""
+        return self.whole.choice
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether everything is stored of each part."""
+        return not any(self.chosen)
 
 
 @remembered_per_device(maxsize=64)
@@ -147,12 +169,42 @@ def decided(
     marks: Flags,
     limit: Limit,
     types: tuple[Aval, ...],
+    split: bool,
 ) -> Decision:
-    """Decides what each part of a function stores."""
-    whole = _Whole.of(program, marks, types)
-    choice, most = whole.choice, limit.besides(types, marks, program.out_avals)
-    tries, compiled = list[Decision](), 0
-    while compiled < _MOST_COMPILED:
+    """Decides what each part of a function stores, and which are run by rows."""
+    most = limit.besides(types, marks, program.out_avals)
+    time = lambda decision: decision.choice.nanoseconds(decision.chosen)
+    wholes = [plain := _Whole.of(Cut.of(program), marks, types)]
+    smallest = plain.choice.peak(plain.choice.smallest())
+    is_hopeful = not split or smallest <= _HOPEFUL * most
+    fits = _that_fit(plain, most) if is_hopeful else []
+    if split and not any(decision.is_fastest for decision in fits):
+        by_rows = _Whole.of(Cut.of(program, split=True), marks, types)
+        if by_rows.cut.has_rows:
+            wholes = [by_rows, plain]
+    if not fits:
+        fits = next(filter(None, (_that_fit(whole, most) for whole in wholes)), [])
+    elif chosen := wholes[0].choice.within(most):
+        in_time = (1 - _WORTHWHILE) * min(map(time, fits))
+        is_faster = wholes[0].choice.nanoseconds(chosen) < in_time
+        fits += _that_fit(wholes[0], most, 1) if is_faster else []
+    if not fits:
+        fits = [least := _least(wholes, limit, most)]
+        # Some parts may be faster where others take the most.
+        choice = least.choice
+        chosen = choice.faster(least.chosen, choice.peak(least.chosen))
+        faster = least.whole.decision(chosen)
+        fits += [faster] if faster.peak_bytes <= most else []
+    best = min(fits, key=time)
+    return best.whole.faster_if_leaner(best, most)
+
+
+def _that_fit(
+    whole: "_Whole", most: int, times: int = _MOST_COMPILED
+) -> list[Decision]:
+    """Decisions that fit, of which so many were compiled at the most."""
+    choice, tries, compiled = whole.choice, list[Decision](), 0
+    while compiled < times:
         chosen = choice.within(_estimate_for(most, tries))
         if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
             chosen = choice.fastest
@@ -169,29 +221,41 @@ def decided(
         is_small = last.peak_bytes <= most
         if not last.is_compiled or (is_small and not any(chosen)):
             break
-    if not (fits := [t for t in tries if t.peak_bytes <= most]):
-        fits = [_least(whole, limit, most)]
-        # Some parts may be faster where others take the most.
-        chosen = choice.faster(fits[0].chosen, choice.peak(fits[0].chosen))
-        faster = whole.decision(chosen)
-        fits += [faster] if faster.peak_bytes <= most else []
-    best = min(fits, key=lambda t: choice.nanoseconds(t.chosen))
-    return whole.faster_if_leaner(best, most)
+    return [t for t in tries if t.peak_bytes <= most]
 
 
 def unbeaten(
-    program: jex.ClosedJaxpr, marks: Flags, types: tuple[Aval, ...], count: int
+    program: jex.ClosedJaxpr,
+    marks: Flags,
+    types: tuple[Aval, ...],
+    split: bool,
+    count: int,
 ) -> list[Decision]:
     """Up to so many decisions, none of which takes more memory and time than another.
 
     They go from the least memory to the least time.
     """
-    whole, found = _Whole.of(program, marks, types), list[Decision]()
+    wholes = [_Whole.of(Cut.of(program), marks, types)]
+    cut = Cut.of(program, split=True) if split else wholes[0].cut
+    wholes += [_Whole.of(cut, marks, types)] if cut.has_rows else []
+    estimated = [
+        (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
+        for whole in wholes
+        for chosen in whole.choice.spread(count)
+    ]
+    pairs = spread(_least_of_both(estimated), count)
+    tried = [whole.decision(chosen) for whole, chosen in pairs]
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    tried = map(whole.decision, whole.choice.spread(count))
-    for one in sorted(tried, key=lambda one: (one.peak_bytes, time(one))):
-        if not found or time(one) < time(found[-1]):
-            found.append(one)
+    return _least_of_both([(one.peak_bytes, time(one), one) for one in tried])
+
+
+def _least_of_both(items: Iterable[tuple[float, float, _T]]) -> list[_T]:
+    """Those of which no other has less of both numbers, by the first of these."""
+    found, least = list[_T](), math.inf
+    for _, second, item in sorted(items, key=lambda item: item[:2]):
+        if second < least:
+            found.append(item)
+            least = second
     return found
 
 
@@ -221,10 +285,8 @@ class _Whole:
     types: tuple[Aval, ...]
 
     @classmethod
-    def of(
-        cls, program: jex.ClosedJaxpr, marks: Flags, types: tuple[Aval, ...]
-    ) -> Self:
-        cut = Cut.of(program)
+    def of(cls, cut: Cut, marks: Flags, types: tuple[Aval, ...]) -> Self:
+        """That of a program, with the ways to run its parts."""
         return cls(cut, *cut.choice(marks), marks, types)
 
     def decision(self, chosen: Chosen) -> Decision:
@@ -244,7 +306,7 @@ class _Whole:
             remember({key: {"bytes": float(size)}})
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
-        return Decision(self.cut, ways, estimated, is_known, chosen, self.choice)
+        return Decision(self, ways, estimated, is_known, chosen)
 
     def largest_of(self, decision: Decision) -> str:
         """A sentence on the largest array in the gradient, if its compiler tells."""
@@ -285,10 +347,17 @@ class _Whole:
         return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
 
     def _key(self, ways: tuple[Way, ...]) -> str:
-        return key_of((self.cut.program, self.marks, self.types, ways))
+        sizes = tuple(len(part.eqns) for part in self.cut.parts)
+        return key_of((self.cut.program, sizes, self.marks, self.types, ways))
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
-        return temporary_bytes(self._gradient(ways), *self._inputs)
+        sizes = [temporary_bytes(self._gradient(ways), *self._inputs)]
+        if any(way.rows is not None for way in ways):
+            # Where nobody wants the value, XLA leaves out some of the loops over rows,
+            # and may find less room for the others.
+            alone = lambda *inputs: self._gradient(ways)(*inputs)[1]
+            sizes.append(temporary_bytes(alone, *self._inputs))
+        return None if None in sizes else max(filter(None, sizes), default=0)
 
     @property
     def _inputs(self) -> list[Aval]:
@@ -320,28 +389,30 @@ class _Whole:
         return gradient
 
 
-def _least(whole: _Whole, limit: Limit, most: int) -> Decision:
+def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
-    choice, tries = whole.choice, list[Decision]()
+    whole, tries = wholes[0], list[Decision]()
+    choice = whole.choice
     smallest = choice.smallest()
     better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
     # Which of them takes the least, only the compiler knows. They do not depend on the
     # budget. So what an error says would do is to do.
-    for chosen in dict.fromkeys((smallest, better, choice.fastest)):
+    options = dict.fromkeys((smallest, better, choice.fastest))
+    pairs = [(whole, chosen) for chosen in options]
+    pairs += [(other, other.choice.smallest()) for other in wholes[1:]]
+    for whole, chosen in pairs:
         tries.append(last := whole.decision(chosen))
         if last.peak_bytes <= most:
             return last
     # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
     # any schedule: what lies close to its cores is not counted.
-    tries.append(last := whole.plain())
+    tries.append(last := wholes[-1].plain())
     if last.peak_bytes <= most:
         return last
-    _refuse(whole, tries, limit, most)
+    _refuse(tries, limit, most)
 
 
-def _refuse(
-    whole: _Whole, tries: Sequence[Decision], limit: Limit, most: int
-) -> NoReturn:
+def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
     little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)
@@ -362,7 +433,7 @@ def _refuse(
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{_advice(least.cut)}.{whole.largest_of(least)}"
+        f"{_advice(least.cut)}.{least.whole.largest_of(least)}"
     )
 
 

@@ -59,8 +59,9 @@ class Fit(AbstractSameCall[P, R]):
     gradient. Call it like `f`. What is stored for the way back is decided for the whole
     function together: for each loop of this library that has no schedule of its own,
     how many carries; and for what lies between loops, which values, products first. The
-    rest is computed again. Values and random numbers are those of `f`, and derivatives
-    are, to rounding, in every mode of differentiation.
+    rest is computed again. Where that is not enough, parts of `f` run some of their
+    rows at a time. Random numbers are those of `f`; values and derivatives are, to
+    rounding, in every mode of differentiation.
 
     A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
     `SlicedScan`, `ForLoop`, [`StackedLayers`][eqloop.StackedLayers] or
@@ -89,6 +90,12 @@ class Fit(AbstractSameCall[P, R]):
         foreign: Whether to decide for JAX's own loops in `f` as well, as
             [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
             a reverse mode, with 64 checkpoints.
+        split: Whether parts of `f` may run some of their rows at a time. That is for
+            parts that hold far more inside than they are given and give, such as a loss
+            over many classes, attention without a fused kernel or distances of all
+            pairs. Rows are entries along an axis that every operation of the part maps,
+            or adds up: rows that see each other, as in a cumulative sum along them, are
+            none.
         device: What it is planned for, as for [`planning_for`][eqloop.planning_for]: by
             default, the device that it runs on.
         ways: What each part stores, in place of a search: that of a `pinned` plan.
@@ -122,6 +129,7 @@ class Fit(AbstractSameCall[P, R]):
     budget: int | str | None = setting(default=None, kw_only=False)
     total: int | str | None = setting(default=None)
     foreign: bool = setting(default=False)
+    split: bool = setting(default=True)
     device: DeviceLike | None = setting(default=None)
     ways: tuple[Way, ...] | None = setting(default=None)
 
@@ -147,7 +155,7 @@ class Fit(AbstractSameCall[P, R]):
             ValueError: If a gradient is taken that does not fit.
         """
         opened = _OpenFit.of(self.f, args, kwargs, self.foreign)
-        how = self._limit, self.device, self.ways
+        how = self._limit, self.device, self.ways, self.split
         formula = FittedCall(opened.program, opened.types, *how)
         outs = formula.apply(*opened.inputs)
         return opened.call.kept.join(with_weak_types(outs, opened.weak))
@@ -184,7 +192,8 @@ class Fit(AbstractSameCall[P, R]):
             and its `.plot()` draws it.
         """
         with self._opened_to_plan(args, kwargs) as (formula, marks):
-            found = unbeaten(formula.program, marks, formula.types, _PLANS)
+            how = formula.types, self.split, _PLANS
+            found = unbeaten(formula.program, marks, *how)
             outs = formula.program.out_avals
             nbytes = self._limit.besides(formula.types, marks, outs)
             return FitFrontier(tuple(map(self._plan_of, found)), nbytes)
@@ -205,7 +214,8 @@ class Fit(AbstractSameCall[P, R]):
         with planning_for_call(self.device, arrays):
             jax.eval_shape(open_traced, *arrays)
             (opened,) = found
-            formula = FittedCall(opened.program, opened.types, self._limit, self.device)
+            how = self._limit, self.device, None, self.split
+            formula = FittedCall(opened.program, opened.types, *how)
         with formula.planning():
             formula.refuse_symbolic()
             yield formula, tuple(map(is_inexact, formula.in_avals))
@@ -227,6 +237,7 @@ class Fit(AbstractSameCall[P, R]):
             )
         _ = self._limit
         check_bool("Fit", "foreign", self.foreign)
+        check_bool("Fit", "split", self.split)
         check_device("Fit", self.device)
 
 

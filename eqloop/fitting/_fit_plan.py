@@ -23,7 +23,7 @@ class FittedPart:
         name: The transform, for a loop. For what lies between loops, the layer or the
             function that computes most of it; `"code"` if that is not known.
         place: The line where it begins, if that is known.
-        stores: What it stores, in words.
+        stores: What it stores, in words, or how many of its rows it runs at a time.
         stored_bytes: The bytes that it adds to what is stored, from its forward pass to
             its way back. A value that several parts need is counted for the first.
         peak_bytes: The bytes that are taken at once while it is taken back, as

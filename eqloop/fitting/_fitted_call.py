@@ -50,6 +50,7 @@ class FittedCall(Formula):
         types: The types of its inputs, where these say more of how they are split.
         device: What it is planned for, if it was told.
         ways: How its parts run, if it was told.
+        split: Whether parts may run some rows at a time.
     """
 
     program: jex.ClosedJaxpr
@@ -57,6 +58,7 @@ class FittedCall(Formula):
     limit: Limit
     device: DeviceLike | None
     ways: tuple[Way, ...] | None
+    split: bool
     # What is stored of the loops in it is decided by itself.
     is_decided = True
 
@@ -67,10 +69,11 @@ class FittedCall(Formula):
         limit: Limit,
         device: DeviceLike | None,
         ways: tuple[Way, ...] | None = None,
+        split: bool = True,
     ):
         self.in_avals, self.out_aval = tuple(program.in_avals), list(program.out_avals)
         self.params = dict(program=program, types=types)
-        self.params |= dict(limit=limit, device=device, ways=ways)
+        self.params |= dict(limit=limit, device=device, ways=ways, split=split)
         self.effects = program.effects
         super().__init__()
 
@@ -128,9 +131,13 @@ class FittedCall(Formula):
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
         self.refuse_symbolic()
-        how = "short loops and, a few times, all of it"
-        with self.planning(), says_if_long("Fit", "the gradient of a function", how):
-            return decided(self.program, marks, self.limit, self.types)
+        what, how = (
+            "the gradient of a function",
+            "short loops and, a few times, all of it",
+        )
+        with self.planning(), says_if_long("Fit", what, how):
+            known = self.limit, self.types, self.split
+            return decided(self.program, marks, *known)
 
     def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:
         """The parts of the function, and the way to run each."""
@@ -138,7 +145,7 @@ class FittedCall(Formula):
             decision = self.decision(marks)
             return decision.cut, decision.ways
         self.refuse_symbolic()
-        cut = Cut.of(self.program)
+        cut = Cut.of(self.program, has_rows(self.ways))
         if not cut.takes(self.ways):
             raise ValueError(
                 f"Fit: this plan is for another function, or for inputs of other "
@@ -183,7 +190,7 @@ class FittedCall(Formula):
         # What was decided for an example holds for a batch, if that has the same parts.
         ways = self.ways
         if ways is not None and not symbolic_sizes(_values(program)):
-            ways = ways if Cut.of(program).takes(ways) else None
+            ways = ways if Cut.of(program, has_rows(ways)).takes(ways) else None
         out_dims = [0 if is_batched else None for is_batched in each]
         return self._of(program, tuple(types), ways), args, out_dims
 
@@ -193,7 +200,13 @@ class FittedCall(Formula):
         types: tuple[Aval, ...],
         ways: tuple[Way, ...] | None = None,
     ) -> "FittedCall":
-        return FittedCall(program, types, self.limit, self.device, ways)
+        how = self.limit, self.device, ways, self.split
+        return FittedCall(program, types, *how)
+
+
+def has_rows(ways: Sequence[Way]) -> bool:
+    """Whether some of these run some rows of a part at a time."""
+    return any(way.rows is not None for way in ways)
 
 
 def _values(program: jex.ClosedJaxpr) -> list[Aval]:

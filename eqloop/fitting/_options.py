@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -52,15 +52,27 @@ class Way:
         schedules: The schedules of the loops in it that are left open.
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
+        rows: How many of its rows are run at a time, there and back.
     """
 
     stores: str
     schedules: tuple[LoopSchedule, ...] = ()
     is_again: bool = False
     policy: Callable[..., bool] | None = None
+    rows: int | None = None
+
+    def fits(self, part: Part) -> bool:
+        """Whether it is a way to run such a part."""
+        if self.rows is not None:
+            return part.by_rows is not None and self.rows < part.by_rows.length
+        return not self.schedules or len(self.schedules) == len(part.loops)
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
+        if self.rows is not None and part.by_rows is not None:
+            known = dict(zip(part.reads, inputs, strict=True))
+            found = part.by_rows.run(self.rows, known)
+            return [found[x] for x in part.gives]
         if self.schedules:
             (eqn,) = part.eqns
             eqns = (with_schedules(eqn, self.schedules),)
@@ -73,6 +85,9 @@ class Way:
 
 
 EVERYTHING = Way("everything")
+# A part is run in so many chunks of rows, at the most, and each of them takes so long
+# besides its share of the work.
+_MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
 _STRAIGHT = (
     EVERYTHING,
     Way("products", is_again=True, policy=keeps_products),
@@ -107,7 +122,8 @@ def options_of_parts(
             found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
-            options = ((way, _of_straight(part, role, way)) for way in ways)
+            options = [(way, _of_straight(part, role, way)) for way in ways]
+            options += _of_rows(part, role, options[-1][1])
             found.append([(way, option.slower(factor)) for way, option in options])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
@@ -214,6 +230,32 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     least = everything.stored + everything.working - numbered.stored
     working = max(numbered.working, least)
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
+
+
+def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
+    """The ways to run a part some rows at a time; all at once, it takes `again`."""
+    if (by_rows := part.by_rows) is None:
+        return
+    marked = {id(x) for x in pick(part.reads, roles.moving)}
+    weights = {id(x) for x in pick(part.reads, roles.weights)}
+    size = lambda xs: nbytes([aval_of(x) for x in xs])
+    moving = [(x, rows) for x, rows in by_rows.inputs if id(x) in marked]
+    # There are cotangents of all rows, except that those of weights are outputs; and
+    # sums over rows are there twice, as what is added is there by itself.
+    cts = size(x for x, _ in moving if id(x) not in weights) + size(part.gives)
+    cts += size(x for x, rows in moving if rows is None)
+    sizes, count = list[int](), 2
+    while count < 2 * min(by_rows.length, _MOST_CHUNKS):
+        sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
+        count *= 2
+    for rows in dict.fromkeys(sizes):
+        chunks = -(-by_rows.length // rows)
+        of_chunk = max(again.working - cts, 0) * rows // by_rows.length
+        time = again.nanoseconds + chunks * _NANOSECONDS_OF_CHUNK
+        each = f"{rows} rows" if rows > 1 else "a row"
+        way = Way(f"in {chunks} parts of {each}", rows=rows)
+        shared = frozenset(id(x) for x, _ in by_rows.inputs)
+        yield way, Option(time, 0, shared, cts + of_chunk)
 
 
 class _Alike:

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex
 
 from .._arrays import nbytes
-from .._compat import CALLS, form_of
+from .._compat import CALLS, form_of, is_for_kernels
 from .._programs import (
     Place,
     aval_of,
@@ -29,6 +29,8 @@ from .._programs import (
     without_array_literals,
 )
 from ..checkpointing import LoopSchedule, is_left_open, with_schedule
+from ._by_rows import ByRows
+from ._ranges import ranges_of
 
 _T = TypeVar("_T")
 
@@ -48,12 +50,14 @@ class Part:
         reads: The variables that they read, and others define.
         gives: The variables that they define, and others read.
         loops: The loops that are left open, if it is one or holds some.
+        by_rows: How to run it some rows at a time, if that can be.
     """
 
     eqns: tuple[jex.JaxprEqn, ...]
     reads: tuple[jex.Var, ...]
     gives: tuple[jex.Var, ...]
-    loops: "tuple[OpenLoop, ...]"
+    loops: "tuple[OpenLoop, ...]" = ()
+    by_rows: ByRows | None = None
 
     @property
     def is_loop(self) -> bool:
@@ -96,7 +100,8 @@ class Part:
 
 def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
-    flat = inlined(program, lambda eqn: form_of(eqn) in _PLAIN_CALLS)
+    is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
+    flat = inlined(program, is_call)
     return without_array_literals(flat)
 
 
@@ -178,17 +183,30 @@ def _at_open_loops(
     return map_programs(eqn, inside)
 
 
-def parts_of(program: jex.ClosedJaxpr) -> list[Part]:
-    """The parts of a program in which nothing is called, in their order."""
-    eqns = program.jaxpr.eqns
+def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
+    """The parts of a program in which nothing is called, in their order.
+
+    Args:
+        program: The program.
+        split: Whether those that can be run some rows at a time are parts.
+    """
+    units = ranges_of(program) if split else [(eqn, None) for eqn in program.jaxpr.eqns]
+    eqns, by_rows = [list(each) for each in zip(*units, strict=True)] or [[], []]
+    program = with_equations(program, eqns)
     loops = list(map(open_loops, eqns))
-    bounds = list(_bounds(program, list(map(bool, loops))))
+    bounds = list(_bounds(program, list(map(bool, loops)), by_rows))
     last = _last_uses(program)
     parts, defined_at = list[Part](), dict[jex.Var, int]()
     for i, eqn in enumerate(eqns):
         defined_at.update(dict.fromkeys(eqn.outvars, i))
     for start, stop in bounds:
         own = eqns[start:stop]
+        if (rows := by_rows[start]) is not None:
+            read, gives = (
+                dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
+            )
+            parts.append(Part(rows.eqns, (*read,), (*gives,), by_rows=rows))
+            continue
         read = dict.fromkeys(
             x
             for eqn in own
@@ -216,7 +234,9 @@ def _last_uses(program: jex.ClosedJaxpr) -> dict[jex.Var, int]:
 
 
 def _bounds(
-    program: jex.ClosedJaxpr, is_open: Sequence[bool]
+    program: jex.ClosedJaxpr,
+    is_open: Sequence[bool],
+    by_rows: Sequence[ByRows | None],
 ) -> Iterator[tuple[int, int]]:
     """Where parts begin and end."""
     eqns = program.jaxpr.eqns
@@ -224,10 +244,11 @@ def _bounds(
     start = 0
     for i, eqn in enumerate(eqns):
         alone = is_open[i] or eqn.effects or form_of(eqn) in _ALONE
-        if alone:
+        if i >= start and (alone or by_rows[i]):
             yield from _cut(eqns, alive, start, i)
-            yield i, i + 1
-            start = i + 1
+            rows = by_rows[i]
+            start = i + (1 if rows is None else len(rows.eqns))
+            yield i, start
     yield from _cut(eqns, alive, start, len(eqns))
 
 

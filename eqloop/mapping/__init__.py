@@ -18,8 +18,17 @@ at once.
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap
 from ._map import Map as Map
 from ._parallel_map import ParallelMap as ParallelMap
+from ._planned_map import mapped_in_chunks as mapped_in_chunks
 from ._shard_map import ShardMap as ShardMap
 from ._unvmap import unvmap as unvmap
 from ._vmap import Vmap as Vmap
 
-__all__ = ["ChunkedVmap", "Map", "ParallelMap", "ShardMap", "Vmap", "unvmap"]
+__all__ = [
+    "ChunkedVmap",
+    "Map",
+    "ParallelMap",
+    "ShardMap",
+    "Vmap",
+    "mapped_in_chunks",
+    "unvmap",
+]

@@ -15,7 +15,7 @@ How the rows are cut into chunks is planned where the map is run, after it has b
 differentiated and batched.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Self
 
 import jax
@@ -31,10 +31,11 @@ from .._arrays import (
     nonzero,
     pick,
     put,
+    strongly_typed,
     with_tangent_types,
 )
 from .._programs import Doubled, Formula, Static, recall, refuse_callbacks
-from .._types import BatchAxis, PyTree
+from .._types import BatchAxis, PyTree, Value
 from ..checkpointing import Saveable
 from ..progress import BarChange, tied
 from ._chunk_derivatives import (
@@ -45,7 +46,7 @@ from ._chunk_derivatives import (
     settled_function,
 )
 from ._chunk_function import ChunkFunction, MarkPair
-from ._chunk_loop import run_stored
+from ._chunk_loop import AtMost, run_stored
 from ._fitting import ChunkPlanner
 
 
@@ -169,6 +170,46 @@ class PlannedMap(Formula):
 
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(f=self.f.with_bars(change))
+
+
+def mapped_in_chunks(
+    trace: Callable[[ChunkFunction, int, bool], jex.ClosedJaxpr],
+    size: int,
+    length: int,
+    consts: Arrays,
+    xs: Arrays,
+    x_axes: tuple[int, ...],
+    y_axes: tuple[int, ...],
+    num_sums: int,
+) -> tuple[list[Value], list[Value]]:
+    """The sums and the `ys` of a traced function, a chunk of rows at a time.
+
+    Args:
+        trace: As that of a `ChunkFunction`; it is remembered by its identity.
+        size: How many rows a chunk has, but for the last one.
+        length: How many rows there are.
+        consts: What is the same for all rows.
+        xs: What has rows.
+        x_axes: The axis of the rows in each of these.
+        y_axes: The same for results with rows.
+        num_sums: How many results are sums over rows; they come first.
+    """
+    types = [jax.typeof(strongly_typed(x)) for x in xs]
+    row = lambda axis, aval: jex.mapped_aval(length, axis, aval)
+    f = ChunkFunction(
+        trace=trace,
+        length=length,
+        const_types=tuple(jax.typeof(strongly_typed(x)) for x in consts),
+        x_types=tuple(map(row, x_axes, types)),
+        x_axes=x_axes,
+        y_axes=y_axes,
+        shares=(False,) * len(y_axes),
+        num_sums=num_sums,
+        uses_visits=False,
+        probe=(size, False),
+    )
+    in_avals = jax.tree.map(jax.typeof, (consts, xs))
+    return PlannedMap(f, AtMost(size, exact=True), None, in_avals)(consts, xs)
 
 
 # Pairs of lists: consts and xs, or sums and ys.

@@ -50,7 +50,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **each("step tangents steps whiles constant_limit", NO_COUNTS),
     **each("reverse split_keys has_aux return_value holomorphic exact", NO_BOOLS),
     **each(
-        "check_vma check_conditions measure foreign prevent_cse interpret", NO_BOOLS
+        "check_vma check_conditions measure foreign split prevent_cse interpret",
+        NO_BOOLS,
     ),
     **each("in_axes out_axes f_axes axis argnums", NO_AXES),
     **each("nbytes budget total host disk", NO_BYTES),

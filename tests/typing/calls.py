@@ -33,7 +33,7 @@ def calls(x: Array) -> None:
     profile: el.MemoryProfile = el.memory_profile(energy)(x, power=3)
     assert_type(profile.peak_bytes, int)
     assert_type(el.Reschedule(whiles=4)(plain)(x, 2), Array)
-    fit = el.Fit(energy, "8GiB", foreign=True, device="h100")
+    fit = el.Fit(energy, "8GiB", foreign=True, split=False, device="h100")
     assert_type(fit(x, power=3), dict[str, Array])
     assert_type(el.Fit(total=2**30)(plain)(x, 2), Array)
     plan = fit.plan(x, power=3)

@@ -2,7 +2,8 @@
 
 - **Which axes are rows**: `_classes.py` has the classes of axes, `_axes.py` puts those
   of a program into them, by `_axis_rules.py`, and `_pending.py` finds those along which
-  it is a map. `_windows.py` has gathers and scatters as one.
+  it is a map. `_windows.py` has gathers and scatters as one. `_axis_maps.py` asks the
+  same of one operation, for other rooms.
 - **A row**: `_one_row.py` makes the program of one row, and `_numbers.py` evaluates it,
   number by number, for a block of rows. `_scope.py` has its arrays, `_entries.py` the
   numbers that are yet to be read or computed, and `_formulas.py` the functions that

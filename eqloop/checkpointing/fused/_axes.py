@@ -63,6 +63,14 @@ def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
     return AxisProgram(list(ins), _opened(classes, closed, ins, ops), ops)
 
 
+def open_call(
+    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val]
+) -> tuple[list[Val], list[Op]]:
+    """The outputs of a program that is called, and its operations."""
+    program = _program(classes, closed, ins)
+    return program.outs, program.ops
+
+
 # Calls that are the program that they call. Nothing differentiates it any more.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -119,13 +127,13 @@ def _opened(
         if outs is None:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
             op = Op(eqn, given, outs)
-            _rule(classes, op)
+            put_into_classes(classes, op)
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
 
 
-def _rule(classes: Classes, op: Op) -> None:
+def put_into_classes(classes: Classes, op: Op) -> None:
     """Puts the axes of one operation into classes."""
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:

@@ -1,0 +1,414 @@
+"""A part of a program that is run some rows at a time, there and back.
+
+Each of its operations is a map along one axis of its operands and results, or adds up
+along it (`AxisMap`). So it does the same to fewer rows: but for the sizes in its
+parameters, it stays as it is.
+
+    rows of h --dot--> rows of logits --sub, exp--> ... --reduce_sum--> a sum
+    W ---------^
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._arrays import is_inexact, pick
+from .._compat import form_of, form_params
+from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
+from .._types import Aval, PyTree, Value
+from ..checkpointing import AxisMap, axis_maps
+from ..mapping import mapped_in_chunks
+from ._written import flattened
+
+
+@dataclasses.dataclass(frozen=True)
+class RowAxis:
+    """Where the rows of an array lie.
+
+    Attributes:
+        axis: The axis.
+        entries: How many of its entries, one after the other, are of one row.
+    """
+
+    axis: int
+    entries: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+    """How the rows of an operation lie.
+
+    Attributes:
+        ins: In each operand; `None` if all of it is read for each row.
+        outs: In each result; `None` if it is a sum over rows.
+        column: Of a gather: which of the indices is the number of the row itself.
+    """
+
+    ins: tuple[RowAxis | None, ...]
+    outs: tuple[RowAxis | None, ...]
+    column: int | None = None
+
+
+class NotByRowsError(Exception):
+    """Raised where an operation does something else to fewer rows."""
+
+
+# An operand, or a result, of an operation: `(0, 2)` is the third operand.
+Place = tuple[int, int]
+
+
+class Layouts:
+    """How rows lie in the operations of a program, once they do in one of its values.
+
+    Attributes:
+        length: How many rows there are.
+        maps: The axes along which each operation is a map, by its identity.
+        known: A column of an operand, if it depends on no input and is a small one.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        maps: dict[int, tuple[jex.JaxprEqn, list[AxisMap]]],
+        known: Callable[[Any, int], np.ndarray | None],
+    ):
+        self.length, self._maps, self._known = length, maps, known
+
+    def of(self, eqn: jex.JaxprEqn, place: Place, rows: RowAxis) -> Laid | None:
+        """How they lie in an operation if they lie like this in one of its values."""
+        if id(eqn) not in self._maps:
+            self._maps[id(eqn)] = eqn, axis_maps(eqn)
+        side, n = place
+        at = lambda axis: None if axis is None else RowAxis(axis, rows.entries)
+        for found in self._maps[id(eqn)][1]:
+            if (found.ins, found.outs)[side][n] == rows.axis:
+                return Laid(tuple(map(at, found.ins)), tuple(map(at, found.outs)))
+        if form_of(eqn) == "reshape":
+            return self._reshaped(eqn, side, rows)
+        return self._numbered(eqn, place, rows) if form_of(eqn) == "gather" else None
+
+    def _reshaped(self, eqn: jex.JaxprEqn, side: int, rows: RowAxis) -> Laid | None:
+        """Rows along an axis that is divided, or joined with those after it."""
+        shapes = aval_of(eqn.invars[0]).shape, aval_of(eqn.outvars[0]).shape
+        if eqn.params["dimensions"] is not None or eqn.params["sharding"] is not None:
+            return None
+        before, other = math.prod(shapes[side][: rows.axis]), shapes[1 - side]
+        for axis, size in enumerate(other):
+            is_there = math.prod(other[:axis]) == before and size > 1
+            if is_there and size % self.length == 0:
+                found = RowAxis(axis, size // self.length)
+                pair = (rows, found) if side == 0 else (found, rows)
+                return Laid(pair[:1], pair[1:])
+        return None
+
+    def _numbered(self, eqn: jex.JaxprEqn, place: Place, rows: RowAxis) -> Laid | None:
+        """Row `i` of an array at index `i`: the diagonal of a matrix, for example."""
+        numbers, (array, indices) = eqn.params["dimension_numbers"], eqn.invars[:2]
+        index_map, is_kept = numbers.start_index_map, numbers.operand_batching_dims
+        if is_kept or aval_of(indices).ndim != 2:
+            return None
+        out = next(
+            i
+            for i in range(aval_of(eqn.outvars[0]).ndim)
+            if i not in numbers.offset_dims
+        )
+        for column, axis in enumerate(index_map):
+            at = lambda axis: RowAxis(axis, rows.entries)
+            of = Laid((at(axis), at(0)), (at(out),), column)
+            is_of = (of.ins, of.outs)[place[0]][place[1]] == rows
+            if is_of and axis in numbers.collapsed_slice_dims:
+                found = self._known(indices, column)
+                size = self.length * rows.entries
+                if found is None or aval_of(array).shape[axis] != size:
+                    continue
+                if np.array_equal(found, np.arange(size)):
+                    return of
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByRows:
+    """Operations, in the order in which they are run, whose rows lie like this.
+
+    Attributes:
+        laid: How the rows of each lie; `None` for those that have none.
+        length: How many rows there are.
+        inputs: The variables that are given, with the axis of their rows. One that is
+            read in several ways is there several times.
+        outs: The results, with the axis of their rows; sums come first.
+    """
+
+    eqns: tuple[jex.JaxprEqn, ...]
+    laid: tuple[Laid | None, ...]
+    length: int
+    inputs: tuple[tuple[Any, RowAxis | None], ...]
+    outs: tuple[tuple[Any, RowAxis | None], ...]
+
+    @property
+    def can_be(self) -> bool:
+        """Whether all operations do the same to fewer rows."""
+        size = -(-self.length // 2)
+        shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
+        types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]
+
+        def chunk(numbers: Value, values: list[Value]) -> None:
+            given = dict(zip(self.inputs, values, strict=True))
+            self.on_chunk(size, numbers, given)
+
+        numbers = jax.ShapeDtypeStruct((size,), np.int32)
+        # JAX raises the other errors where sizes are in parameters unknown here.
+        try:
+            jax.eval_shape(chunk, numbers, types)
+        except (NotByRowsError, TypeError, ValueError):
+            return False
+        return True
+
+    def size_of_chunks(self, count: int) -> int:
+        """How many rows each of about so many chunks has; equally many, if possible."""
+        # A shorter chunk at the end is a program of its own.
+        size = -(-self.length // count)
+        equal = (n for n in range(size, size // 2, -1) if self.length % n == 0)
+        return next(equal, size)
+
+    def run(self, size: int, known: Mapping[Any, Value]) -> dict[Any, Value]:
+        """The results, from what is given, so many rows at a time."""
+        pairs = [(known[x], rows) for x, rows in self.inputs]
+        consts = [value for value, rows in pairs if rows is None]
+        xs = [_apart(value, rows) for value, rows in pairs if rows is not None]
+        xs.append(jnp.arange(self.length, dtype=jnp.int32))
+        sums, ys = mapped_in_chunks(
+            self._traced,
+            size,
+            self.length,
+            consts,
+            xs,
+            (*(rows.axis for _, rows in self.inputs if rows), 0),
+            tuple(rows.axis for _, rows in self.outs if rows),
+            len(self._sums),
+        )
+        found = dict(zip(self._sums, sums, strict=True))
+        stacked = [(x, rows) for x, rows in self.outs if rows is not None]
+        of_y = lambda y, pair: y.reshape(aval_of(pair[0]).shape)
+        return found | dict(
+            zip((x for x, _ in stacked), map(of_y, ys, stacked), strict=True)
+        )
+
+    @property
+    def _sums(self) -> list[Any]:
+        return [x for x, rows in self.outs if rows is None]
+
+    def _traced(self, function: Any, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        """The program of a chunk, see `ChunkFunction.trace`."""
+        consts = [x for x, rows in self.inputs if rows is None]
+        xs = [(x, rows) for x, rows in self.inputs if rows is not None]
+
+        def chunk(*flat: Value) -> list[Value]:
+            given: dict[Any, Value]
+            given = {(x, None): value for x, value in zip(consts, flat, strict=False)}
+            *parts, numbers = flat[len(consts) :]
+            for (x, rows), part in zip(xs, parts, strict=True):
+                shape = _shape_of_chunk(aval_of(x), rows, size)
+                given[x, rows] = part.reshape(shape)
+            found = self.on_chunk(size, numbers, given)
+            sums = [found[x] for x in self._sums]
+            return sums + [_apart(found[x], r) for x, r in self.outs if r is not None]
+
+        types = function.stacked(function.x_types, size, function.x_axes)
+        return traced(chunk, [*function.const_types, *types])
+
+    def on_chunk(
+        self, size: int, numbers: Value, given: Mapping[Any, Value]
+    ) -> dict[Any, Value]:
+        """All values for some rows, which have these numbers."""
+        found = dict[Any, Value]()
+
+        def read(x: Any, rows: RowAxis | None) -> Value:
+            if isinstance(x, jex.Literal):
+                return value_of(x)
+            return found[x] if x in found else given[x, rows]
+
+        for eqn, laid in zip(self.eqns, self.laid, strict=True):
+            ins = laid.ins if laid else (None,) * len(eqn.invars)
+            values = list(map(read, eqn.invars, ins))
+            outs = _evaluated(eqn, laid, self.length, size, numbers, values)
+            found |= zip(eqn.outvars, outs, strict=True)
+        return found
+
+
+def _apart(value: Value, rows: RowAxis) -> Value:
+    """The array with an axis that has one entry for each row."""
+    if rows.entries == 1:
+        return value
+    shape, axis = value.shape, rows.axis
+    sizes = shape[axis] // rows.entries, rows.entries
+    return value.reshape(*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
+def _shape_of_chunk(aval: Aval, rows: RowAxis | None, size: int) -> tuple[int, ...]:
+    if rows is None:
+        return tuple(aval.shape)
+    shape = list(aval.shape)
+    shape[rows.axis] = size * rows.entries
+    return tuple(shape)
+
+
+def _evaluated(
+    eqn: jex.JaxprEqn,
+    laid: Laid | None,
+    length: int,
+    size: int,
+    numbers: Value,
+    values: list[Value],
+) -> Sequence[Value]:
+    """The results of an operation for some rows."""
+    if laid is None:
+        return evaluated(eqn, values)
+    form, (rows, *_) = form_of(eqn), laid.outs
+    if form == "custom_jvp_call":
+        outs = _with_rule(eqn, laid, length, size, numbers, values)
+    elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
+        within = np.arange(rows.entries, dtype=np.int32)[None]
+        every = numbers[:, None] * rows.entries + within
+        shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
+        every = every.reshape(-1).astype(eqn.params["dtype"])
+        outs = [lax.broadcast_in_dim(every, shape, (rows.axis,))]
+    else:
+        if laid.column is not None:
+            # The first of these rows has the index 0 among them.
+            is_it = np.arange(values[1].shape[1])[None] == laid.column
+            entries = laid.ins[0].entries if laid.ins[0] else 1
+            first = (numbers[:1, None] * entries).astype(values[1].dtype)
+            values[1] = values[1] - jnp.where(is_it, first, jnp.zeros_like(first))
+        params = dict(eqn.params) | _sizes(eqn, laid, size)
+        outs = evaluated(eqn.replace(params=params), values)
+    for x, out, rows in zip(eqn.outvars, outs, laid.outs, strict=True):
+        if out.shape != _shape_of_chunk(aval_of(x), rows, size):
+            raise NotByRowsError
+    return outs
+
+
+def _sizes(eqn: jex.JaxprEqn, laid: Laid, size: int) -> dict[str, Any]:
+    """The parameters of an operation that are sizes, for fewer rows."""
+    out = lambda: _shape_of_chunk(aval_of(eqn.outvars[0]), laid.outs[0], size)
+    match form_of(eqn):
+        case "broadcast_in_dim" | "iota":
+            return {"shape": out()}
+        case "reshape":
+            return {"new_sizes": out()}
+        case "slice":
+            rows, ends = laid.ins[0], list(eqn.params["limit_indices"])
+            if rows is not None:
+                ends[rows.axis] = size * rows.entries
+            return {"limit_indices": tuple(ends)}
+        case "dynamic_slice" | "gather":
+            rows, sizes = laid.ins[0], list(eqn.params["slice_sizes"])
+            whole = aval_of(eqn.invars[0]).shape
+            if rows is not None and sizes[rows.axis] == whole[rows.axis]:
+                sizes[rows.axis] = size * rows.entries
+            return {"slice_sizes": tuple(sizes)}
+    return {}
+
+
+def _with_rule(
+    eqn: jex.JaxprEqn,
+    laid: Laid,
+    length: int,
+    size: int,
+    numbers: Value,
+    values: list[Value],
+) -> Sequence[Value]:
+    """A function with a derivative of its own, by the very rule that it has."""
+    whole = alone(eqn)
+    moves, gives = (
+        tuple(map(is_inexact, avals)) for avals in (whole.in_avals, whole.out_avals)
+    )
+    both = pushed(whole, (moves,), (gives,))
+    inner = by_rows(form_params(eqn)["call_jaxpr"], laid.ins, laid.outs, length)
+    rows_in = (*laid.ins, *pick(laid.ins, moves))
+    rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
+
+    @jax.custom_jvp
+    def function(numbers: Value, *values: Value) -> list[Value]:
+        return inner(size, numbers, values)
+
+    @function.defjvp
+    def push(primals: PyTree, tangents: PyTree) -> tuple[list[Value], list[Value]]:
+        numbers, *values = primals
+        found = rule(size, numbers, [*values, *pick(tangents[1:], moves)])
+        outs, dots = found[: len(gives)], iter(found[len(gives) :])
+        zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)
+        pairs = zip(outs, gives, strict=True)
+        return outs, [next(dots) if moving else zero(x) for x, moving in pairs]
+
+    return function(numbers, *values)
+
+
+def by_rows(
+    program: jex.ClosedJaxpr,
+    ins: Sequence[RowAxis | None],
+    outs: Sequence[RowAxis | None],
+    length: int,
+) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
+    """A program for some rows, the inputs and outputs of which have rows like this."""
+    program = flattened(program)
+    jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
+    lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
+    lies |= dict.fromkeys(jaxpr.constvars)
+    made_by = {
+        x: (i, n) for i, e in enumerate(jaxpr.eqns) for n, x in enumerate(e.outvars)
+    }
+    laid = dict[int, Laid]()
+
+    def lay(i: int, found: Laid | None) -> None:
+        if found is None or None in found.outs:
+            raise NotByRowsError
+        laid[i] = found
+        lies.update(zip(jaxpr.eqns[i].outvars, found.outs, strict=True))
+        for x, rows in zip(jaxpr.eqns[i].invars, found.ins, strict=True):
+            want(x, rows)
+
+    def want(x: Any, rows: RowAxis | None) -> None:
+        """Has a value that was the same for all rows have rows."""
+        if isinstance(x, jex.Literal) or lies[x] == rows:
+            return
+        if rows is None or lies[x] is not None or x not in made_by:
+            raise NotByRowsError
+        i, n = made_by[x]
+        lay(i, layouts.of(jaxpr.eqns[i], (1, n), rows))
+
+    for i, eqn in enumerate(jaxpr.eqns):
+        lies.update(dict.fromkeys(eqn.outvars))
+        each = [None if isinstance(x, jex.Literal) else lies[x] for x in eqn.invars]
+        for n, rows in enumerate(each):
+            if rows is not None:
+                lay(i, layouts.of(eqn, (0, n), rows))
+                break
+    for x, rows in zip(jaxpr.outvars, outs, strict=True):
+        want(x, rows)
+    for i, eqn in enumerate(jaxpr.eqns):  # some may have rows only since they were read
+        ins = laid[i].ins if i in laid else (None,) * len(eqn.invars)
+        for x, rows in zip(eqn.invars, ins, strict=True):
+            if not isinstance(x, jex.Literal) and lies[x] != rows:
+                raise NotByRowsError
+    order = tuple(laid.get(i) for i in range(len(jaxpr.eqns)))
+    inputs = tuple((x, lies[x]) for x in (*jaxpr.constvars, *jaxpr.invars))
+    every = ByRows(tuple(jaxpr.eqns), order, length, inputs, ())
+
+    def on_chunk(size: int, numbers: Value, values: Sequence[Value]) -> list[Value]:
+        given = dict(zip(inputs, [*program.consts, *values], strict=True))
+        found = every.on_chunk(size, numbers, given)
+        read = lambda x: (
+            value_of(x)
+            if isinstance(x, jex.Literal)
+            else (found[x] if x in found else given[x, lies[x]])
+        )
+        return list(map(read, jaxpr.outvars))
+
+    return on_chunk
