@@ -186,6 +186,8 @@ def has_its_size(program: Program, width: int) -> bool:
         return False
     if sum(steps) < _LEAST or sum(steps) * length > _ALL:
         return False
+    if sum(map(_bytes, program.inputs)) > _ALL:  # also those that no step reads
+        return False
     ops = [op for body in program.bodies for op in _operations(body)]
     products = {"matmul": 3, "solve": 3, "matvec": 2, "convolve": 2}
     work = sum(width ** products.get(op.name, 0) for op in ops) * length
