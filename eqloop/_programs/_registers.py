@@ -28,12 +28,12 @@ class Registers(NamedTuple):
     """What a thread of a kernel takes.
 
     Attributes:
-        count: How many registers.
+        number: How many registers.
         stack: The bytes that it has in memory: of numbers for which no register is
             left, or, with fewer registers, of a table that a function makes.
     """
 
-    count: int
+    number: int
     stack: int
 
 

@@ -57,7 +57,7 @@ class Kernel:
     @property
     def spilled(self) -> int:
         """The bytes of numbers of a thread that are not in registers."""
-        if self.registers is None or self.registers.count < _ALL_REGISTERS:
+        if self.registers is None or self.registers.number < _ALL_REGISTERS:
             return 0
         return self.registers.stack
 
@@ -65,7 +65,7 @@ class Kernel:
         """A line of a plan, with a warning if registers do not hold all numbers."""
         if self.registers is None:
             return kernel
-        said = f"{self.registers.count} registers a thread"
+        said = f"{self.registers.number} registers a thread"
         if self.spilled:
             said += f", and {self.spilled} B that do not fit into them"
             warnings.warn(
@@ -186,7 +186,7 @@ def _told(
     there, back = _kernels(problem, active)
     length, order, rate = problem.loop.length, layout.slot_order, rates()
     work = (length + order.advances) * there.work + length * back.work
-    count = () if registers is None else (registers.count,)
+    count = () if registers is None else (registers.number,)
     computes = there.programs.nanoseconds(work, *count)
     cost = step_cost(problem, active)
     moved = length * (2 * cost.x + cost.ct_x + 2 * cost.ct_y)

@@ -200,5 +200,5 @@ def _told(problem: Problem, compiled: jax.stages.Compiled) -> Fact:
     runner = problem.planner.runner
     registers = runner and registers_of(compiled, runner.kernel)
     if registers:
-        fact |= {"registers": registers.count, "stack": registers.stack}
+        fact |= {"registers": registers.number, "stack": registers.stack}
     return fact
