@@ -93,7 +93,7 @@ class Together(AbstractReversal):
     ) -> Cotangents:
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        if is_watched():
+        if is_watched() or not sweep.back.joins_steps:
             return ByResiduals()(sweep, carry, start, count, cts)
         steps = StepsToRun(DeviceSlots(), start, carry, count, count)
         return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)

@@ -3,6 +3,8 @@
 That the numbers are right is tested with those of all other schedules.
 """
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
+from eqloop.checkpointing.planning._search import layouts
 
 from ....asserts import assert_close
 from ....compiling import temp_bytes
@@ -285,3 +288,36 @@ def test_a_plan_knows_what_it_takes():
     measured = temp_bytes(gradient(schedule), f, init, xs)
     assert measured <= plan.peak_bytes <= 1.2 * measured + 4096
     assert plan.evaluations == 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(el.AbstractSchedule):
+    """The layout that a budget has found."""
+
+    only: object
+
+    def layout(self, loop):
+        return self.only
+
+
+def found_by_budgets(length):
+    """One of each kind of layout; that of blocks that are batches is tried every day."""
+    every = layouts(length, joins=True, rows=3)
+    kinds = {(one.kind, one.order.block > 1): one for one in every}.values()
+    is_quick = lambda one: one.order.block > 1 and isinstance(one.reversal, Together)
+    first, *others = sorted(kinds, key=is_quick, reverse=True)
+    return [first, *map(slow, others)]
+
+
+@pytest.mark.parametrize("layout", found_by_budgets(12), ids=repr)
+def test_gradients_of_gradients_under_all_that_a_budget_may_find(layout):
+    w, v, xs = 0.3 * jnp.eye(4), jnp.ones((4, 4)), normal(0, (12, 4))
+
+    def of_gradient(loop):
+        step = lambda w: lambda h, x: (jnp.tanh(w @ h + x), None)
+        f = lambda w: jnp.sum(loop(step(w))(jnp.zeros(4), xs)[0])
+        return jax.grad(lambda w: jnp.vdot(jax.grad(f)(w), v))(w)
+
+    ours = lambda step: el.Scan(step, schedule=Fixed(layout))
+    plain = lambda step: lambda h, xs: jax.lax.scan(step, h, xs)
+    assert_close(of_gradient(ours), of_gradient(plain), 1e-5, 1e-6)
