@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -70,17 +71,19 @@ class Cut:
 
     Attributes:
         program: The program, in which nothing is called.
+        split: Whether parts are such that some can be run by rows.
     """
 
     program: jex.ClosedJaxpr
     parts: tuple[Part, ...]
+    split: bool = False
 
     @classmethod
     def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
         flat = pruned(with_maxima_by_axis(flat)) if split else flat
-        return cls(flat, tuple(parts_of(flat, split)))
+        return cls(flat, tuple(parts_of(flat, split)), split)
 
     @property
     def has_rows(self) -> bool:
@@ -222,6 +225,16 @@ def _that_fit(
         if not last.is_compiled or (is_small and not any(chosen)):
             break
     return [t for t in tries if t.peak_bytes <= most]
+
+
+def pinned(
+    cut: Cut, ways: Sequence[Way], marks: Flags, types: tuple[Aval, ...]
+) -> Decision | None:
+    """What was decided before; `None` if parts could not be run so any more."""
+    whole = _Whole.of(cut, marks, types)
+    if not all(map(operator.contains, whole.ways, ways)):
+        return None
+    return whole.decision(tuple(map(list.index, whole.ways, ways)))
 
 
 def unbeaten(

@@ -214,14 +214,15 @@ class Fit(AbstractSameCall[P, R]):
         with planning_for_call(self.device, arrays):
             jax.eval_shape(open_traced, *arrays)
             (opened,) = found
-            how = self._limit, self.device, None, self.split
+            how = self._limit, self.device, self.ways, self.split
             formula = FittedCall(opened.program, opened.types, *how)
         with formula.planning():
             formula.refuse_symbolic()
             yield formula, tuple(map(is_inexact, formula.in_avals))
 
     def _plan_of(self, decision: Decision) -> FitPlan:
-        return plan_of_decision(decision, dataclasses.replace(self, ways=decision.ways))
+        how = dict[str, Any](ways=decision.ways, split=decision.cut.split)
+        return plan_of_decision(decision, dataclasses.replace(self, **how))
 
     @property
     def _limit(self) -> Limit:

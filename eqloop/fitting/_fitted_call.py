@@ -39,7 +39,7 @@ from .._programs import (
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import says_if_long
 from ..progress import Again, BarChange
-from ._decision import Cut, Decision, Limit, decided
+from ._decision import Cut, Decision, Limit, decided, pinned
 from ._options import Way
 
 
@@ -131,13 +131,15 @@ class FittedCall(Formula):
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
         self.refuse_symbolic()
-        what, how = (
-            "the gradient of a function",
-            "short loops and, a few times, all of it",
-        )
+        what = "the gradient of a function"
+        how = "short loops and, a few times, all of it"
         with self.planning(), says_if_long("Fit", what, how):
-            known = self.limit, self.types, self.split
-            return decided(self.program, marks, *known)
+            if self.ways is not None:
+                known = pinned(*self._decided(marks), marks, self.types)
+                if known is not None:
+                    return known
+            limits = self.limit, self.types, self.split
+            return decided(self.program, marks, *limits)
 
     def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:
         """The parts of the function, and the way to run each."""
@@ -145,7 +147,7 @@ class FittedCall(Formula):
             decision = self.decision(marks)
             return decision.cut, decision.ways
         self.refuse_symbolic()
-        cut = Cut.of(self.program, has_rows(self.ways))
+        cut = Cut.of(self.program, self.split)
         if not cut.takes(self.ways):
             raise ValueError(
                 f"Fit: this plan is for another function, or for inputs of other "
@@ -190,7 +192,7 @@ class FittedCall(Formula):
         # What was decided for an example holds for a batch, if that has the same parts.
         ways = self.ways
         if ways is not None and not symbolic_sizes(_values(program)):
-            ways = ways if Cut.of(program, has_rows(ways)).takes(ways) else None
+            ways = ways if Cut.of(program, self.split).takes(ways) else None
         out_dims = [0 if is_batched else None for is_batched in each]
         return self._of(program, tuple(types), ways), args, out_dims
 
@@ -202,11 +204,6 @@ class FittedCall(Formula):
     ) -> "FittedCall":
         how = self.limit, self.device, ways, self.split
         return FittedCall(program, types, *how)
-
-
-def has_rows(ways: Sequence[Way]) -> bool:
-    """Whether some of these run some rows of a part at a time."""
-    return any(way.rows is not None for way in ways)
 
 
 def _values(program: jex.ClosedJaxpr) -> list[Aval]:

@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import AS_USED, temp_bytes
+from ..weights import normal
 from .functions import W, X, layers, mixed
 
 gradient = lambda f: jax.value_and_grad(f, (0, 1))
@@ -49,6 +51,30 @@ def test_the_fastest_within_the_budget_is_chosen():
     axes = found.plot()
     assert axes.lines[1].get_xdata() == [middle.peak_bytes]
     assert len(frontier.plot().lines) == 1
+
+
+def head(w, h, labels):
+    for _ in range(2):
+        h = jnp.tanh(h @ w[:, :16]) + h
+        h = jax.nn.softmax(h @ h.T) @ h
+    logits = h @ w
+    picked = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(logits, 1) - picked)
+
+
+def test_plans_of_rows_and_of_none_are_pinned_and_say_what_they_take():
+    args = normal(0, (16, 500)), normal(1, (200, 16)), jnp.arange(200)
+    frontier = el.Fit(head, "1GiB").frontier(*args)
+    by_rows = [any(" parts of " in p.stores for p in plan.parts) for plan in frontier]
+    assert any(by_rows)
+    assert not all(by_rows)
+    expected = jax.grad(head)(*args)
+    for plan in frontier:
+        again = plan.pinned.plan(*args)
+        assert again.peak_bytes == plan.peak_bytes
+        assert [p.stores for p in again.parts] == [p.stores for p in plan.parts]
+    for plan in (frontier[0], frontier[-1]):
+        assert_close(jax.jit(jax.grad(plan.pinned))(*args), expected, 1e-3, 1e-5)
 
 
 def test_a_least_budget_that_it_shows_fits():
