@@ -453,6 +453,12 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
 def _advice(cut: Cut) -> str:
     """What to do about a function whose gradient takes too much."""
     smaller = "make that smaller, by smaller batches for example"
+    scopes = (str(e.source_info.name_stack) for e in cut.program.jaxpr.eqns)
+    if any("transpose(" in scope for scope in scopes):
+        return (
+            "it takes a gradient itself, of which nothing is decided. If that is the "
+            f"one, put `Fit` inside, `jax.grad(el.Fit(f, …))`; or {smaller}"
+        )
     loops = lambda cut: [part for part in cut.parts if part.is_loop]
     with_foreign = loops(Cut.of(with_open_loops(cut.program)))
     is_same = len(with_foreign) == len(loops(cut))

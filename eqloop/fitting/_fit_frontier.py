@@ -72,6 +72,7 @@ class FitFrontier(Sequence[FitPlan]):
             size, time = format_bytes(plan.peak_bytes), f"{plan.relative_time:.2f} x"
             mark = "  the fastest within the budget" if plan is self.chosen else ""
             lines.append(f"{size:>9}  {time:>6}{mark}")
+        lines.append("times are estimated, relative to storing everything")
         return "\n".join(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":

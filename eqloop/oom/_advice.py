@@ -34,7 +34,7 @@ def advice(
     if plans is None:
         for place, size in large.items():
             where = f"the loop at line {place.line if place else 'unknown'} stores "
-            what = "el.plans says what it takes with a schedule"
+            what = "el.plans shows its plan, and what others take"
             found.append((size, f"{where}{format_bytes(size)}: {what}"))
     elif large:
         texts = {loop.place: _of_loop(loop) for loop in plans()}

@@ -127,7 +127,15 @@ class MemoryProfile:
 
         Returns:
             The differences. Printed, they are a table.
+
+        Raises:
+            TypeError: If `other` is no profile.
         """
+        if not isinstance(other, MemoryProfile):
+            raise TypeError(
+                f"MemoryProfile.compare: pass another profile, not {other!r} of type "
+                f"{type(other).__name__}."
+            )
         before, after = _by_text(self.alive), _by_text(other.alive)
         size = lambda side, key: sum(one.nbytes for one in side.get(key, ()))
         rows = [

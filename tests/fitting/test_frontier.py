@@ -77,6 +77,11 @@ def test_plans_of_rows_and_of_none_are_pinned_and_say_what_they_take():
         assert_close(jax.jit(jax.grad(plan.pinned))(*args), expected, 1e-3, 1e-5)
 
 
+def test_a_fit_of_a_gradient_is_told_where_it_belongs():
+    with pytest.raises(ValueError, match=r"put `Fit` inside, `jax.grad\(el.Fit\(f, …"):
+        el.Fit(jax.grad(layers, (0, 1)), 1).plan(W, X)
+
+
 def test_a_least_budget_that_it_shows_fits():
     least = el.Fit(layers, 1).frontier(W, X)[0].peak_bytes
     assert el.Fit(layers, least).plan(W, X).peak_bytes <= least

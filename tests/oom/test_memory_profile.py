@@ -198,7 +198,7 @@ def test_a_refusal_names_the_largest_array():
 
     types = floats(16, 8), floats(8, 4096), floats(32, 16)
     lines = Case(loss, types, "").lines
-    said = f"ValueError: Fit … The largest array in it is f32[32,4096] … :{lines[0]} "
+    said = f"ValueError: Fit … The largest array in it is f32[1,4096] … :{lines[0]} "
     assert_raises(lambda: el.Fit(loss, "10KiB").plan(*types), said)
 
 
@@ -223,6 +223,9 @@ def test_wrong_calls():
     assert_raises(lambda: el.memory_profile(wrong), said)
     said = "ValueError: memory_profile: … device … 'h1000' … h100"
     assert_raises(lambda: el.memory_profile(jnp.sin, device="h1000"), said)
+    profile: Any = el.memory_profile(jnp.sin)(jnp.ones(3))
+    said = "TypeError: MemoryProfile.compare: pass another profile, not None"
+    assert_raises(lambda: profile.compare(None), said)
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**32, 2**63 - 1])
