@@ -31,7 +31,7 @@ def test_plans_trade_memory_for_time_and_say_what_they_take(f):
         assert temp_bytes(gradient(plan.pinned), W, X) == plan.peak_bytes
         run = jax.jit(gradient(plan.pinned)).lower(W, X).compile(AS_USED)
         found, actual = run(W, X)
-        np.testing.assert_allclose(found, value, 1e-6)
+        np.testing.assert_allclose(found, value, 1e-4)
         assert_close(actual, expected, 1e-3, 1e-4)
 
 
