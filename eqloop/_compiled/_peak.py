@@ -24,7 +24,7 @@ def arrays_at_peak(program: CompiledProgram) -> list[Alive]:
 
 
 def largest_array(run: Callable[..., PyTree], types: Sequence[Value]) -> str:
-    """A sentence on the largest array in a program, to go on with in an error."""
+    """A sentence on the largest array in a program, empty if it is not known."""
     with with_all_frames():
         try:
             program, _ = compiled(lowered(run, types))
@@ -36,4 +36,4 @@ def largest_array(run: Callable[..., PyTree], types: Sequence[Value]) -> str:
     one = max(there, key=lambda one: one.nbytes)
     line = f", of {one.place}" if one.place else ""
     size = format_bytes(one.nbytes)
-    return f" The largest array in it is {one.type_in_words}, {size}{line}."
+    return f"The largest array in it is {one.type_in_words}, {size}{line}."

@@ -21,7 +21,7 @@ the arrays back.
 
 from . import _policies as policies
 from ._budget import Budget, InnerBudget, is_budget, refuse_second_place
-from ._frontier import Frontier, frontier_of
+from ._frontier import AbstractFrontier, Frontier, frontier_of
 from ._fused import Fused
 from ._jax_loops import JaxLoop, JaxPlan, gradient_loops
 from ._loop_options import (
@@ -82,6 +82,7 @@ from .whiles._while_layout import UNLIMITED, ForwardOnly
 __all__ = [
     "AUTO",
     "UNLIMITED",
+    "AbstractFrontier",
     "AbstractSchedule",
     "AxisMap",
     "Binomial",

@@ -269,7 +269,8 @@ class Budget(AbstractSchedule):
         needed = dataclasses.replace(self, nbytes=size)
         least = plan_of(needed, problem, active, smaller, times)
         own = dataclasses.replace(problem, step=step)
-        largest = largest_in_gradient(own, active, smaller).replace(" ", "\n\n", 1)
+        said = largest_in_gradient(own, active, smaller)
+        largest = f"\n\n{said}" if said else ""
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "

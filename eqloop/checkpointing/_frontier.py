@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from .._calls import format_bytes
 from ._budget import Budget
@@ -27,8 +27,36 @@ if TYPE_CHECKING:
 _HOPEFUL = 8
 
 
+_P = TypeVar("_P")
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class Frontier(Sequence[Plan]):
+class AbstractFrontier(Sequence[_P]):
+    """Plans from the least memory to the least time, as a sequence."""
+
+    plans: tuple[_P, ...]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, index: int) -> _P: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[_P, ...]: ...
+    def __getitem__(self, index: int | slice) -> _P | tuple[_P, ...]:
+        """A plan, or some of them.
+
+        Args:
+            index: Its number, from the least memory on, or a slice.
+
+        Returns:
+            The plan, or a tuple of them.
+        """
+        return self.plans[index]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Frontier(AbstractFrontier[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
     It goes from the least memory to the least time. Printed, it is a table. The
@@ -43,18 +71,7 @@ class Frontier(Sequence[Plan]):
         chosen: The plan of the schedule that the loop has now.
     """
 
-    plans: tuple[Plan, ...]
     chosen: Plan
-
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    @overload
-    def __getitem__(self, index: int) -> Plan: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
-    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
-        return self.plans[index]
 
     def __repr__(self) -> str:
         return f"Frontier({len(self)} plans, chosen={self.chosen!r})"

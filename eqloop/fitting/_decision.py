@@ -438,6 +438,8 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         more_memory = (
             f" With {more} bytes it should take {share:.2g} times as long as with that."
         )
+    said = least.whole.largest_of(least)
+    largest = f" {said}" if said else ""
     inputs = ", inputs and outputs included," if limit.is_total else ""
     how = "" if least.is_compiled else ", by an estimate"
     what = "the loop" if part.is_loop else "what begins"
@@ -446,7 +448,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{_advice(least.cut)}.{least.whole.largest_of(least)}"
+        f"{_advice(least.cut)}.{largest}"
     )
 
 

@@ -1,11 +1,10 @@
 """What a whole function takes, in memory and in time, in some of the ways to run it."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from .._calls import format_bytes
-from ..checkpointing import plot_frontier
+from ..checkpointing import AbstractFrontier, plot_frontier
 from ._fit_plan import FitPlan
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FitFrontier(Sequence[FitPlan]):
+class FitFrontier(AbstractFrontier[FitPlan]):
     """Plans of a function, from the least memory to the least time: a sequence.
 
     None of them takes more memory and more time than another. Printed, it is a table.
@@ -36,26 +35,7 @@ class FitFrontier(Sequence[FitPlan]):
         True
     """
 
-    plans: tuple[FitPlan, ...]
     budget: int
-
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    @overload
-    def __getitem__(self, index: int) -> FitPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[FitPlan, ...]: ...
-    def __getitem__(self, index: int | slice) -> FitPlan | tuple[FitPlan, ...]:
-        """A plan, or some of them.
-
-        Args:
-            index: Its number, from the least memory on, or a slice.
-
-        Returns:
-            The plan, or a tuple of them.
-        """
-        return self.plans[index]
 
     @property
     def chosen(self) -> FitPlan | None:
