@@ -69,7 +69,9 @@ class FusedRunner(AbstractRunner):
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
-        if self._declines(sweep.step, kernel.programs.found) is not None:
+        # Of a carry that is not read again, the way back has the cotangents alone.
+        numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
+        if _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -96,22 +98,21 @@ class FusedRunner(AbstractRunner):
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
-        return self._declines(
-            step, forward_kernel(step, loop, self.settings).programs.found
-        )
+        found = forward_kernel(step, loop, self.settings).programs.found
+        return _declines(_numbers(step), found)
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
         return layout.order == Nested(self.nests) and layout.slots == DeviceSlots()
 
-    def _declines(self, step: Step, found: FoundRows) -> str | None:
-        if _numbers(step) <= _MOST_OF_A_ROW * found.count:
-            return None
-        if found.roots:
-            return f"a row carries {_numbers(step) // found.count} numbers, too many"
-        return (
-            f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
-        )
+
+def _declines(numbers: int, found: FoundRows) -> str | None:
+    """Why so many numbers that a loop carries are too many, if they are."""
+    if numbers <= _MOST_OF_A_ROW * found.count:
+        return None
+    if found.roots:
+        return f"a row carries {numbers // found.count} numbers, too many"
+    return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
 
 
 def _numbers(step: Step) -> int:
