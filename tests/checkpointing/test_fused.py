@@ -316,7 +316,6 @@ def test_a_mean_field_is_left_to_the_engine_with_a_warning():
     assert_close(actual, of(el.StoreAll())(numbers(300)))
 
 
-@pytest.mark.filterwarnings("ignore:Fused")
 def test_so_is_the_way_back_of_a_linear_one_which_reads_no_carry():
     step = lambda v, _: (v + 0.1 * (v - v.mean()), None)
 
@@ -324,7 +323,8 @@ def test_so_is_the_way_back_of_a_linear_one_which_reads_no_carry():
         f = lambda v: el.Scan(step, schedule=FUSED)(v, length=6)[0].sum()
         return jax.jit(jax.grad(f)).lower(jnp.ones(length)).as_text().count(" = ")
 
-    assert operations(600) == operations(300) < 200
+    with warnings.catch_warnings(action="ignore"):  # of the way there, with JAX 0.10
+        assert operations(600) == operations(300) < 200
 
 
 @pytest.mark.parametrize("checks", [False, True])
