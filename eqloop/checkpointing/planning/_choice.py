@@ -13,7 +13,7 @@ from ..engine.reversals._together import can_join
 from ._compile_times import compiles_slowly
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
-from ._paces import Paces, may_be_fused, tried
+from ._paces import Paces, tried
 from ._search import layouts
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
@@ -117,14 +117,11 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
     if not times.are_tried:
         return times
     # Storing everything, to which all is compared, and what promises to be the fastest
-    # without anything special: one piece beside the steps.
+    # without anything special.
     heads = (layout for _, layout in _heads(problem, nbytes, times, ()))
-    plain = next((one for one in heads if len(times.pieces(one)) == 2), None)
-    begun = [everything := Layout(AllAtOnce(problem.loop.length))]
-    begun += [plain] if plain else []
-    # XLA may fuse all of a small step, of which no estimate is good.
-    begun += [everything.by_carries()] if may_be_fused(problem, active, times) else []
-    return tried(problem, active, times, begun)
+    plain = next((one for one in heads if SIDE_BY_SIDE not in one.pieces), None)
+    everything = Layout(AllAtOnce(problem.loop.length))
+    return tried(problem, active, times, [everything, *([plain] if plain else [])])
 
 
 @remembered_per_device(maxsize=256)
@@ -165,7 +162,7 @@ def _heads(
     for time, layout in _by_duration(problem, times.rounded):
         # What a step keeps is another program of the same piece: the fastest that keeps
         # chosen values says nothing of the fastest that stores all it has computed.
-        alike = times.pieces(layout), layout.kept is None
+        alike = layout.pieces, layout.kept is None
         first, found = groups.get(alike, (time, None))
         # Each nest is a program of its own, and takes as long to compile as the others:
         # here, and in the program of the user. So of layouts that are alike, one that
@@ -273,7 +270,7 @@ def simple_pareto(
     The pieces of those that promise the most are tried once, and bytes are told from
     what these take. Programs of simple layouts are compiled quickly.
     """
-    every = [one for one in _by_duration(problem, times) if _is_simple(one[1], times)]
+    every = [one for one in _by_duration(problem, times) if _is_simple(one[1])]
     promising = _beaten_by_none((layout for _, layout in every), Guess(times))
     everything = Layout(AllAtOnce(problem.loop.length))
     times = tried(problem, active, times, [everything, *promising])
@@ -284,9 +281,8 @@ def simple_pareto(
     return [(layout, guess(layout)) for layout in reversed(chosen)], times
 
 
-def _is_simple(layout: Layout, times: Paces) -> bool:
-    pieces = times.pieces(layout)
-    return SIDE_BY_SIDE not in pieces and not any(piece.is_known for piece in pieces)
+def _is_simple(layout: Layout) -> bool:
+    return SIDE_BY_SIDE not in layout.pieces
 
 
 def _beaten_by_none(

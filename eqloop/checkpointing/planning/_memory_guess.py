@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterable
 
 from ..engine._costs import StepCost
 from ..engine._layout import Layout
-from ..engine._pace import ADVANCE, SIDE_BY_SIDE, Piece
 from ._paces import Paces, Seen
 
 
@@ -19,10 +18,10 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        # What was not counted: the least of each reversal, and the most of what has
-        # the same pieces.
+        # What was not counted: the least of each reversal, and the most of what takes
+        # single steps back by it, or blocks.
         self._least_more: dict[Hashable, int] = {}
-        self._most_more: dict[frozenset[Piece], int] = {}
+        self._most_more: dict[tuple[Hashable, bool], int] = {}
         for seen in paces.sizes:
             self._note(seen)
         for layout, measured in checked:
@@ -40,7 +39,7 @@ class Guess:
                 return stored + max(
                     [most, *map(_with_margin, self._most_more.values())]
                 )
-            more = self._seen_beside(layout)
+            more = self._most_more.get(_way_back(layout))
             return stored + (most if more is None else min(more, most))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
@@ -77,10 +76,10 @@ class Guess:
         self._note(Seen(layout, measured, self.counted(layout)))
 
     def _note(self, seen: Seen) -> None:
-        more, pieces = max(seen.measured - seen.counted, 0), _pieces(seen.layout)
+        more, way = max(seen.measured - seen.counted, 0), _way_back(seen.layout)
         kind = seen.layout.reversal.kind
         self._least_more[kind] = min(self._least_more.get(kind, more), more)
-        self._most_more[pieces] = max(self._most_more.get(pieces, more), more)
+        self._most_more[way] = max(self._most_more.get(way, more), more)
         # The latest finding is the nearest to what is looked for.
         self._seen[seen.layout.kind] = seen
 
@@ -92,19 +91,6 @@ class Guess:
         """Whether one of its kind was measured."""
         return layout.kind in self._seen
 
-    def _seen_beside(self, layout: Layout) -> int | None:
-        """What others took that was not counted, of the same pieces or of each alone.
-
-        Steps that are taken back one by one tell nothing of blocks, for which XLA may
-        copy a weight.
-        """
-        pieces = _pieces(layout)
-        if pieces in self._most_more:
-            return self._most_more[pieces]
-        each = [self._most_more.get(frozenset([piece])) for piece in pieces]
-        known = [more for more in each if more is not None]
-        return max(known) if known and len(known) == len(each) else None
-
     def _cost(self, layout: Layout) -> StepCost:
         return self._paces.of(layout).cost
 
@@ -112,9 +98,12 @@ class Guess:
         return layout.order.bytes_of_blocks(self._cost(layout), layout.reversal)
 
 
-def _pieces(layout: Layout) -> frozenset[Piece]:
-    """The pieces that the way back consists of."""
-    return layout.pieces - {ADVANCE, SIDE_BY_SIDE}
+def _way_back(layout: Layout) -> tuple[Hashable, bool]:
+    """How steps are taken back.
+
+    Single steps tell nothing of blocks, for which XLA may copy a weight.
+    """
+    return layout.reversal.kind, layout.block > 1
 
 
 def counted_bytes(layout: Layout, cost: StepCost) -> int:

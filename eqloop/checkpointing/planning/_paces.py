@@ -8,23 +8,22 @@ consists of one kind of piece, and what was estimated is corrected by what was s
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..._arrays import nbytes
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
+from ..engine._pace import ADVANCE, RESIDUALS, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
 from ..engine._transformed import gradient_back
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
-from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
-from ._compile_times import compiles_slowly, is_small, largeness
+from ._compile_times import compiles_slowly, largeness
 from ._cost import outputs_wanted, step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
@@ -42,8 +41,6 @@ _MOST_BYTES = 2**26
 # Loops whose gradient takes less than this are not worth it, or a multiple of it if the
 # step is large: to try pieces is mostly to compile them.
 _WORTH_TRYING = 1e6
-# Of so many sets of the values that a step may keep pieces are tried.
-_MOST_SETS = 2
 # The part of its time that the piece of a short loop takes, at the least.
 _LEAST = 0.1
 
@@ -66,10 +63,12 @@ class Seen(NamedTuple):
 class Paces:
     """How long the pieces of a gradient take.
 
+    What is seen of a piece of a step holds whatever the step keeps of its values.
+
     Attributes:
-        entries: What a step keeps, and how long the pieces take then. The first is for
-            a step whose policy is not chosen.
-        found: The pieces that were tried, with what a step kept.
+        base: For a step of which nothing is chosen that it keeps.
+        kept: What a step may keep, if that is chosen, and its cost then. The first is
+            one that keeps nothing.
         sizes: What short loops took in memory.
         measure: Whether pieces are run, if that can be.
         are_tried: Whether it is worthwhile to try pieces. Otherwise all is estimated.
@@ -78,8 +77,8 @@ class Paces:
             few times. `None` if that is seen when the first one is compiled.
     """
 
-    entries: tuple[tuple[Kept, Pace], ...]
-    found: frozenset[tuple[Kept, Piece]] = frozenset()
+    base: Pace
+    kept: tuple[tuple[tuple[str, ...], StepCost], ...] = ()
     sizes: tuple[Seen, ...] = ()
     measure: bool = True
     are_tried: bool = False
@@ -87,7 +86,8 @@ class Paces:
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, Pace]:
-        return dict(self.entries)
+        chosen = {kept: dataclasses.replace(self.base, cost=c) for kept, c in self.kept}
+        return {None: self.base, **chosen}
 
     def of(self, layout: Layout) -> Pace:
         """Those for what a layout has a step keep."""
@@ -109,33 +109,14 @@ class Paces:
         return layout.evaluations + again
 
     @property
-    def base(self) -> Pace:
-        """Those where nothing is chosen."""
-        return self.entries[0][1]
-
-    @property
     def sets(self) -> list[tuple[str, ...]]:
         """What a step may keep, if there is a choice; the first of them is nothing."""
-        return [kept for kept in self._by_kept if kept is not None]
+        return [kept for kept, _ in self.kept]
 
-    def pieces(self, layout: Layout) -> frozenset[Piece]:
-        """The pieces that the time of a layout is made up of."""
-        has_known = self.base.of_known is not None
-        return frozenset(p for p in layout.pieces if has_known or not p.is_known)
-
-    def unknown(self, layout: Layout) -> list[Piece]:
-        """Those of them that are to be tried, and were not yet."""
-        if not self.are_tried:
-            return []
-        # After a few sets of what is kept, the others are told well enough from these.
-        sets = {kept for kept, _ in self.found} - {None}
-        is_told = len(sets) >= _MOST_SETS and layout.kept not in sets
-        about = ((_kept_for(piece, layout), piece) for piece in self.pieces(layout))
-        return [
-            piece
-            for kept, piece in about
-            if (kept, piece) not in self.found and not (kept is not None and is_told)
-        ]
+    def unknown(self, layout: Layout) -> frozenset[Piece]:
+        """The pieces of a layout that are to be tried, and were not yet."""
+        seen = dict(self.base.seen)
+        return layout.pieces - seen.keys() if self.are_tried else frozenset()
 
     def compiling(self, slowly: bool | None) -> "Paces":
         """The same if a program takes long to compile, or does not."""
@@ -158,52 +139,16 @@ class Paces:
         Which layouts of the same pieces are fastest depends little on what the pieces
         take. It is decided by factors of two beside a step that is run.
         """
-        entries = ((kept, _rounded(pace)) for kept, pace in self.entries)
-        return dataclasses.replace(self, entries=tuple(entries))
+        step, seen = self.base.factor(ADVANCE), self.base.seen
+        near = tuple((p, _power(step) * _power(f / step)) for p, f in seen)
+        return dataclasses.replace(self, base=dataclasses.replace(self.base, seen=near))
 
     def keeping(self, problem: Problem, active: Active, kept: Kept) -> "Paces":
         """The same if a step may also keep just these values."""
         if kept is None or kept in self._by_kept:
             return self
         cost = step_cost(problem.keeping(kept), active)
-        entry = kept, dataclasses.replace(self.base, cost=cost)
-        return dataclasses.replace(self, entries=(*self.entries, entry))
-
-    def with_factor(
-        self, kept: Kept, piece: Piece, factor: float, trial: Trial
-    ) -> "Paces":
-        """The same where it was seen how long a piece takes.
-
-        Args:
-            kept: What a step kept.
-            piece: The piece.
-            factor: How many times as long as estimated it takes.
-            trial: What was seen.
-        """
-        entries: list[tuple[Kept, Pace]] = []
-        for own, pace in self.entries:
-            if self._concerns(own, kept, piece):
-                pace = pace.with_seen(piece, factor)
-            pace = dataclasses.replace(
-                pace,
-                is_measured=pace.is_measured or trial.was_run,
-                scatter=max(pace.scatter, trial.scatter),
-            )
-            entries.append((own, pace))
-        found = self.found | {(kept, piece)}
-        return dataclasses.replace(self, entries=tuple(entries), found=found)
-
-    def _concerns(self, own: Kept, kept: Kept, piece: Piece) -> bool:
-        """Whether what is seen of a step holds for one that keeps something else."""
-        if own == kept:
-            return True
-        if kept is None:
-            return not _depends_on_kept(piece)
-        # What is seen of a step that keeps nothing is the best guess for those that
-        # keep a few values.
-        return (
-            own is not None and kept == self.sets[0] and (own, piece) not in self.found
-        )
+        return dataclasses.replace(self, kept=(*self.kept, (kept, cost)))
 
 
 def paces(problem: Problem, active: Active, measure: bool) -> Paces:
@@ -214,23 +159,21 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
         active: Which inputs are differentiated.
         measure: Whether pieces are run when they are tried, see `tried`.
     """
-    base = Pace(step_cost(problem, active), rates())
-    if (known := _cost_with_products(problem, active)) is not None:
-        base = dataclasses.replace(base, of_known=dataclasses.replace(base, cost=known))
-    entries: list[tuple[Kept, Pace]] = [(None, base)]
+    known = _cost_with_products(problem, active)
+    base = Pace(step_cost(problem, active), rates(), known)
+    kept = list[tuple[tuple[str, ...], StepCost]]()
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
     is_free = problem.chooses_policy and problem.policy is None
     if is_free and not problem.step.jaxpr.effects:
-        for kept, cost, _ in costs_by_kept(problem, active):
-            entries.append((kept, dataclasses.replace(base, cost=cost)))
+        kept += ((names, cost) for names, cost, _ in costs_by_kept(problem, active))
     worthwhile = not _is_quick(problem, base)
-    times = Paces(tuple(entries), measure=measure, are_tried=worthwhile)
+    times = Paces(base, tuple(kept), measure=measure, are_tried=worthwhile)
     return times.compiling(compiles_slowly(problem.step, measure))
 
 
 def tried(
-    problem: Problem, active: Active, times: Paces, layouts: Sequence[Layout]
+    problem: Problem, active: Active, times: Paces, layouts: Iterable[Layout]
 ) -> Paces:
     """The same where all that the times of some layouts depend on was seen.
 
@@ -240,30 +183,27 @@ def tried(
         times: How long pieces take, as far as that is known.
         layouts: The layouts.
     """
-    if not times.are_tried:
+    # In the order of the layouts: what is tried first tells how long programs compile.
+    unknown = dict.fromkeys(
+        piece for one in layouts for piece in sorted(times.unknown(one), key=str)
+    )
+    if not unknown:
         return times
     length = _trial_length(problem, active, times.base)
     root = 2 ** round(math.log2(problem.loop.length) / 2)
     size = min(max(root, _SMALLEST), _LARGEST, length)
     # To steps alone all others are compared, and so they come first.
-    loops: dict[tuple[Kept, Piece], Layout | StepsAlone] = {
-        (None, ADVANCE): StepsAlone(length)
-    }
-    for layout in layouts:
-        for piece in times.unknown(layout):
-            kept = _kept_for(piece, layout)
-            loops[kept, piece] = _trial_of(piece, kept, length, size)
-    if times.found.issuperset(loops):
-        return times
-    found = trials(problem, active, list(loops.values()), times.measure)
+    pieces = [ADVANCE, *(piece for piece in unknown if piece != ADVANCE)]
+    loops = [_trial_of(piece, length, size) for piece in pieces]
+    found = trials(problem, active, loops, times.measure)
     if found is None:
         slowly = compiles_slowly(problem.step, times.measure)
         return dataclasses.replace(times, are_tried=False, compiles_slowly=slowly)
-    for (about, loop), trial in zip(loops.items(), found, strict=True):
-        if about not in times.found:
-            times = _corrected(times, loop, about, trial)
+    for piece, loop, trial in zip(pieces, loops, found, strict=True):
+        if piece in unknown:
+            times = _corrected(times, loop, piece, trial)
         if isinstance(loop, Layout) and not problem.as_run.loop.stops:
-            cost = times.of(loop).cost
+            cost = times.base.cost
             part = cost.everything * loop.order.length // problem.loop.length
             stored = loop.stored_bytes(dataclasses.replace(cost, everything=part))
             seen = Seen(loop, trial.nbytes, stored)
@@ -272,37 +212,33 @@ def tried(
 
 
 def _corrected(
-    times: Paces, loop: Layout | StepsAlone, about: tuple[Kept, Piece], trial: Trial
+    times: Paces, loop: Layout | StepsAlone, piece: Piece, trial: Trial
 ) -> Paces:
     """Has a piece take so long that a short loop takes the time that it was seen to."""
-    kept, piece = about
-    pace = times.of(loop) if isinstance(loop, Layout) else times.base
+    pace = times.base
     # The time is linear in the factor.
     without, once = (loop.duration(pace.with_seen(piece, f)) for f in (0.0, 1.0))
     # Of two noisy times the difference may be too small, or below zero.
     own = max(trial.nanoseconds - without, _LEAST * trial.nanoseconds)
-    return times.with_factor(kept, piece, own / (once - without), trial)
+    pace = dataclasses.replace(
+        pace.with_seen(piece, own / (once - without)),
+        is_measured=pace.is_measured or trial.was_run,
+        scatter=max(pace.scatter, trial.scatter),
+    )
+    return dataclasses.replace(times, base=pace)
 
 
-def _trial_of(piece: Piece, kept: Kept, length: int, size: int) -> Layout | StepsAlone:
-    """A short loop that consists of one kind of piece, of about this size."""
+def _trial_of(piece: Piece, length: int, size: int) -> Layout | StepsAlone:
+    """A short loop that consists of one piece, in batches or segments of this size."""
     within = length // size * size
     if piece == ADVANCE:
         return StepsAlone(length)
     if piece == SIDE_BY_SIDE:
         return StepsAlone(within, size)
-    if piece == EVERYTHING:
-        return Layout(AllAtOnce(length), kept=kept)
-    is_batch = piece.kind != ByResiduals().kind
-    reversal = Together(size) if is_batch else ByResiduals()
-    if piece.is_block:
-        order = Nested((Nest((length // size,), size),))
-    elif piece.is_known:
-        # A segment that is one batch keeps its products when it is run again.
-        order = Nested((Nest((length // size, size)),))
-    else:
-        order = Nested((Nest((within if is_batch else length,)),))
-    return Layout(order, reversal=reversal, kept=kept)
+    if piece == RESIDUALS:
+        return Layout(AllAtOnce(length))
+    # Of tiny steps, to store carries takes longer than to take single ones back.
+    return Layout(Nested((Nest((length // size,), size),)), reversal=Together(size))
 
 
 def move_time(
@@ -364,13 +300,6 @@ def _trial_length(problem: Problem, active: Active, pace: Pace) -> int:
     return 2 ** (length.bit_length() - 1)
 
 
-def may_be_fused(problem: Problem, active: Active, times: Paces) -> bool:
-    """Whether a step may take far less than estimated, and is quickly compiled."""
-    estimated = dataclasses.replace(times.base, seen=()).everything
-    is_light = 2 * _if_fused(problem, active, times.base) < estimated
-    return is_light and is_small(problem.step)
-
-
 def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:
     """How long it takes per step to store everything if XLA fuses all of a step.
 
@@ -403,18 +332,6 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
     return step_cost(given, active._replace(xs=(*active.xs, *[False] * count)))
 
 
-def _depends_on_kept(piece: Piece) -> bool:
-    """Whether it makes a difference to a piece what a step keeps of its values."""
-    return piece == EVERYTHING or (piece.is_block and piece.kind == ByResiduals().kind)
-
-
-def _kept_for(piece: Piece, layout: Layout) -> Kept:
-    """What a step keeps, if that makes a difference to a piece of a layout."""
-    return layout.kept if _depends_on_kept(piece) else None
-
-
-def _rounded(pace: Pace) -> Pace:
-    step = pace.factor(ADVANCE)
-    seen = tuple((p, 2.0 ** round(math.log2(f / step))) for p, f in pace.seen)
-    known = pace.of_known and _rounded(pace.of_known)
-    return dataclasses.replace(pace, seen=seen, of_known=known)
+def _power(factor: float) -> float:
+    """The nearest power of two."""
+    return 2.0 ** round(math.log2(factor))

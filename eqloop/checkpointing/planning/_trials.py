@@ -48,7 +48,7 @@ from ._work import rates
 
 # All programs together are run for about this long, in seconds, in turn: each for so
 # long at once, and at least and at most so often.
-_ENOUGH, _TURN = 0.3, 5e-3
+_ENOUGH, _TURN = 0.15, 5e-3
 _FEWEST_TURNS, _MOST_TURNS = 3, 30
 # A machine has no other work if its processors were busy with these runs for this part
 # of their time.

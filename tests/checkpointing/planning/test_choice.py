@@ -48,7 +48,7 @@ def guess_of_cell() -> tuple[Any, Any]:
     jax.make_jaxpr(jax.grad(loss))(f)
     ((problem, active, _),) = asked
     cost = step_cost(problem, active)
-    return cost, lambda: Guess(Paces(((None, Pace(cost, CPU)),)))
+    return cost, lambda: Guess(Paces(Pace(cost, CPU)))
 
 
 def test_the_simpler_of_two_layouts_has_fewer_nests_and_is_of_the_same_kind():
@@ -62,7 +62,7 @@ def test_nothing_is_hoped_for_where_programs_compile_slowly(
     guess_of_cell: tuple[Any, Any],
 ):
     cost, _ = guess_of_cell
-    guess = Guess(Paces(((None, Pace(cost, CPU)),), compiles_slowly=True))
+    guess = Guess(Paces(Pace(cost, CPU), compiles_slowly=True))
     one, other = Layout(Revolved(256, 8)), Layout(Nested((Nest((16, 16)),)))
     guess.learn(one, guess.counted(one) + 10**6)
     expected = guess.counted(other) + 3 * 10**6 // 2

@@ -182,6 +182,11 @@ class Told(Pace):
 
     run: float = 0.0
     back: float = 0.0
+    back_if_known: float = 0.0
+
+    @property
+    def of_known(self):
+        return dataclasses.replace(self, back=self.back_if_known)
 
     @property
     def advance(self):
@@ -197,8 +202,7 @@ class Told(Pace):
 def test_batches_that_keep_their_products_take_less_time():
     rate = dataclasses.replace(CPU, byte=1.0, iteration=0.0)
     own = dataclasses.replace(cost(recurrent(10)), held=0, known=3)
-    known = Told(dataclasses.replace(own, known=0), rate, run=1.0, back=60.0)
-    pace = Told(own, rate, run=10.0, back=100.0, of_known=known)
+    pace = Told(own, rate, run=10.0, back=100.0, back_if_known=60.0)
     order = Nested((Nest((2, 4)), Nest((3, 4))))
     none, kept = (Layout(order, reversal=Together(size)) for size in (2, 4))
     # Where a segment is one batch, it keeps the products of its own.
@@ -250,16 +254,18 @@ def test_the_factor_that_is_shared_is_on_either_side_and_may_be_empty():
 
 
 def test_whose_time_depends_on_that_of_steps_with_known_products():
-    asks = lambda nest, size: any(
-        piece.is_known for piece in Nested((Nest((3,)), nest)).pieces(Together(size))
-    )
+    rate = dataclasses.replace(CPU, byte=0.0, iteration=0.0)
+    own = dataclasses.replace(cost(recurrent(10)), held=0)
+    pace = Told(own, rate, run=0.0, back=100.0, back_if_known=60.0)
+    alone = lambda nest, size: Nested((nest,)).reversed_in(pace, Together(size))
+    keeps = lambda nest, size: alone(nest, size) == 60 * nest.length
     # A segment that is one batch keeps them.
-    assert asks(Nest((2, 4)), 4)
-    assert asks(Nest((2, 4)), 5)
-    assert not asks(Nest((2, 4)), 3)
-    assert not asks(Nest((4,)), 4)
-    assert not asks(Nest((2, 4), 2), 8)
-    assert not asks(Nest((4, 1)), 4)
+    assert keeps(Nest((2, 4)), 4)
+    assert keeps(Nest((2, 4)), 5)
+    assert not keeps(Nest((2, 4)), 3)
+    assert not keeps(Nest((4,)), 4)
+    assert not keeps(Nest((2, 4), 2), 8)
+    assert not keeps(Nest((4, 1)), 4)
 
 
 def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():

@@ -9,20 +9,28 @@ import jax.random as jr
 import pytest
 
 import eqloop as el
+from eqloop.checkpointing.engine import _pace
 from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine._pace import (
     ADVANCE,
-    EVERYTHING,
+    RESIDUALS,
     SIDE_BY_SIDE,
     Pace,
-    block_piece,
+    piece_of,
 )
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _facts, _memory, _notice, _paces, _trials
+from eqloop.checkpointing.planning import (
+    _choice,
+    _facts,
+    _memory,
+    _notice,
+    _paces,
+    _trials,
+)
 from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._paces import paces
 from eqloop.checkpointing.planning._trials import StepsAlone, Trial
@@ -38,28 +46,21 @@ BUDGET = el.Budget("256KiB")
 MANY = el.Budget("1MiB")
 
 
-def piece_of(loop: Any) -> str:
+def word_for(loop: Any) -> str:
     """What kind of piece a short loop consists of, in a word."""
     if isinstance(loop, StepsAlone):
         return "side by side" if loop.side_by_side > 1 else "steps"
     if loop.stores_residuals:
         return "everything"
-    if isinstance(loop.reversal, Together) and loop.block > 1:
-        return "blocks together"
-    if isinstance(loop.reversal, Together):
-        return "known products" if len(loop.order.levels[0]) > 1 else "together"
-    return "block" if loop.block > 1 else "single"
+    assert isinstance(loop.reversal, Together)
+    return "together"
 
 
 # What a step of each kind of piece takes, in nanoseconds.
 TIMES = {
     "steps": 100.0,
     "everything": 1000.0,
-    "together": 500.0,
-    "single": 700.0,
-    "block": 1000.0,
-    "blocks together": 1000.0,
-    "known products": 490.0,
+    "together": 1000.0,
     "side by side": 90.0,
 }
 
@@ -71,7 +72,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def best_times(programs: Any, _: Any) -> Any:
         loops = [one.loop for one in programs]
-        names = list(map(piece_of, loops))
+        names = list(map(word_for, loops))
         seen.append(names)
         length = lambda loop: (
             loop.length if isinstance(loop, StepsAlone) else loop.order.length
@@ -129,7 +130,7 @@ def test_a_step_is_run_to_plan_it_and_only_once():
 
 def test_what_was_measured_is_remembered(runs: Runs):
     first = plan()
-    assert runs.seen[0] == ["steps", "everything", "blocks together"]
+    assert runs.seen[0] == ["steps", "everything", "together"]
     assert first.is_measured
     # Each other piece was tried once, beside the steps alone.
     others = lambda: [name for name in runs.pieces if name != "steps"]
@@ -148,7 +149,7 @@ def test_few_programs_are_compiled():
     plan_of = lambda: el.Scan(lambda h, x: f(h, 2 * x), schedule=BUDGET).plan(init, xs)
     found = plan_of()
     assert found.is_measured
-    assert 0 < programs_compiled() - before <= 9
+    assert 0 < programs_compiled() - before <= 6
     before = programs_compiled()
     assert plan_of() == found
     assert programs_compiled() == before
@@ -170,23 +171,16 @@ def test_measured_where_a_loop_is_batched_or_nested(runs: Runs):
         assert runs.seen
 
 
-@pytest.mark.parametrize(
-    ("time", "taken"), [(300.0, True), (700.0, False)], ids=["fast", "not so fast"]
-)
-@pytest.mark.parametrize("piece", ["known products", "side by side"])
+@pytest.mark.parametrize(("time", "taken"), [(1.0, True), (300.0, False)])
 def test_what_may_pay_is_tried_and_taken_if_it_does(
-    runs: Runs, piece: str, time: float, taken: bool
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, time: float, taken: bool
 ):
-    runs.times |= {"together": 150.0 if piece == "side by side" else 500.0}
-    runs.times[piece] = time if piece == "known products" else time / 10
-    # Little memory, so that segments are run again.
-    found = plan(el.Budget(48 * 1024))._layout
-    tried = piece in runs.pieces
-    names = {p.kind if piece == "side by side" else p.is_known for p in found.pieces}
-    has = ("side by side" if piece == "side by side" else True) in names
-    assert has <= tried
-    if not taken:
-        assert not has
+    monkeypatch.setattr(_choice, "_PROMISING", 2.0)
+    monkeypatch.setattr(_pace, "_SIDE_BY_SIDE", 0.1)
+    runs.times |= {"side by side": time}
+    found = plan(MANY)._layout
+    assert "side by side" in runs.pieces
+    assert (SIDE_BY_SIDE in found.pieces) == taken
 
 
 def test_the_steps_alone_are_run_again_beside_what_is_tried_later(
@@ -309,12 +303,10 @@ def test_a_file_is_written_and_read(runs: Runs, tmp_path: Any):
     assert [p.name for p in tmp_path.iterdir()] == ["times.json"]
 
 
-@pytest.mark.parametrize("fast", ["together", "single"])
+@pytest.mark.parametrize("fast", ["together", "everything"])
 def test_what_was_seen_decides(runs: Runs, fast: str):
     """If batches were slow they are not taken, and the other way round."""
-    runs.times |= {"together": 2000.0, "single": 2000.0, "everything": 2500.0}
-    runs.times |= {"block": 2500.0, "blocks together": 2500.0}
-    runs.times |= {"known products": 2000.0, fast: 300.0}
+    runs.times |= {"together": 2500.0, "everything": 2500.0, fast: 300.0}
     kind = Together if fast == "together" else ByResiduals
     assert isinstance(plan(MANY)._layout.reversal, kind)
 
@@ -322,12 +314,10 @@ def test_what_was_seen_decides(runs: Runs, fast: str):
 def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
     """So noise does not decide, up to twice of what times were seen to scatter."""
     everything = el.Budget("64MiB")
-    runs.times |= dict.fromkeys(TIMES, 1200.0) | {"steps": 100.0}
-    # The short loop for known products runs its steps once more.
-    of_batches = lambda time: {"together": time, "known products": time + 100}
-    runs.times |= {"everything": 1000.0, "side by side": 100.0} | of_batches(1090.0)
+    # Larger batches than those that are tried take less time, and steps are run again.
+    runs.times |= {"together": 1455.0}
     assert plan(everything).evaluations == LENGTH
-    runs.times |= of_batches(1020.0)
+    runs.times |= {"together": 1350.0}
     el.measurements(None)
     assert plan(everything).evaluations > LENGTH
     runs.scatter = 0.06
@@ -378,26 +368,23 @@ def test_what_is_seen_of_a_piece_multiplies_its_estimate():
     plan(Noted(el.Chunked(1), asked))
     ((problem, active, _),) = asked
     estimated = Pace(step_cost(problem, active), CPU)
-    single, several = (block_piece(ByResiduals(), count) for count in (1, 8))
-    pace = estimated.with_seen(ADVANCE, 3.0).with_seen(single, 2.0)
+    pace = estimated.with_seen(ADVANCE, 3.0)
     assert pace.advance == pytest.approx(3 * estimated.advance)
-    block = lambda pace, *args: pace.block(*args)
-    assert block(pace, ByResiduals(), 1) == 2 * block(estimated, ByResiduals(), 1)
-    # The reversal of one step tells nothing of blocks; running steps does, and storing
-    # everything, whichever is less.
-    eight = block(estimated, ByResiduals(), 8)
-    assert block(pace, ByResiduals(), 8) == pytest.approx(3 * eight)
-    low = pace.with_seen(EVERYTHING, 2.5)
-    assert block(low, ByResiduals(), 8) == pytest.approx(2.5 * eight)
-    pace = pace.with_seen(EVERYTHING, 5.0)
+    assert pace.everything == estimated.everything
+    # What is taken back by residuals is one piece: single steps, blocks, all steps.
+    pace = pace.with_seen(RESIDUALS, 5.0)
     assert pace.everything == pytest.approx(5 * estimated.everything)
-    assert block(pace, ByResiduals(), 8) == pytest.approx(3 * eight)
-    pace = pace.with_seen(several, 0.5)
-    assert block(pace, ByResiduals(), 64) == 0.5 * block(estimated, ByResiduals(), 64)
+    for reversal in (ByResiduals(), Together(8)):
+        for count in (1, 8, 64):
+            plain = estimated.block(reversal, count)
+            assert pace.block(reversal, count) == pytest.approx(5 * plain)
+    # Batches take as many times as long until they are seen.
+    seen = pace.with_seen(piece_of(Together(8)), 0.5)
+    assert seen.block(reversal, 64) == pytest.approx(plain / 2)
     # What it takes to run steps again is told like this, too.
     side = pace.with_seen(SIDE_BY_SIDE, 0.5)
     both = side.advance_side_by_side(8), pace.advance_side_by_side(8)
-    assert both[0] == pytest.approx(both[1] / 2)
+    assert both[0] == pytest.approx(both[1] * 0.5 / _pace._SIDE_BY_SIDE)
 
 
 @pytest.mark.parametrize("length", [1, 2, 8])
@@ -430,34 +417,30 @@ def test_each_piece_of_large_steps_is_tried(
         Layout(o, reversal=r) for o in every for r in (ByResiduals(), Together(2))
     ]
     found = _paces.tried(problem, active, times, layouts)
-    assert [found.unknown(layout) for layout in layouts] == [[]] * len(layouts)
+    assert not any(map(found.unknown, layouts))
     assert len(set(tried)) == len(tried)
 
 
-def test_until_known_products_are_seen_the_best_guess_is_as_without():
+def test_steps_with_known_products_are_as_much_faster_as_others_of_their_kind():
     asked: list[Any] = []
     plan(Noted(el.Chunked(1), asked))
     ((problem, active, _),) = asked
     base = paces(problem, active, measure=False).base
-    piece = block_piece(Together(8), 1)
-    pace = base.with_seen(piece, 3.0)
+    pace = base.with_seen(piece_of(Together(8)), 3.0)
     ratio = lambda one, other: one.block(Together(8), 1) / other.block(Together(8), 1)
     assert ratio(pace.of_known, base.of_known) == pytest.approx(3)
-    pace = pace.with_seen(piece._replace(is_known=True), 0.5)
-    assert ratio(pace.of_known, base.of_known) == pytest.approx(0.5)
-    assert ratio(pace, base) == pytest.approx(3)
+    assert ratio(base.of_known, base) < 1
 
 
 def test_layouts_say_of_which_pieces_their_time_is_made_up():
     f, init, xs = recurrent(64)
     layout = lambda schedule: el.Scan(f, schedule=schedule).plan(init, xs)._layout
-    single = block_piece(ByResiduals(), 1)
-    assert layout(el.StoreAll()).pieces == {EVERYTHING}
-    assert layout(el.Binomial(4)).pieces == {ADVANCE, single}
+    assert layout(el.StoreAll()).pieces == {RESIDUALS}
+    assert layout(el.Binomial(4)).pieces == {ADVANCE, RESIDUALS}
     blocks = layout(el.Binomial(4, block=8))
-    assert blocks.pieces == {ADVANCE, block_piece(ByResiduals(), 8)}
+    assert blocks.pieces == {ADVANCE, RESIDUALS}
     batches = Layout(blocks.order, reversal=Together(8))
-    assert batches.pieces == {ADVANCE, block_piece(Together(8), 8)}
+    assert batches.pieces == {ADVANCE, Together(8).kind}
 
 
 def test_programs_take_their_time():

@@ -13,7 +13,7 @@ from ....progress import step_with_bar, tied
 from .._costs import StepCost
 from .._forward import Active, Saveable, at_end, stored
 from .._loop import Loop, zero
-from .._pace import EVERYTHING, Pace, Piece
+from .._pace import RESIDUALS, Pace, Piece
 from .._step import Step
 from .._sweep import AbstractReversal
 from ._levels import Nest
@@ -67,7 +67,7 @@ class AllAtOnce(AbstractOrder):
         return cost.everything
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        return frozenset((EVERYTHING,))
+        return frozenset((RESIDUALS,))
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything

@@ -21,7 +21,7 @@ from ...._programs import constant
 from ...._types import Index, PyTree, Value
 from .._costs import StepCost
 from .._loop import element, store
-from .._pace import Pace, Piece, block_piece
+from .._pace import Pace
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from ._kept_steps import AbstractKept, kept_of
@@ -199,9 +199,6 @@ class Mixed(AbstractSlotOrder):
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # The start of a slot's segment takes four bytes.
         return (self.slots + 1) * cost.held * first + self.slots * 4
-
-    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        return super().pieces(reversal) | {block_piece(reversal, _LONG_BLOCK)}
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         kept, rate = self.chain.kept, pace.rate

@@ -13,7 +13,7 @@ from jax import lax
 from ...._arrays import Arrays
 from ...._types import Index, Value
 from .._costs import StepCost
-from .._pace import SIDE_BY_SIDE, Pace, Piece, block_piece
+from .._pace import SIDE_BY_SIDE, Pace, Piece
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
@@ -126,16 +126,14 @@ class Nested(AbstractSlotOrder):
         return of_primal * each + max(inner, default=0)
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
-        known = pace.of_known or pace
+        known = pace.of_known
         paces = [known if _keeps_products(n, reversal) else pace for n in self.nests]
         pairs = zip(paces, self.nests, strict=True)
         return sum(_nest_time(own, nest, reversal) for own, nest in pairs)
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        found = super().pieces(reversal)
-        if any(_keeps_products(nest, reversal) for nest in self.nests):
-            found |= {block_piece(reversal, 1)._replace(is_known=True)}
-        return found | ({SIDE_BY_SIDE} if self.side_by_side > 1 else set())
+        side_by_side = {SIDE_BY_SIDE} if self.side_by_side > 1 else set()
+        return super().pieces(reversal) | side_by_side
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         # A program that has the step twice has been seen to be slower by up to half,

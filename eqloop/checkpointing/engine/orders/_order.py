@@ -17,7 +17,7 @@ from ...._types import PyTree
 from .._costs import StepCost
 from .._forward import BySegments
 from .._loop import Loop
-from .._pace import ADVANCE, Pace, Piece, block_piece
+from .._pace import ADVANCE, Pace, Piece, piece_of
 from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
@@ -352,8 +352,7 @@ class AbstractSlotOrder(AbstractOrder):
         return reversal.bytes_of_blocks(cost, self.block_sizes)
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        blocks = (block_piece(reversal, size) for size in self.block_sizes)
-        return frozenset((ADVANCE, *blocks))
+        return frozenset((ADVANCE, piece_of(reversal)))
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         run = (self.length + self.advances) * pace.advance
