@@ -15,6 +15,7 @@ from ..engine.orders._levels import Nest, nests
 from ..engine.orders._nested import Nested
 from ..engine.reversals._together import Together, can_join
 from ._cost import step_cost
+from ._search import dividing
 from ._work import rates
 
 # What may be taken besides the slots that a schedule would have: as much again, or so
@@ -75,7 +76,9 @@ def _batched_layouts(length: int) -> Iterator[Layout]:
             size, left = divmod(order.adjacent, parts)
             if not left and _BATCH_SIZES[0] <= size <= _BATCH_SIZES[-1]:
                 yield Layout(order, reversal=Together(size))
-        for size in _BATCH_SIZES:
+        # Steps that are left over need a program of their own, which takes as long to
+        # compile as that of the others.
+        for size in dict.fromkeys(dividing(length, size) for size in _BATCH_SIZES):
             if 2 * size <= length:
                 yield Layout(_within(length, base, size), reversal=Together(size))
         base = round(base * 1.3)

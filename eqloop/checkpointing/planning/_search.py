@@ -95,10 +95,10 @@ def _batch_sizes(steps: int) -> Iterator[int]:
     # Powers of two, or a number nearby that leaves no steps over.
     most = min(steps, _LARGEST_BATCH)
     sizes = [2**n for n in range(2, most.bit_length()) if 2**n <= most]
-    yield from dict.fromkeys(_dividing(steps, size) for size in sizes)
+    yield from dict.fromkeys(dividing(steps, size) for size in sizes)
 
 
-def _dividing(length: int, size: int) -> int:
+def dividing(length: int, size: int) -> int:
     """About as many steps, so that the batches leave none over, if that can be.
 
     Steps that are left over are reversed one by one. For that, the program would need
@@ -153,7 +153,7 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
 
 def _in_two_parts(length: int) -> Iterator[Layout]:
     """Two levels, and all carries of the last steps, as far as there is room."""
-    for segment in dict.fromkeys(_dividing(length, size) for size in _SEGMENTS):
+    for segment in dict.fromkeys(dividing(length, size) for size in _SEGMENTS):
         count, left = divmod(length, segment)
         # Left-over steps come first, so that the last segments, which are reversed
         # first, are whole.
@@ -173,7 +173,7 @@ def _side_by_side(length: int) -> Iterator[Layout]:
     As above, all carries of the last steps may be stored. A third level is for little
     memory.
     """
-    for each in dict.fromkeys(_dividing(length, size) for size in _EACH):
+    for each in dict.fromkeys(dividing(length, size) for size in _EACH):
         count, over = length // each, length % each
         before = [Nest((over,))] if over else []
         for side_by_side in (size for size in _ABREAST if 2 * size <= count):
@@ -238,7 +238,7 @@ def _large_batches(steps: int) -> Iterable[int]:
     if steps <= _LARGEST_BATCH:
         return [steps]
     sizes = (_LARGEST_BATCH // 2, _LARGEST_BATCH)
-    return dict.fromkeys(_dividing(steps, size) for size in sizes)
+    return dict.fromkeys(dividing(steps, size) for size in sizes)
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:
