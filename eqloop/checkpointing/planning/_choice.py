@@ -74,34 +74,10 @@ def best(
         size = device_bytes(problem, active, layout)
         checked = (*checked, (layout, size))
         if size <= nbytes:
-            return _fuller(problem, active, nbytes, times, checked), times
+            return layout, times
     least = smallest(problem, active, times)
     fits = peak_bytes(problem, active, least) <= nbytes
     return (least if fits else None), times
-
-
-def _fuller(
-    problem: Problem,
-    active: Active,
-    nbytes: int,
-    times: Paces,
-    checked: tuple[tuple[Layout, int], ...],
-) -> Layout:
-    """The last layout that was looked at, or one that fills the room better.
-
-    By now it is known what layouts of its kind take, which may be less than was
-    guessed.
-    """
-    found, _ = checked[-1]
-    if times.compiles_slowly:
-        return found
-    layout = _chosen(problem, nbytes, times, checked)
-    if layout is None or times.unknown(layout):
-        return found
-    if times.duration(layout) >= _WORTHWHILE * times.duration(found):
-        return found
-    fits = device_bytes(problem, active, layout) <= nbytes
-    return layout if fits else found
 
 
 def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces:

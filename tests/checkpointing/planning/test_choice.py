@@ -1,6 +1,5 @@
 """In which order layouts are compiled, and what of others is told from it."""
 
-import types
 from typing import Any
 
 import equinox as eqx
@@ -107,21 +106,6 @@ def test_the_fastest_that_may_fit_is_compiled_first(monkeypatch: pytest.MonkeyPa
     scan = el.Scan(Cell(jnp.eye(192)), schedule=el.Budget(300_000, measure=False))
     found = scan.plan(jnp.zeros((1, 192)), jnp.ones((128, 1, 192)))
     assert tried == [found._layout]
-
-
-def test_what_stores_more_is_taken_if_it_fits(monkeypatch: pytest.MonkeyPatch):
-    found, fuller = nested((16, 16)), nested((256,))
-    times: Any = types.SimpleNamespace(
-        compiles_slowly=False,
-        unknown=lambda layout: False,
-        duration={found: 2.0, fuller: 1.0}.get,
-    )
-    monkeypatch.setattr(_choice, "_chosen", lambda *_: fuller)
-    for size, expected in ((10, fuller), (11, found)):
-        monkeypatch.setattr(_choice, "device_bytes", lambda *_, size=size: size)
-        nothing: Any = None
-        checked = ((found, 5),)
-        assert _choice._fuller(nothing, nothing, 10, times, checked) == expected
 
 
 def test_room_that_is_left_is_filled():
