@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ..._arrays import nbytes
 from ..._compiled import largest_array
 from ..._device import planning_device, remembered_per_device
 from ..._programs import (
@@ -26,7 +25,7 @@ from ._alike import alike
 from ._compile_times import is_noted, note_seconds
 from ._cost import as_stored, list_bytes, step_cost
 from ._facts import Fact, key_of, recall, remember
-from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
+from ._gradient_program import Fixed, gradient_of, of_length
 from ._memory_guess import working_set
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
@@ -78,8 +77,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
         listed = list_bytes(problem, active, layout)
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
         extra = 0
-    ends = bytes_of_ends(problem) if problem.as_run.loop.stops else 0
-    size = measured + extra + ends
+    size = measured + extra
     # Which residuals are stored depends on the program around the loop.
     more = size // 200 if layout.stores_residuals else 0
     leaves = len(problem.step.jaxpr.in_avals)
@@ -159,14 +157,6 @@ def largest_in_gradient(problem: Problem, active: Active, layout: Layout) -> str
     flat = lambda leaves: run(*jax.tree.unflatten(tree, leaves))
     with unlisted():
         return largest_array(flat, leaves)
-
-
-def bytes_of_ends(problem: Problem) -> int:
-    """What a loop that may stop starts from, there and back.
-
-    Within another program these may be copied.
-    """
-    return 2 * nbytes(types_on_device(problem)[1])
 
 
 def with_a_little_more(size: int) -> int:
