@@ -205,7 +205,11 @@ class Sweep:
 
     def part(self, start: Index) -> "Sweep":
         """The same for a part of the loop: positions count from `start` on."""
-        left = lambda count: None if count is None else count - start
+
+        def left(count: Value) -> Value:
+            # Of the type of the count, as the index of a loop may have more bits.
+            return None if count is None else count - jnp.asarray(start, count.dtype)
+
         return dataclasses.replace(
             self,
             first=self.position(start),

@@ -1,7 +1,7 @@
 """The primal stores all residuals: JAX's own derivative of a scan."""
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +71,6 @@ class AllAtOnce(AbstractOrder):
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything
-
-    @property
-    def kind(self) -> Hashable:
-        return "all at once"
 
     def history(self) -> Iterator[Event]:
         for position in range(self.steps):

@@ -14,7 +14,6 @@ from jax import lax
 from ...._arrays import Arrays, Flags, as_array, axes_of, pick, vary, where_run
 from ...._types import Aval, Index, PyTree, Value
 from ....progress import tied
-from .._costs import StepCost
 from .._loop import Loop
 from .._pace import Pace
 from .._step import Step
@@ -164,10 +163,6 @@ class Inverted(AbstractSlotOrder):
         return _unless(where, functools.partial(_report, self.missed, names), cts)
 
     # What it costs.
-
-    def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        # One more than parts: the last carry, from which the last part goes back.
-        return self.bytes_of_primal(cost) if first else 0
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         return (

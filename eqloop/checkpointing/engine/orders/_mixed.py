@@ -9,7 +9,7 @@ CPU, and the wave equation takes 1.05 to 1.2 times as long.
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -196,9 +196,9 @@ class Mixed(AbstractSlotOrder):
 
     # What it costs.
 
-    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+    def inner_bytes(self, cost: StepCost) -> int:
         # The start of a slot's segment takes four bytes.
-        return (self.slots + 1) * cost.held * first + self.slots * 4
+        return self.slots * 4
 
     def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
         return super().pieces(reversal) | {block_piece(reversal, _LONG_BLOCK)}
@@ -211,10 +211,6 @@ class Mixed(AbstractSlotOrder):
         runs = (self.steps - kept) * rate.run
         dynamic = self.steps + kept + self.advances
         return single + stored + runs + dynamic * rate.dynamic_iteration
-
-    @property
-    def kind(self) -> Hashable:
-        return "mixed"
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)

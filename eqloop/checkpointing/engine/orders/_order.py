@@ -8,19 +8,24 @@ layout has.
 
 import abc
 import bisect
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
+from jax import lax
+
 from ...._arrays import Arrays, Flags, pick
 from ...._calls import format_bytes
-from ...._types import PyTree
+from ...._programs import constant
+from ...._types import Index, PyTree, Value
 from .._costs import StepCost
 from .._forward import BySegments
-from .._loop import Loop
+from .._loop import Loop, element
 from .._pace import ADVANCE, Pace, Piece, block_piece
 from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import Carries
+from ..slots._slots import Carries, DeviceSlots
 
 
 class Event(NamedTuple):
@@ -151,9 +156,9 @@ class AbstractOrder(abc.ABC):
         """The pieces that its time is made up of."""
 
     @property
-    @abc.abstractmethod
     def kind(self) -> Hashable:
         """What programs of similar orders have in common, see `Layout.kind`."""
+        return type(self).__name__
 
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
         """An order with a smaller program, to compile for its memory.
@@ -271,6 +276,22 @@ class AbstractSlotOrder(AbstractOrder):
         return [self.undone > 0 and flag for flag in pick(step.saves, held)]
 
     @property
+    def last_start(self) -> int:
+        """How many steps are run to store the carries at all starts."""
+        return self.starts[-1] if self.primal_slots else 0
+
+    @property
+    def rerun_singly(self) -> int:
+        """Of how many steps the carries are stored by `AbstractReversal.rerun`."""
+        return 0
+
+    @property
+    def stride(self) -> int | None:
+        """How many steps lie between two starts, if these are always as many."""
+        gaps = {stop - start for start, stop in itertools.pairwise(self.starts)}
+        return gaps.pop() if len(gaps) == 1 else None
+
+    @property
     def most_groups(self) -> int:
         """How often a forward sweep may have the step in its program (`Group`)."""
         return 2
@@ -329,15 +350,67 @@ class AbstractSlotOrder(AbstractOrder):
             cts: The cotangents at the end.
         """
 
+    def rerun(
+        self, sweep: Sweep, slots: DeviceSlots, carry: Arrays, cts: Cotangents
+    ) -> Cotangents:
+        """The same from the first carry alone, of a part of a longer loop.
+
+        The steps are run again up to the last start, to store carries in `slots`.
+        """
+        stride, starts = self.stride, constant(list(self.starts))
+
+        def move(i: Index, carry: list[Value]) -> list[Value]:
+            # At equal distances the trip count is static, so a GPU need not wait for
+            # the host.
+            if stride:
+                return sweep.advance(carry, i * stride, stride)
+            return sweep.advance_to(carry, element(starts, i), element(starts, i + 1))
+
+        rows = slots.filled(carry, self.primal_slots + self.needs_spare)
+        filled = rows.run_on(carry, self.run_in(sweep), move)
+        return self.reverse(sweep, filled, cts)
+
+    def run_in(self, sweep: Sweep) -> Index:
+        """At how many of the starts, if not at all, a step was run."""
+        count, stride = self.primal_slots, self.stride
+        if sweep.count is None:
+            return count
+        if stride is None:
+            return jnp.maximum(jnp.sum(constant(list(self.starts)) < sweep.count), 1)
+        # `ceil(count / stride)`. Unlike `//`, `div` rounds towards zero, which saves
+        # the correction of a negative quotient: that is clipped anyway.
+        left = sweep.count + (stride - 1)
+        return jnp.clip(lax.div(left, jnp.asarray(stride, left.dtype)), 0, count)
+
     # What it costs.
 
-    @abc.abstractmethod
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         """The bytes of the slots alone, see `stored_bytes`."""
+        of_primal = (self.primal_slots + 1) * self.bytes_of_slot(cost)
+        of_primal += self.saved_rows * cost.saved
+        return of_primal * first + self.inner_bytes(cost)
+
+    def bytes_of_slot(self, cost: StepCost) -> int:
+        """The bytes of a carry at a start."""
+        # A leaf that is held only to compute later carries is not needed where none is
+        # computed. XLA sees that it is never read, and removes its slots.
+        is_last = self.is_flat and self.block == 1 and not self.advances
+        return cost.read if is_last else cost.held
+
+    def inner_bytes(self, cost: StepCost) -> int:
+        """The bytes of all slots but those of the primal."""
+        return 0
 
     def bytes_of_primal(self, cost: StepCost) -> int:
         """The bytes of what the primal stores: slots, and what steps save."""
         return (self.primal_slots + 1) * cost.held + self.saved_rows * cost.saved
+
+    def filling_time(self, pace: Pace) -> float:
+        """How long it takes to store its carries again, but for running the steps."""
+        dynamic = 0 if self.stride else self.last_start
+        # Entering a loop, making its slots, and reading one for each start.
+        entry = 3 * pace.rate.iteration + self.primal_slots * pace.slot
+        return dynamic * pace.rate.dynamic_iteration + entry
 
     @abc.abstractmethod
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
@@ -366,9 +439,10 @@ class AbstractSlotOrder(AbstractOrder):
 
     def history(self) -> Iterator[Event]:
         starts, slots = set(self.starts), 0
+        first = self.length - self.steps_with_residuals
         for position in range(self.length):
             slots += position in starts
-            yield Event("primal", position, slots)
+            yield Event("primal", position, slots, max(position + 1 - first, 0))
         yield from self.reversal_history(0, slots)
 
     @abc.abstractmethod
@@ -382,7 +456,9 @@ class AbstractSlotOrder(AbstractOrder):
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         carries = event.slots * cost.held + self.saved_bytes(cost, event)
-        return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
+        first = self.length - self.steps_with_residuals
+        stores = self.block > 1 or event.position >= first
+        return carries + event.residuals * cost.residuals * stores
 
     def saved_bytes(self, cost: StepCost, event: Event) -> int:
         return min(event.position + 1, self.undone) * cost.saved
@@ -399,6 +475,8 @@ class AbstractSlotOrder(AbstractOrder):
         if self.block > 1:
             each = format_bytes(cost.residuals)
             rows.append(("block", f"{self.block} steps, residuals of {each} each"))
+        if self.side_by_side > 1:
+            rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
 
 
