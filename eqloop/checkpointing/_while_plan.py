@@ -7,7 +7,7 @@ from .._calls import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
 from .planning._cost import step_cost
-from .planning._memory import Maps, loop_bytes, with_a_little_more
+from .planning._memory import Maps, bytes_of_guards, loop_bytes, with_a_little_more
 from .planning._memory_guess import working_set
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
@@ -95,4 +95,5 @@ def while_plan_of(
         of_carry = active.carry[problem.lead :]
         cost = step_cost(problem.counted, active._replace(carry=of_carry))
         size = batch * (layout.rows * cost.held + working_set(cost))
+    size += batch * bytes_of_guards(problem)
     return WhilePlan(with_a_little_more(size), layout)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from ..._arrays import nbytes
 from ..._compiled import largest_array
 from ..._device import planning_device, remembered_per_device
 from ..._programs import (
@@ -25,7 +26,7 @@ from ._alike import alike
 from ._compile_times import is_noted, note_seconds
 from ._cost import as_stored, list_bytes, step_cost
 from ._facts import Fact, key_of, recall, remember
-from ._gradient_program import Fixed, gradient_of, of_length
+from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
@@ -77,7 +78,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
         listed = list_bytes(problem, active, layout)
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
         extra = 0
-    size = measured + extra
+    size = measured + extra + bytes_of_guards(problem.as_run)
     # Which residuals are stored depends on the program around the loop.
     more = size // 200 if layout.stores_residuals else 0
     leaves = len(problem.step.jaxpr.in_avals)
@@ -157,6 +158,17 @@ def largest_in_gradient(problem: Problem, active: Active, layout: Layout) -> str
     flat = lambda leaves: run(*jax.tree.unflatten(tree, leaves))
     with unlisted():
         return largest_array(flat, leaves)
+
+
+def bytes_of_guards(problem: Problem) -> int:
+    """What a batch of loops that stop makes of its first carry, see `whiles/_batch.py`.
+
+    To the loop that is compiled alone they are inputs.
+    """
+    if not problem.lead or problem.loop.batch == 1:
+        return 0
+    _, carry, x = types_on_device(problem)
+    return nbytes([*carry, *x])
 
 
 def with_a_little_more(size: int) -> int:
