@@ -23,8 +23,6 @@ from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, make_step
 from .engine._views import Viewing
-from .whiles._bounded import Bounded
-from .whiles._ending import Ending
 from .whiles._lockstep import (
     in_lockstep,
     needs_lockstep,
@@ -32,8 +30,8 @@ from .whiles._lockstep import (
     without_lockstep,
 )
 from .whiles._online import Online
-from .whiles._stopping import UntilStopped
-from .whiles._while_layout import ForwardOnly
+from .whiles._stopping import Ending, UntilStopped
+from .whiles._while_layout import Bounded, ForwardOnly
 
 
 def run_loop(

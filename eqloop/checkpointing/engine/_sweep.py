@@ -42,9 +42,9 @@ from ._backward_step import BackwardStep, BlockResult, take_one
 from ._costs import Rates, StepCost
 from ._forward import iterate
 from ._in_place import run_in_place
-from ._known_residuals import KnownResiduals
 from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
+from ._step_parts import KnownResiduals
 from .slots._slots import AbstractSlots, Carries, DeviceSlots
 from .slots._stored_steps import StepsToRun, StoredSteps
 

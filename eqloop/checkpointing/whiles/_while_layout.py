@@ -1,7 +1,8 @@
 """Layouts of loops of unknown length: which carries are stored as the loop goes on.
 
-At the end are the functions by which layouts run a loop until its carry says stop, or
-up to some position.
+`Bounded` has nested levels for the greatest number of steps, of which only the first
+are run. `_online.py` has the other layout. There are functions here by which layouts
+run a loop until its carry says stop, or up to some position.
 """
 
 import abc
@@ -14,14 +15,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ..._programs import mark
+from ..._programs import constant, mark
 from ..._types import Aval, Index, Value
 from ..engine._forward import Active
-from ..engine._layout import AbstractLayout, Stored
+from ..engine._layout import AbstractLayout, Layout, Stored
 from ..engine._loop import zero
 from ..engine._problem import Problem
+from ..engine._short_loops import without_short_loops
 from ..engine._step import NoWayBackError, Step
 from ..engine._sweep import AbstractReversal, Cotangents, Sweep
+from ..engine.leaves._dce import dce_step
+from ..engine.orders._levels import nests
+from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
 
@@ -190,3 +195,75 @@ def goes_on(state: State, stop: Index) -> jax.Array:
 def next_carry(step: Step, consts: Arrays) -> Callable[[list[Value]], list[Value]]:
     """The step as a function from carry to carry."""
     return lambda carry: step(consts, carry, [])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(AbstractWhileLayout):
+    """The order of a loop of `max_steps` steps, of which only the first ones are run.
+
+    The number of steps and the slots are stored. Segments that are not run take no
+    time on the way back, but their slots are there.
+    """
+
+    max_steps: int
+    base: int
+
+    @property
+    def order(self) -> Nested:
+        """The order of a loop that runs all `max_steps` steps."""
+        return Nested(nests(self.max_steps, self.base))
+
+    @property
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        return [()]
+
+    @property
+    def rows(self) -> int:
+        return len(self.order.starts)
+
+    @property
+    def length(self) -> int:
+        return self.max_steps
+
+    @property
+    def stored(self) -> int:
+        return self.order.slots
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        return self.order.levels
+
+    @property
+    def evaluations(self) -> int:
+        return self.order.evaluations
+
+    @property
+    def setting(self) -> str:
+        return f"base={self.base}"
+
+    @property
+    def evaluations_described(self) -> str:
+        return f"<= {self.evaluations}"
+
+    def forward(
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
+    ) -> tuple[list[Value], Stored]:
+        step = dce_step(step)
+
+        # The slots are stacked by a scan, and not carried by the while loop within it.
+        # Under `vmap`, a while loop selects between old and new carry for each example
+        # at every step, and so would copy all slots.
+        def segment(state: State, stop: Index) -> tuple[State, list[Value]]:
+            kept = self.slots.packed(pick(state[1][1:], held))
+            return run_until(step, consts, state, stop), kept
+
+        # Segments after the end run no step: the carry says stop when they begin. Their
+        # slots hold the final carry, which is never read.
+        stops = constant([*self.order.starts[1:], self.max_steps])
+        (count, carry), slots = lax.scan(segment, first_state(init), stops)
+        return carry, Stored.of([count], slots)
+
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
+        step, back = dce_step(sweep.step), sweep.back.mapped(without_short_loops)
+        sweep = dataclasses.replace(sweep, step=step, back=back)
+        return Layout(self.order, self.slots).reverse(sweep, stored, ct_carry)
