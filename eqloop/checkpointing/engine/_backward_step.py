@@ -50,7 +50,7 @@ from ..._programs import (
 from ..._types import Aval, PyTree, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
-from ._step import NoWayBackError, Step
+from ._step import NoWayBackError, Step, StepResult
 from .reversals._known_products import Products, products_of
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
@@ -315,7 +315,7 @@ class WrappedStep(BackwardStep):
 
 def single(
     step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
+) -> StepResult:
     """A loop of one step, without the loop."""
     x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
     carry, y = under_policy(step, policy)(consts, init, x)

@@ -54,7 +54,7 @@ from ._backward_step import (
 )
 from ._forward import Active
 from ._loop import Loop
-from ._step import Step, make_step
+from ._step import Step, StepResult, make_step
 
 
 class NotLinearError(Exception):
@@ -324,7 +324,7 @@ def two_scans(
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
     of_one = loop.part(1)
 
-    def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+    def move(carry: list[Value], x: list[Value]) -> StepResult:
         return step(consts, carry, x)[0], carry
 
     def take(state: tuple[list[Value], list[Value]], at: PyTree) -> PyTree:

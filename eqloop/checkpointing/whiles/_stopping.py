@@ -48,7 +48,6 @@ from ._while_layout import (
     run_until,
 )
 
-
 _most = over_examples(jnp.max)
 
 

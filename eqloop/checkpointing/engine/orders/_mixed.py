@@ -24,7 +24,7 @@ from .._loop import element, store
 from .._pace import Pace, Piece, block_piece
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
-from ._kept_steps import AbstractKept, kept_of
+from ._kept_steps import Kept, kept_of
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
 
@@ -152,7 +152,7 @@ class Mixed(AbstractSlotOrder):
         return length, self.slots - stack.top
 
     def _reverse_last(
-        self, sweep: Sweep, stack: _Stack, kept: AbstractKept, cts: Cotangents
+        self, sweep: Sweep, stack: _Stack, kept: Kept, cts: Cotangents
     ) -> tuple[_Stack, Cotangents]:
         """Reverses the last segment, or only its last step if no slot is free.
 
