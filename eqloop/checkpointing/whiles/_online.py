@@ -33,6 +33,7 @@ from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
     State,
+    WhileDescription,
     first_state,
     goes_on,
     next_carry,
@@ -102,35 +103,23 @@ class Online(AbstractWhileLayout):
         return None if self.max_steps == UNLIMITED else self.max_steps
 
     @property
-    def stored(self) -> int:
-        return (
-            1 if self.strides is not None else self.checkpoints + self.runs_first_alone
-        )
-
-    @property
-    def evaluations(self) -> int | None:
-        """The fewest possible; `_spread.py` says how many more there may be."""
-        if self.length is None:
-            return None
+    def described(self) -> WhileDescription:
+        length, count, in_words = self.length, None, "2 a step"
+        stored = self.checkpoints + self.runs_first_alone
         if self.strides is not None:
-            return 2 * self.length
-        chain = self.length - self.runs_first_alone
-        # The primal runs each step, and the way back linearises each. The other
-        # evaluations are advances from a stored carry.
-        return 2 * self.length + _binomial.sweep_advances(chain, self.checkpoints)
-
-    @property
-    def setting(self) -> str:
-        return f"checkpoints={self.checkpoints}"
-
-    @property
-    def evaluations_described(self) -> str:
-        if self.strides is not None:
-            return "2 a step"
-        if self.length is None:
-            return f"3 a step up to {self.spreading.most_thrice} steps"
-        is_exact = self.length <= self.spreading.most_thrice
-        return f"{'<=' if is_exact else 'about'} {self.evaluations}"
+            stored, count = 1, None if length is None else 2 * length
+        elif length is None:
+            in_words = f"3 a step up to {self.spreading.most_thrice} steps"
+        else:
+            # The fewest possible; `_spread.py` says how many more there may be. The
+            # primal runs each step, and the way back linearises each. The other
+            # evaluations are advances from a stored carry.
+            chain = length - self.runs_first_alone
+            again = _binomial.sweep_advances(chain, self.checkpoints)
+            count, is_exact = 2 * length + again, length <= self.spreading.most_thrice
+            in_words = f"{'<=' if is_exact else 'about'} {count}"
+        setting = f"checkpoints={self.checkpoints}"
+        return WhileDescription(length, stored, setting, count, in_words)
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays

@@ -8,7 +8,7 @@ run a loop until its carry says stop, or up to some position.
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,27 @@ UNLIMITED = 2**31 - 1
 
 # How many steps have been run, and the carry.
 State: TypeAlias = tuple[Any, list[Any]]
+
+
+class WhileDescription(NamedTuple):
+    """What a layout stores, and how often a gradient evaluates the step.
+
+    Attributes:
+        length: The most steps that the loop may run, `None` if there is no bound.
+        slots: How many carries are stored at once, at the most.
+        setting: The setting that the user has chosen, as it is written in the code.
+        evaluations: How often a gradient of `length` steps evaluates the step, if that
+            is known.
+        in_words: The same in words.
+        levels: How many segments each nested level has, if there are levels.
+    """
+
+    length: int | None
+    slots: int
+    setting: str
+    evaluations: int | None
+    in_words: str
+    levels: tuple[tuple[int, ...], ...] = ()
 
 
 class AbstractWhileLayout(AbstractLayout):
@@ -80,33 +101,8 @@ class AbstractWhileLayout(AbstractLayout):
 
     @property
     @abc.abstractmethod
-    def length(self) -> int | None:
-        """The most steps that the loop may run, `None` if there is no bound."""
-
-    @property
-    @abc.abstractmethod
-    def stored(self) -> int:
-        """How many carries are stored at once, at the most."""
-
-    @property
-    def levels(self) -> tuple[tuple[int, ...], ...]:
-        """How many segments each nested level has, if there are levels."""
-        return ()
-
-    @property
-    @abc.abstractmethod
-    def evaluations(self) -> int | None:
-        """How often a gradient of `length` steps evaluates the step, if it is known."""
-
-    @property
-    @abc.abstractmethod
-    def setting(self) -> str:
-        """The setting that the user has chosen, as it is written in the code."""
-
-    @property
-    @abc.abstractmethod
-    def evaluations_described(self) -> str:
-        """How often a gradient evaluates the step, in words."""
+    def described(self) -> "WhileDescription":
+        """What it stores and how often it runs steps, for the table of a plan."""
 
     @abc.abstractmethod
     def forward(
@@ -222,28 +218,11 @@ class Bounded(AbstractWhileLayout):
         return len(self.order.starts)
 
     @property
-    def length(self) -> int:
-        return self.max_steps
-
-    @property
-    def stored(self) -> int:
-        return self.order.slots
-
-    @property
-    def levels(self) -> tuple[tuple[int, ...], ...]:
-        return self.order.levels
-
-    @property
-    def evaluations(self) -> int:
-        return self.order.evaluations
-
-    @property
-    def setting(self) -> str:
-        return f"base={self.base}"
-
-    @property
-    def evaluations_described(self) -> str:
-        return f"<= {self.evaluations}"
+    def described(self) -> WhileDescription:
+        order, setting = self.order, f"base={self.base}"
+        count, in_words = order.evaluations, f"<= {order.evaluations}"
+        most = self.max_steps, order.slots
+        return WhileDescription(*most, setting, count, in_words, order.levels)
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
