@@ -31,8 +31,8 @@ from .planning._cost import as_stored, step_cost
 from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
+from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
-from .whiles._stopping import Ending
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

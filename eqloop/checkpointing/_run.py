@@ -23,6 +23,7 @@ from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
 from .engine._step import Step, StepResult, make_step
 from .engine._views import Viewing
+from .whiles._ending import Ending
 from .whiles._lockstep import (
     in_lockstep,
     needs_lockstep,
@@ -30,7 +31,7 @@ from .whiles._lockstep import (
     without_lockstep,
 )
 from .whiles._online import Online
-from .whiles._stopping import Ending, UntilStopped
+from .whiles._stopping import UntilStopped
 from .whiles._while_layout import Bounded, ForwardOnly
 
 

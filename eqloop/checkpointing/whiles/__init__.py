@@ -4,8 +4,8 @@ The first leaf of the carry says whether the next step is run. `engine` reverses
 and chains of steps. This room deals with the unknown number of steps, and with examples
 that stop at their own time under `vmap`.
 
-- **The kinds of loops**: `_stopping.py` has while loops, and scans that may end before
-  their length.
+- **The kinds of loops**: `_stopping.py` is a while loop, `_ending.py` a scan that may
+  end before its length.
 - **Where carries are stored**: `_while_layout.py` says what a layout is here, and nests
   levels up to a greatest number of steps. `_online.py` stores a given number of carries
   for a loop of any length, or none: `_spread.py` decides which slot gives way as the

@@ -37,7 +37,7 @@ from ..._programs import batched_axes, batched_types, detached, refuse_callbacks
 from ..._types import BatchAxis, Index, PyTree, Value
 from ..engine._loop import element
 from ..engine._problem import Problem
-from ..engine._step import Step, StepResult, make_step
+from ..engine._step import Step, make_step
 from ..engine._transformed import batched_problem
 from ._masked_writes import with_masked_writes, written_leaves
 
@@ -112,7 +112,9 @@ def _joint_problem(
     in_front = ((*const_dims, 0), (0,) * num_carry, (0,) * len(xs_dims))
     batched, _, y_batched = batched_problem(masked, axis_data, in_front)
 
-    def joint(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
+    def joint(
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
         # `safe` is what the step is evaluated at: the guards for examples that have
@@ -138,7 +140,7 @@ def _joint_problem(
 
     def joint_back(
         consts: list[Value], carry: list[Value], x: list[Value]
-    ) -> StepResult:
+    ) -> tuple[list[Value], list[Value]]:
         any_active, *after = carry
         x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         undone = batched_problem(problem, axis_data, (const_dims, *in_front[1:]))[0]

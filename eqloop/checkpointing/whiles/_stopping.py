@@ -1,20 +1,7 @@
 """Loops that end when their carry says so, and errors for what they cannot do.
 
 A while loop is `UntilStopped`, and has a layout for loops of unknown length. A scan
-that may end before its length is `Ending`, with `xs` and `ys`, under any layout.
-
-The first leaf of the carry says whether there is another step, and a later leaf counts
-the steps that were run. The layout is that of a loop of full length. The primal fills
-the slots of the steps that it runs, and the reverse sweep starts at the last of these:
-
-    slots    |       |       |       .       .
-    steps    0 1 2 3 4 5 6 7 8 9             length
-                               ^ the loop has ended here
-
-Under `vmap` the examples of a batch share one loop, which goes on for as long as any of
-them does (`_batch.py`). This is so in a gradient of the batch and in a batch of
-gradients: if each example had a loop of its own, JAX would copy slots and `ys` at every
-step.
+that may end early is in `_ending.py`.
 """
 
 import dataclasses
@@ -22,22 +9,19 @@ import functools
 from typing import ClassVar, NoReturn, Self
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, axes_of, over_examples, pick
+from ..._arrays import Arrays, axes_of, pick
 from ..._programs import Formula, Selected, is_watched, mapped, without_dead_code
 from ..._types import BatchAxis, PyTree, Value
-from ...progress import NO_BARS, while_with_bar
+from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
-from ..engine._forward import Active, primal
-from ..engine._layout import Layout, Saves, Stored
+from ..engine._forward import Active
+from ..engine._layout import Saves, Stored
 from ..engine._planned_loop import PlannedLoop
-from ..engine._problem import Counted, L, Problem, slot_types
-from ..engine._short_loops import without_short_loops
+from ..engine._problem import Counted, L, Problem
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._dce import dce_step
 from ._batch import joint_loop, stops_apart
 from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
@@ -47,8 +31,6 @@ from ._while_layout import (
     next_carry,
     run_until,
 )
-
-_most = over_examples(jnp.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,77 +229,3 @@ def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list
         init = run_until(steps.first, consts, first_state(init), 1)[1]
     again = lambda carry: carry[0]
     return lax.while_loop(again, next_carry(steps.later, consts), list(init))
-
-
-@dataclasses.dataclass(frozen=True)
-class Ending(AbstractStopping[Layout]):
-    """A number of steps, or fewer if the first leaf of the carry says so."""
-
-    count_at: int = 1
-
-    @property
-    def own_leaves(self) -> int:
-        return self.count_at + 1
-
-    def in_lockstep(self) -> Self:
-        # The number of steps is one of the leaves that are added.
-        return dataclasses.replace(self, count_at=1)
-
-    def decided(self, active: Active) -> Layout:
-        # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
-        # store residuals.
-        return self.as_planned.layout(active).by_carries()
-
-    @property
-    def as_planned(self) -> Counted:
-        # Slots have their places before it is known where the loop ends. So the plan is
-        # that of a loop which runs all steps.
-        loop = dataclasses.replace(self.loop, stops=False)
-        return Counted(**self.settings(loop=loop), ending=self)
-
-    def forward(
-        self, saves: Saves[Layout] | None, inputs: PyTree
-    ) -> tuple[list[Value], list[Value], Stored]:
-        consts, init, xs = inputs
-        step = dce_step(self.step)
-        # The steps report here, not the loop.
-        loop = dataclasses.replace(self.loop, meter=NO_BARS)
-
-        def forward(init: Arrays) -> tuple[list[Value], Value]:
-            if saves is None:
-                reached = primal(step, loop, consts, init, xs)
-                return reached.carry, (reached.ys, Stored.of())
-            layout, held = saves.layout, of_whole_carry(saves).held
-            order = layout.order.by_carries()
-            inputs = order.checked(step, loop, held, (consts, init, xs))
-            segments = order.in_segments(step, loop, inputs[0], inputs[2])
-            reached, carries = layout.slots.sweep(segments, held, inputs[1])
-            count = reached.carry[self.count_at]
-            return reached.carry, (reached.ys, Stored.of([count], carries))
-
-        carry, (ys, stored) = while_with_bar(forward, self.loop.meter, consts, init)
-        return carry, ys, stored
-
-    def stored_types(self, saves: Saves[Layout]) -> Stored:
-        types = self.step.carry_types
-        return Stored.of(
-            [types[self.count_at]], slot_types(self.step, of_whole_carry(saves))
-        )
-
-    def reverse(
-        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
-    ) -> Cotangents:
-        (own,) = stored.integers
-        # In a joint loop, `own` has an entry for each example. There the step selects
-        # itself for which examples it is run, so all of them count as having run most.
-        # A batch of gradients is different: `own` is a number under `vmap`. `_most` is
-        # the largest one in either case.
-        most = _most(own)
-        own = most if own.ndim else own
-        step, back = sweep.step, sweep.back
-        step, back = dce_step(step), back.mapped(without_short_loops)
-        sweep = dataclasses.replace(sweep, step=step, back=back, own=own).until(most)
-        return layout.reverse(sweep, stored, carried)
-
-    def joined(self) -> Self:
-        return dataclasses.replace(self, count_at=self.count_at + 1)

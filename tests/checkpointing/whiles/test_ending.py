@@ -12,7 +12,7 @@ from jax import lax
 import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.whiles._stopping import Ending
+from eqloop.checkpointing.whiles._ending import Ending
 
 from ... import derivatives
 from ...asserts import assert_close

@@ -90,10 +90,6 @@ class Inverted(AbstractSlotOrder):
         return self.steps
 
     @property
-    def block_sizes(self) -> Sequence[int]:
-        return [1]
-
-    @property
     def is_flat(self) -> bool:
         return self.parts == 1
 

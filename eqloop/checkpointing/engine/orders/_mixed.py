@@ -86,10 +86,6 @@ class Mixed(AbstractSlotOrder):
     def advances(self) -> int:
         return self.chain.advances
 
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [1]
-
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:

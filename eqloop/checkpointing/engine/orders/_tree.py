@@ -44,10 +44,6 @@ class AbstractLeaf(AbstractSlotOrder):
         return self.steps
 
     @property
-    def advances(self) -> int:
-        return 0
-
-    @property
     def needs_spare(self) -> bool:
         return False
 
@@ -67,10 +63,6 @@ class SingleSteps(AbstractLeaf):
     @property
     def slots(self) -> int:
         return self.steps
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [1]
 
     @property
     def adjacent(self) -> int:
@@ -109,19 +101,12 @@ class StepBlock(AbstractLeaf):
     """SingleSteps whose residuals are stored together, from a carry that is at hand."""
 
     @property
-    def starts(self) -> Sequence[int]:
-        return ()
-
-    @property
     def slots(self) -> int:
         return 0
 
     @property
     def block_sizes(self) -> Sequence[int]:
         return [self.steps]
-
-    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
-        raise AssertionError("a block is reversed from the carry before it")
 
     def rerun(
         self, sweep: Sweep, slots: DeviceSlots, carry: Arrays, cts: Cotangents
@@ -325,7 +310,7 @@ class AbstractJoined(AbstractSlotOrder):
         before = most = 0
         for order in self.orders:
             most = max(most, before + order.slots)
-            before += own.primal_slots if (own := order.of_carries) else 0
+            before += order.primal_slots
         return most
 
     @property
@@ -409,9 +394,5 @@ class AbstractJoined(AbstractSlotOrder):
         position = start + self.length
         for order in reversed(self.orders):
             position -= order.length
-            if (own := order.of_carries) is None:
-                for offset in reversed(range(order.length)):
-                    yield Event("reversal", position + offset, slots, offset + 1)
-            else:
-                yield from own.reversal_history(position, slots)
-                slots -= own.primal_slots
+            yield from order.reversal_history(position, slots)
+            slots -= order.primal_slots
