@@ -366,13 +366,13 @@ class Sweep:
         """Takes cotangents past `count` steps by the backward step."""
         if count == 1:
             return self._take_one(carry, start, cts)
-        # The next one to be called is `Pull.__call__`, or that of a derivative. It runs
+        # The next one to be called is `Pull.block`. It runs
         # the block once more for its residuals, so these live no longer than this call.
         xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,
         # but runs `back`, which may be a derivative of it.
-        back = functools.partial(self.back, self.loop.part(count))
+        back = functools.partial(self.back.block, self.loop.part(count))
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         return self.added(cts, taken, start, count)
 
