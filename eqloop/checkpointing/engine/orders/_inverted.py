@@ -116,8 +116,8 @@ class Inverted(AbstractSlotOrder):
                 jnp.where(init[0], *both) for both in zip(again, init, strict=True)
             ]
         missed = _Missed.by_none(pick(step.carry_types, held))
-        carries = (pick(carry, held) for carry in (init, after, again))
-        missed = missed.or_by(*carries, _of_first_step)
+        first, last, again = (pick(carry, held) for carry in (init, after, again))
+        missed = missed.or_by(first, last, again, _of_first_step)
         more = ", save(before, x)" if any(step.saves) else ""
         raised = functools.partial(_not_undone, more)
         report = functools.partial(_report, raised, _names(loop, held))
@@ -211,9 +211,9 @@ def _reverse_parts(
         unroll = None if sweep.count is not None else min(sweep.loop.unroll, size)
         again, cts = lax.fori_loop(0, steps, step_back, (last, cts), unroll=unroll)
         if any(compared):
-            first = carries.read(row + part)
-            read = (pick(carry, compared) for carry in (first, last, again))
-            missed = missed.or_by(*read, _of_way_back)
+            every = carries.read(row + part), last, again
+            first, last, again = (pick(carry, compared) for carry in every)
+            missed = missed.or_by(first, last, again, _of_way_back)
         return cts, missed
 
     return lax.fori_loop(0, count, back, state)

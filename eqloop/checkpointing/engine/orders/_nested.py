@@ -29,7 +29,7 @@ class Nested(AbstractJoined):
 
     nests: tuple[Nest, ...]
 
-    @functools.cached_property
+    @property
     def orders(self) -> Sequence[AbstractSlotOrder]:
         return list(map(_of_levels, self.nests))
 
@@ -67,6 +67,7 @@ class Nested(AbstractJoined):
         return Nested(nests), deeper * (1024 + 176 * leaves)
 
 
+@functools.lru_cache(maxsize=4096)
 def _of_levels(nest: Nest) -> AbstractSlotOrder:
     """A nest as a tree, the outermost level first."""
     *outer, last = nest.levels

@@ -282,7 +282,7 @@ class AbstractOrder(abc.ABC):
             return jnp.maximum(jnp.sum(constant(list(self.starts)) < sweep.count), 1)
         # `ceil(count / stride)`. Unlike `//`, `div` rounds towards zero, which saves
         # the correction of a negative quotient: that is clipped anyway.
-        left = sweep.count + (stride - 1)
+        left: Value = sweep.count + (stride - 1)
         return jnp.clip(lax.div(left, jnp.asarray(stride, left.dtype)), 0, count)
 
     # What it costs.
