@@ -45,7 +45,7 @@ from ._in_place import run_in_place
 from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
 from ._step_parts import KnownResiduals
-from .slots._slots import AbstractSlots, Carries, DeviceSlots
+from .slots._slots import DeviceSlots
 from .slots._stored_steps import StepsToRun, StoredSteps
 
 _least = over_examples(jnp.min)
@@ -267,23 +267,6 @@ class Sweep:
         x = self.loop.x(self.xs, self.position(position))
         return self.step.before(self.consts, carry, x)
 
-    def carries_within(
-        self,
-        slots: AbstractSlots,
-        carry: Arrays,
-        start: Index,
-        count: Index,
-        most: int,
-    ) -> Carries:
-        """Runs steps again and stores the carry before each of them.
-
-        There may be less than the `most` steps, and how many is known when they run.
-        """
-        move = lambda i, carry: self.next(carry, start + i)
-        # One move less than steps: the first carry is there. The last step is not run.
-        unroll = max(min(self.loop.unroll, most - 1), 1)
-        return slots.filled(carry, most).run_on(carry, count, move, unroll)
-
     # Steps that are reversed.
 
     def pull(
@@ -304,8 +287,8 @@ class Sweep:
         # The steps of the block that were run, `left` of them, are run again. Their
         # carries go to as many slots as the block has steps, since `left` is not
         # static.
-        carries = self.carries_within(DeviceSlots(), carry, start, left, count)
-        return self.one_by_one(StoredSteps(carries, 0, start, left, count), cts)
+        steps = StepsToRun(DeviceSlots(), start, carry, left, count)
+        return self.reversal.rerun(self, steps, cts)
 
     def one_by_one(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         """Takes cotangents past steps whose carries are all stored, one at a time."""

@@ -100,8 +100,11 @@ def _run(
 ) -> tuple[Carries, list[Value]]:
     slots, start, most = steps.slots, steps.start, steps.most
     if products is None:
-        settings = slots, steps.carry, start, steps.count, most
-        return sweep.carries_within(*settings), []
+        move = lambda i, carry: sweep.next(carry, start + i)
+        # One move less than steps: the first carry is there. The last step is not run.
+        unroll = max(min(sweep.loop.unroll, most - 1), 1)
+        filled = slots.filled(steps.carry, most)
+        return filled.run_on(steps.carry, steps.count, move, unroll), []
 
     # Both the step and the program of its products compute the products. The two are
     # next to each other, so XLA merges them.
