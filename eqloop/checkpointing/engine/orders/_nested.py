@@ -31,6 +31,10 @@ class Nested(AbstractJoined):
 
     @property
     def orders(self) -> Sequence[AbstractSlotOrder]:
+        return self._trees
+
+    @functools.cached_property
+    def _trees(self) -> list[AbstractSlotOrder]:
         return list(map(_of_levels, self.nests))
 
     @property
@@ -67,7 +71,6 @@ class Nested(AbstractJoined):
         return Nested(nests), deeper * (1024 + 176 * leaves)
 
 
-@functools.lru_cache(maxsize=4096)
 def _of_levels(nest: Nest) -> AbstractSlotOrder:
     """A nest as a tree, the outermost level first."""
     *outer, last = nest.levels

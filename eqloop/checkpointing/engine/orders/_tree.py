@@ -17,6 +17,7 @@ traced: the program is as deep as the tree, however long the loop is.
 import abc
 import bisect
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 
 from jax import lax
@@ -284,7 +285,7 @@ class AbstractJoined(AbstractSlotOrder):
     def orders(self) -> Sequence[AbstractOrder]:
         """The orders. If the last one stores residuals, the primal has them."""
 
-    @property
+    @functools.cached_property
     def _of_carries(self) -> list[AbstractSlotOrder]:
         return [own for order in self.orders if (own := order.of_carries)]
 
