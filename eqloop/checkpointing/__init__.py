@@ -74,10 +74,9 @@ from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long
 from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
-from .whiles._bounded import Bounded
 from .whiles._lockstep import trusting
 from .whiles._online import Online
-from .whiles._while_layout import UNLIMITED, ForwardOnly
+from .whiles._while_layout import UNLIMITED, Bounded, ForwardOnly
 
 __all__ = [
     "AUTO",

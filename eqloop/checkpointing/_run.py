@@ -21,9 +21,8 @@ from .engine._loop import Loop
 from .engine._normal_form import normal_form, reading_consts
 from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
-from .engine._step import Step, make_step
+from .engine._step import Step, StepResult, make_step
 from .engine._views import Viewing
-from .whiles._bounded import Bounded
 from .whiles._ending import Ending
 from .whiles._lockstep import (
     in_lockstep,
@@ -33,7 +32,7 @@ from .whiles._lockstep import (
 )
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_layout import ForwardOnly
+from .whiles._while_layout import Bounded, ForwardOnly
 
 
 def run_loop(
@@ -45,7 +44,7 @@ def run_loop(
     loop: Loop,
     schedule: AbstractSchedule,
     policy: LoopPolicy = None,
-) -> tuple[list[Value], list[Value]]:
+) -> StepResult:
     """Runs a step in a loop.
 
     Args:
@@ -156,7 +155,7 @@ def _viewing(step: Step, loop: Loop) -> tuple[Viewing, Loop]:
 
 def _run_planned(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
+) -> StepResult:
     """Runs a loop as a primitive, in its normal form."""
     has_bars = problem.loop.meter.is_shown
     # A loop that stops has no position that is known from outside, so a bar counts the

@@ -7,7 +7,7 @@ from .._calls import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
 from .planning._cost import step_cost
-from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
+from .planning._memory import Maps, bytes_of_guards, loop_bytes, with_a_little_more
 from .planning._memory_guess import working_set
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
@@ -31,17 +31,17 @@ class WhilePlan:
     @property
     def length(self) -> int | None:
         """The most steps that the loop runs, if there is a bound."""
-        return self._layout.length
+        return self._layout.described.length
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has: a tuple for each nest in turn."""
-        return self._layout.levels
+        return self._layout.described.levels
 
     @property
     def slots(self) -> int:
         """How many carries are stored at once, at the most."""
-        return self._layout.stored
+        return self._layout.described.slots
 
     @property
     def block(self) -> int:
@@ -57,14 +57,14 @@ class WhilePlan:
         that is, for `slots * (slots + 3) / 2` steps. For more steps this is the least,
         and it may take a few per cent more. `None` if there is no bound on the steps.
         """
-        return self._layout.evaluations
+        return self._layout.described.evaluations
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
         steps = "any" if self.length is None else f"<= {self.length}"
-        setting, evaluations = self._layout.setting, self._layout.evaluations_described
-        return steps, setting, f"{self.slots} carries", evaluations
+        found = self._layout.described
+        return steps, found.setting, f"{found.slots} carries", found.in_words
 
     def __str__(self) -> str:
         steps, setting, _, evaluations = self.columns
@@ -95,5 +95,5 @@ def while_plan_of(
         of_carry = active.carry[problem.lead :]
         cost = step_cost(problem.counted, active._replace(carry=of_carry))
         size = batch * (layout.rows * cost.held + working_set(cost))
-    size += batch * bytes_of_ends(problem)
+    size += batch * bytes_of_guards(problem)
     return WhilePlan(with_a_little_more(size), layout)

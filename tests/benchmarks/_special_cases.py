@@ -125,5 +125,5 @@ SPECIAL_CASES = (
     SpecialCase("masked writes", "whiles._masked_writes", "Following", _blind),
     SpecialCase("short loops", "engine._short_loops", "_is_short_loop", _no),
     SpecialCase("later steps", "whiles._later_steps", "_later", _as_it_is),
-    SpecialCase("short sums", "engine._short_sums", "_as_sum", _as_it_is),
+    SpecialCase("short sums", "engine._transformed", "_as_sum", _as_it_is),
 )

@@ -98,7 +98,7 @@ def sweeps_write_rows_in_place() -> Iterator[str]:
 def loops_read_and_write_rows_in_place() -> Iterator[str]:
     """Steps read and write rows of a buffer in the carry, also at computed places.
 
-    Users' steps do, the orders of while loops do (`whiles/_online_run.py`), and so does
+    Users' steps do, the orders of while loops do (`whiles/_online.py`), and so does
     the way back of either (`engine/_in_place.py`). In JAX 0.7.1, XLA copied the buffer
     in each iteration of such a loop.
     """

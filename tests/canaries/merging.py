@@ -23,8 +23,8 @@ BYTES = 4 * SIDE * SIDE
 def equal_computations_are_merged() -> Iterator[str]:
     """A step and the program of its products are next to each other in one loop.
 
-    They compute the same, once: `reversals/_reruns.py`, `engine/_primal.py`,
-    and `reversals/_together.py` leave that to XLA.
+    They compute the same, once: `reversals/_block_reversals.py`,
+    `engine/_primal.py` and `reversals/_together.py` leave that to XLA.
     """
 
     def loop(times: int) -> Any:

@@ -285,6 +285,37 @@ def test_a_budget_is_kept_to_where_residuals_are_small():
         assert taken <= found.plan.peak_bytes <= nbytes
 
 
+STOPPING = {
+    "ScanWhile": lambda cond, body: el.ScanWhile(
+        cond, lambda h, _: (body(h), None), max_steps=64, schedule=el.Binomial(6)
+    ),
+    "BoundedWhileLoop": lambda cond, body: el.BoundedWhileLoop(
+        cond, body, max_steps=64, base=8
+    ),
+    "CheckpointedWhileLoop": lambda cond, body: el.CheckpointedWhileLoop(
+        cond, body, checkpoints=6
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STOPPING)
+def test_what_a_loop_starts_from_is_counted_once(kind):
+    """Whether it starts from an input, or from what another operation has made.
+
+    A batch of loops holds it once more, for examples that have stopped.
+    """
+    make = STOPPING[kind]
+    loop = make(lambda h: h.sum() < 1e9, lambda h: jnp.tanh(1.1 * h + 1))
+    last = lambda h: jnp.sum((loop(h)[0] if kind == "ScanWhile" else loop(h)) ** 2)
+    h = jnp.ones(20_000)
+    batch = lambda h: jax.vmap(last)(h.reshape(4, 5000)).sum()
+    for of_loop in (last, lambda h: last(jnp.sin(h) * h), batch):
+        gradient = jax.grad(of_loop)
+        (found,) = el.plans(gradient)(h)
+        taken = temp_bytes(gradient, h)
+        assert taken <= found.plan.peak_bytes <= taken + h.nbytes / 4
+
+
 WRONG = {
     "more rows than steps": (
         lambda: el.ScanWhile(below(1), add, max_steps=5)(0.0, jnp.ones(20)),

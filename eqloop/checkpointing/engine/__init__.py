@@ -15,7 +15,7 @@ which one to choose. In the order in which to read it:
   what was decided, and `_kept_names.py` the policy that a layout may choose.
 - **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
   outputs that are kept. `_primal.py` is the forward sweep of a gradient, which may
-  store more than carries: residuals of the last steps (`_known_residuals.py`).
+  store more than carries: residuals of the last steps (`_step_parts.py`).
 - **The way back**: a sweep through the loop, which is what an order is given to go back
   by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
@@ -29,5 +29,5 @@ which one to choose. In the order in which to read it:
   found and run in `_alike_equations.py`.
 - **Programs rewritten** so that their reversal takes less: writes to buffers in place
   (`_in_place.py`), short loops in a step written out (`_short_loops.py`), and short
-  products in a batch written as sums (`_short_sums.py`).
+  products in a batch written as sums (`_transformed.py`).
 """

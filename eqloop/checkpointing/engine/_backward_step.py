@@ -24,7 +24,6 @@ from typing import NamedTuple, Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
-from jax import lax
 
 from ..._arrays import (
     Arrays,
@@ -35,22 +34,18 @@ from ..._arrays import (
     pick,
     put,
     split,
-    stack_of,
 )
 from ..._programs import (
     adding_wide,
-    aval_of,
     inputs_read,
     pruned,
-    renamed,
     run,
     traced,
-    with_equations,
 )
 from ..._types import Aval, PyTree, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
-from ._step import NoWayBackError, Step
+from ._step import NoWayBackError, Step, StepResult
 from .reversals._known_products import Products, products_of
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
@@ -141,14 +136,23 @@ class BackwardStep(abc.ABC):
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         """The same for rewritten steps, whose types are the same."""
 
-    @abc.abstractmethod
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        """Goes back past the steps of `loop`, which is one step unless `takes_blocks`.
+    def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        """Goes back past all steps of a block at once, if it `takes_blocks`.
 
         Args:
             loop: The loop over the block.
             inputs: Consts, the carry before the block, and the block's part of `xs`.
             ends: The `carried` after the block, and the `z` of its steps.
+        """
+        raise AssertionError("it takes steps back one by one")
+
+    @abc.abstractmethod
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        """Goes back past a single step; `x`, `z` and what it returns have no rows.
+
+        Args:
+            inputs: Consts, the carry before the step, and its `x`.
+            ends: The `carried` after the step, and its `z`.
         """
 
 
@@ -218,21 +222,25 @@ class Pull(BackwardStep):
         active = self.active._replace(xs=xs)
         return dataclasses.replace(self, step=products.step, active=active)
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        return self.with_outputs(loop, inputs, ends)[1]
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        return self.with_outputs(inputs, ends)[1]
 
     def with_outputs(
-        self, loop: Loop, inputs: Inputs, ends: BlockEnds
-    ) -> tuple[tuple[list[Value], list[Value]], BlockResult]:
-        """The same with what the block itself returns: the carry after it, and `ys`."""
-        # A loop around one step would be one more nested loop, and XLA does not fuse
-        # across the boundary of a loop.
-        run = stored if loop.length > 1 else single
+        self, inputs: Inputs, ends: BlockEnds
+    ) -> tuple[StepResult, BlockResult]:
+        """The same with what the step itself returns: the carry after it, and `y`."""
+        return self._pulled(under_policy(self.step, self.policy), inputs, ends)
 
+    def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        run = functools.partial(stored, self.step, loop, self.policy)
+        return self._pulled(run, inputs, ends)[1]
+
+    def _pulled(
+        self, run: Callable[..., StepResult], inputs: Inputs, ends: BlockEnds
+    ) -> tuple[StepResult, BlockResult]:
         # `marked` has the active inputs in three groups, as `inputs` has all of them.
-        def block(*marked: Arrays) -> tuple[PyTree, PyTree]:
-            merged = map(put, inputs, self.active, marked)
-            last, ys = run(self.step, loop, self.policy, *merged)
+        def of_marked(*marked: Arrays) -> tuple[PyTree, PyTree]:
+            last, ys = run(*map(put, inputs, self.active, marked))
             moving = pick(last, self.active.carry), pick(ys, self.wanted)
             return moving, (last, ys)
 
@@ -240,7 +248,7 @@ class Pull(BackwardStep):
         # JAX runs the block here, and its residuals live until `pull`: never those of
         # more than one block. What is not marked is closed over, and so JAX computes no
         # cotangents of it.
-        _, pull, outputs = jax.vjp(block, *marked, has_aux=True)
+        _, pull, outputs = jax.vjp(of_marked, *marked, has_aux=True)
         pull = adding_wide(pull, self.step.jaxpr, self.sums)
         try:
             cts = pull(tuple(map(list, ends)))
@@ -313,15 +321,6 @@ class WrappedStep(BackwardStep):
         return dataclasses.replace(self, inner=self.inner.mapped(rewrite))
 
 
-def single(
-    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
-    """A loop of one step, without the loop."""
-    x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    carry, y = under_policy(step, policy)(consts, init, x)
-    return carry, [stack_of(leaf, 1) for leaf in y]
-
-
 def take_one(back: BackwardStep, inputs: Inputs, ends: BlockEnds) -> BlockResult:
     """Goes back past a single step; `x` and `z` have no axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
@@ -340,78 +339,36 @@ def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
         A program from `[*consts, *carry, *x, *z, *carried]` to
         `[*sums, *carried, *xs]`.
     """
-    return _traced_for_one(back, lambda *block: _flat_result(back(*block)))
+    return _traced_for_one(back, lambda *step: _flat(back(*step)))
 
 
 @functools.lru_cache(maxsize=128)
 def program_with_outputs(back: Pull) -> jex.ClosedJaxpr:
     """The same with `[*carry, *y]` first: both ways past a step, which share work."""
 
-    def take(*block: PyTree) -> list[Value]:
-        (carry, ys), taken = back.with_outputs(*block)
-        y = [lax.squeeze(leaf, [0]) for leaf in ys]
-        return [*carry, *y, *_flat_result(taken)]
+    def take(*step: PyTree) -> list[Value]:
+        outputs, taken = back.with_outputs(*step)
+        return [*_flat(outputs), *_flat(taken)]
 
     return _traced_for_one(back, take)
 
 
 def _traced_for_one(
-    back: BackwardStep, take: Callable[[Loop, PyTree, PyTree], list[Value]]
+    back: BackwardStep, take: Callable[[PyTree, PyTree], list[Value]]
 ) -> jex.ClosedJaxpr:
-    """A program from `[*consts, *carry, *x, *z, *carried]`.
-
-    Args:
-        back: The backward step, for the types of these.
-        take: What the program does, given a block of one step.
-    """
+    """A program from `[*consts, *carry, *x, *z, *carried]`, which calls `take`."""
     (consts, carry, x), (carried, z) = back.types, back.end_types
     counts = len(consts), len(carry), len(x), len(z)
-    loop = Loop(1, x_axes=(0,) * len(x))
 
-    def of_block(*flat: Value) -> list[Value]:
-        consts, carry, *rows, carried = split(flat, *counts)
-        # A backward step knows only blocks. Here the block has one step, whose rows are
-        # removed again below.
-        xs, zs = ([stack_of(leaf, 1) for leaf in leaves] for leaves in rows)
-        return take(loop, (consts, carry, xs), (carried, zs))
+    def of_step(*flat: Value) -> list[Value]:
+        *inputs, z, carried = split(flat, *counts)
+        return take(inputs, (carried, z))
 
-    program = traced(of_block, [*consts, *carry, *x, *z, *carried])
-    return pruned(_without_rows(program))
+    return pruned(traced(of_step, [*consts, *carry, *x, *z, *carried]))
 
 
-def _flat_result(taken: BlockResult) -> list[Value]:
-    xs = [lax.squeeze(ct, [0]) for ct in taken.xs]
-    return [*taken.sums, *taken.carried, *xs]
-
-
-def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Removes the stacks of one row that `program_of` makes of `x` and of `z`.
-
-    A backward step takes stacks, so `x` becomes `squeeze(broadcast(x))`. XLA would
-    remove both. But mixed storage looks in this program for residuals that are inputs,
-    which need not be stored (`_step_parts.py`), and a copy is not an input.
-    """
-    jaxpr = program.jaxpr
-    # From a stack of one row to that row, and from a copy of a row to the original.
-    stacked, same = dict[jex.Var, jex.Var](), dict[jex.Var, jex.Var]()
-    eqns = list[jex.JaxprEqn]()
-    now = lambda x: renamed(x, same)
-    for eqn in jaxpr.eqns:
-        # One pass will do: an equation comes after those whose results it reads.
-        eqn = eqn.replace(invars=list(map(now, eqn.invars)))
-        name, first = eqn.primitive.name, next(iter(eqn.invars), None)
-        if name == "squeeze" and isinstance(first, jex.Var) and first in stacked:
-            if eqn.outvars[0].aval == stacked[first].aval:
-                same[eqn.outvars[0]] = stacked[first]
-                continue
-        elif (
-            name == "broadcast_in_dim"
-            and isinstance(first, jex.Var)
-            and aval_of(eqn.outvars[0]).shape == (1, *aval_of(first).shape)
-        ):
-            stacked[eqn.outvars[0]] = first
-        eqns.append(eqn)
-    return with_equations(program, eqns, list(map(now, jaxpr.outvars)))
+def _flat(groups: Sequence[Sequence[Value]]) -> list[Value]:
+    return [value for group in groups for value in group]
 
 
 def indices(flags: Flags) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ from ..._types import Aval, Value
 from ._buffers import Following, number_of, place_of_new_rows, starts_of
 from ._known_values import Buffer, Moved
 from ._loop import part, put_part, zero
-from ._step import Step, make_step
+from ._step import Step, StepResult, make_step
 from .leaves._list_reads import AbstractBuffer, Found, RowSource, results, whole
 from .leaves._rows_once import followed, program_to_follow
 
@@ -120,9 +120,7 @@ def with_rings(step: Step, lines: Sequence[Line | None]) -> Step:
         lines: For each leaf of the carry, the line that it is, if it is one.
     """
 
-    def move(
-        consts: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def move(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         *carry, position = carry
         before = [
             leaf

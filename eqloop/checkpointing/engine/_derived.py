@@ -36,7 +36,6 @@ from ..._arrays import (
     pick,
     put,
     split,
-    stack_of,
     zero_cotangent_of,
     zero_tangent,
 )
@@ -49,12 +48,11 @@ from ._backward_step import (
     Inputs,
     WrappedStep,
     indices,
-    single,
     take_one,
 )
 from ._forward import Active
 from ._loop import Loop
-from ._step import Step, make_step
+from ._step import Step, StepResult, make_step
 
 
 class NotLinearError(Exception):
@@ -78,16 +76,13 @@ class Derived(WrappedStep):
             super().mapped(rewrite), forward=rewrite(self.forward)
         )
 
-    def _open(
-        self, loop: Loop, inputs: Inputs
-    ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
+    def _open(self, inputs: Inputs) -> tuple[list[list[Value]], list[list[Value]]]:
         # In each group the inputs of `inner` come first. How many they are, only its
         # types tell.
         types = self.inner.types
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         own, added = ([pair[i] for pair in pairs] for i in (0, 1))
-        inner_loop = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
-        return inner_loop, own, added
+        return own, added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,29 +111,28 @@ class Pushed(Derived):
     def x_of(self) -> tuple[int, ...]:
         return self.inner.x_of * 2
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        return self._pushed(self.inner, loop, inputs, ends)
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        return self._pushed(self.inner, inputs, ends)
 
     @property
     def joins_steps(self) -> bool:
         return self.inner.joins_steps
 
     def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        return self._pushed(self.inner.joined, loop, inputs, ends)
+        axes = loop.x_axes[: len(self.inner.types[2])]
+        inner_loop = dataclasses.replace(loop, x_axes=axes)
+        take = functools.partial(self.inner.joined, inner_loop)
+        return self._pushed(take, inputs, ends)
 
     def _pushed(
-        self,
-        take: Callable[..., BlockResult],
-        loop: Loop,
-        inputs: Inputs,
-        ends: BlockEnds,
+        self, take: Callable[..., BlockResult], inputs: Inputs, ends: BlockEnds
     ) -> BlockResult:
-        loop, inputs, dots = self._open(loop, inputs)
+        inputs, dots = self._open(inputs)
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
         def run(marked: list[Value], ends: list[Value]) -> BlockResult:
-            return take(loop, list(map(put, inputs, self.active, marked)), ends)
+            return take(list(map(put, inputs, self.active, marked)), ends)
 
         # All of `ends` have tangents, which may be zeros: nobody knows here which of
         # them are. Of the inputs, only the active ones do.
@@ -176,8 +170,8 @@ class Pulled(Derived):
     def x_of(self) -> tuple[int, ...]:
         return indices(self.active.xs)
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        loop, inputs, cts = self._open(loop, inputs)
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        inputs, cts = self._open(inputs)
         carried, z = ends
         carried, ct_carry = split(carried, len(self.inner.end_types[0]))
 
@@ -186,8 +180,8 @@ class Pulled(Derived):
         # `cts`. One `vjp` of both adds up the two terms of `g`.
         def run(*marked: Arrays) -> tuple[Value, list[Value]]:
             merged = list(map(put, inputs, self.active, marked))
-            last, _ = single(self.forward, loop, None, *merged)
-            taken = self.inner(loop, merged, (carried, z))
+            last, _ = self.forward(*merged)
+            taken = self.inner(merged, (carried, z))
             return (pick(last, self.active.carry), taken), taken.carried
 
         marked = map(pick, inputs, self.active)
@@ -208,9 +202,9 @@ class DifferentiatedOnce(Derived):
 
     reverse: bool
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         def of_leaves(*flat: Value) -> list[Value]:
-            return jax.tree.leaves(self.inner(loop, *tree.unflatten(flat)))
+            return jax.tree.leaves(self.inner(*tree.unflatten(flat)))
 
         flat, tree = jax.tree.flatten((list(inputs), list(ends)))
         marks = [mark for flags in self.active for mark in flags]
@@ -322,20 +316,15 @@ def two_scans(
     # Plain scans, not the two primitives: JAX differentiates both by its own rules, and
     # needs nothing to be linear.
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    of_one = loop.part(1)
 
-    def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+    def move(carry: list[Value], x: list[Value]) -> StepResult:
         return step(consts, carry, x)[0], carry
 
     def take(state: tuple[list[Value], list[Value]], at: PyTree) -> PyTree:
         carried, sums = state
         carry, x, z = at
-        x = [jnp.expand_dims(e, axis) for e, axis in zip(x, loop.x_axes, strict=True)]
-        z = [stack_of(e, 1) for e in z]
-        taken = back(of_one, (consts, carry, x), (carried, z))
-        axes = [loop.x_axes[i] for i in back.x_of]
-        given = [jnp.squeeze(e, axis) for e, axis in zip(taken.xs, axes, strict=True)]
-        return (taken.carried, added(sums, taken.sums)), given
+        taken = back((consts, carry, x), (carried, z))
+        return (taken.carried, added(sums, taken.sums)), taken.xs
 
     z_of_all = list(zs)
     if loop.kept is not None:

@@ -40,7 +40,7 @@ from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
 from ._kept_rows import scan
 from ._loop import Loop, element, opaque, store, zero
-from ._step import Step
+from ._step import Step, StepResult
 
 _most = over_examples(jnp.max)
 
@@ -98,7 +98,7 @@ def stored(
     consts: Arrays,
     init: Arrays,
     xs: Arrays,
-) -> tuple[list[Value], list[Value]]:
+) -> StepResult:
     """Runs the loop for JAX to differentiate. Returns the final carry and `ys`.
 
     The `xs` are scanned, along their first axis. If the step indexed into them, as in

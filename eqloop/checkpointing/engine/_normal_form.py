@@ -41,7 +41,7 @@ from ..._types import Aval, Value
 from ._delay_lines import Line, lines_of, with_rings
 from ._loop import Loop, zero
 from ._one_hot_writes import with_row_writes
-from ._step import Step, make_step
+from ._step import Step, StepResult, make_step
 from .leaves._find_lists import lacks_counter
 
 
@@ -140,9 +140,7 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     values = [aval.inner_aval for aval in pick(step.const_types, refs)]
     consts, staying = pick(step.const_types, _not(refs)), pick(step.carry_types, stays)
 
-    def run(
-        inputs: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def run(inputs: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         consts, staying = split(inputs, sum(_not(refs)))
         varying, in_refs = split(carry, sum(_not(stays)))
         # Made and frozen within the step: for whoever differentiates or batches it, it
@@ -153,9 +151,7 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
         after, y = step(all_consts, all_carry, x)
         return [*pick(after, _not(stays)), *map(jax.freeze, local)], y
 
-    def run_back(
-        inputs: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def run_back(inputs: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         consts, staying = split(inputs, step.num_consts)
         after = put(put([None] * len(stays), stays, staying), _not(stays), carry)
         return pick(step.before(consts, after, x), _not(stays)), []
@@ -200,9 +196,7 @@ def reading_consts(
 
 @functools.lru_cache(maxsize=128)
 def _reading_consts(step: Step, moves: Flags) -> Step:
-    def run(
-        inputs: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def run(inputs: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         consts, same = split(inputs, step.num_consts)
         after, y = step(consts, put(carry, moves, same), x)
         return put(after, moves, pick(carry, moves)), y

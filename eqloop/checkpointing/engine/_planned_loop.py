@@ -56,7 +56,7 @@ from ..._programs import (
     refuse_callbacks,
     refuse_refs_in_rules,
 )
-from ..._types import BatchAxis, PyTree, Value
+from ..._types import BatchAxis, PyTree
 from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
@@ -66,7 +66,7 @@ from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
 from ._problem import Problem
 from ._reverse import AbstractReverse
-from ._step import NoWayBackError, reaching
+from ._step import NoWayBackError, StepResult, reaching
 from ._substitute import Differentiable, MaybeSaves, Outputs
 from ._transformed import (
     activity,
@@ -87,7 +87,7 @@ SUBSTITUTES: tuple[Callable[..., Differentiable | None], ...] = (logging_of, pac
 
 def planned_loop(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
+) -> StepResult:
     """Runs a loop that will be differentiated as its schedule plans.
 
     Returns:

@@ -24,13 +24,12 @@ from ..._programs import makes_refs
 from ..._types import PyTree, Value
 from ._backward_step import Pull
 from ._forward import Active
-from ._known_residuals import KnownResiduals
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed
 from ._loop import zero
 from ._problem import Problem
-from ._step import Step, make_step
-from ._step_parts import StepParts, step_with_residuals
+from ._step import Step, StepResult, make_step
+from ._step_parts import KnownResiduals, StepParts, step_with_residuals
 from ._substitute import MaybeSaves, Outputs, P, Substitute, run_in_place_of
 from ._transformed import again, gradient_back, needs_of_gradient, without_stored
 from .leaves._restricted_steps import StoredLeaves
@@ -194,9 +193,7 @@ def residuals_of(
 def _returning_residuals(back: Pull) -> Step:
     step, parts = step_with_residuals(back)
 
-    def move(
-        consts: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def move(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         after, y = step(consts, carry, x)
         kept, y = split(y, len(parts.kept_types))
         return after, [*_SLOTS.packed(lax.stop_gradient(kept)), *y]

@@ -22,6 +22,9 @@ from ..._programs import (
 )
 from ..._types import Aval, Value
 
+# The carry after a step, and its `y`; of a loop, the final carry and `ys`.
+StepResult: TypeAlias = tuple[list[Value], list[Value]]
+
 
 class NoWayBackError(ValueError):
     """Cotangents cannot be taken back past a step, or a loop.
@@ -67,9 +70,7 @@ class Step:
     inverse: jex.ClosedJaxpr | None = None
     saved: Flags = ()
 
-    def __call__(
-        self, consts: Arrays, carry: Arrays, x: Arrays
-    ) -> tuple[list[Value], list[Value]]:
+    def __call__(self, consts: Arrays, carry: Arrays, x: Arrays) -> StepResult:
         return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
 
     def before(self, consts: Arrays, carry: Arrays, x: Arrays) -> list[Value]:

@@ -42,10 +42,10 @@ from ._backward_step import BackwardStep, BlockResult, take_one
 from ._costs import Rates, StepCost
 from ._forward import iterate
 from ._in_place import run_in_place
-from ._known_residuals import KnownResiduals
 from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
-from .slots._slots import AbstractSlots, Carries, DeviceSlots
+from ._step_parts import KnownResiduals
+from .slots._slots import DeviceSlots
 from .slots._stored_steps import StepsToRun, StoredSteps
 
 _least = over_examples(jnp.min)
@@ -205,7 +205,11 @@ class Sweep:
 
     def part(self, start: Index) -> "Sweep":
         """The same for a part of the loop: positions count from `start` on."""
-        left = lambda count: None if count is None else count - start
+
+        def left(count: Value) -> Value:
+            # Of the type of the count, as the index of a loop may have more bits.
+            return None if count is None else count - jnp.asarray(start, count.dtype)
+
         return dataclasses.replace(
             self,
             first=self.position(start),
@@ -263,23 +267,6 @@ class Sweep:
         x = self.loop.x(self.xs, self.position(position))
         return self.step.before(self.consts, carry, x)
 
-    def carries_within(
-        self,
-        slots: AbstractSlots,
-        carry: Arrays,
-        start: Index,
-        count: Index,
-        most: int,
-    ) -> Carries:
-        """Runs steps again and stores the carry before each of them.
-
-        There may be less than the `most` steps, and how many is known when they run.
-        """
-        move = lambda i, carry: self.next(carry, start + i)
-        # One move less than steps: the first carry is there. The last step is not run.
-        unroll = max(min(self.loop.unroll, most - 1), 1)
-        return slots.filled(carry, most).run_on(carry, count, move, unroll)
-
     # Steps that are reversed.
 
     def pull(
@@ -300,8 +287,8 @@ class Sweep:
         # The steps of the block that were run, `left` of them, are run again. Their
         # carries go to as many slots as the block has steps, since `left` is not
         # static.
-        carries = self.carries_within(DeviceSlots(), carry, start, left, count)
-        return self.one_by_one(StoredSteps(carries, 0, start, left, count), cts)
+        steps = StepsToRun(DeviceSlots(), start, carry, left, count)
+        return self.reversal.rerun(self, steps, cts)
 
     def one_by_one(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         """Takes cotangents past steps whose carries are all stored, one at a time."""
@@ -362,13 +349,13 @@ class Sweep:
         """Takes cotangents past `count` steps by the backward step."""
         if count == 1:
             return self._take_one(carry, start, cts)
-        # The next one to be called is `Pull.__call__`, or that of a derivative. It runs
+        # The next one to be called is `Pull.block`. It runs
         # the block once more for its residuals, so these live no longer than this call.
         xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,
         # but runs `back`, which may be a derivative of it.
-        back = functools.partial(self.back, self.loop.part(count))
+        back = functools.partial(self.back.block, self.loop.part(count))
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         return self.added(cts, taken, start, count)
 

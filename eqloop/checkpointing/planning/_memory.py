@@ -78,8 +78,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
         listed = list_bytes(problem, active, layout)
         measured = layout.stored_bytes(cost) + working_set(cost) + listed
         extra = 0
-    ends = bytes_of_ends(problem) if problem.as_run.loop.stops else 0
-    size = measured + extra + ends
+    size = measured + extra + bytes_of_guards(problem.as_run)
     # Which residuals are stored depends on the program around the loop.
     more = size // 200 if layout.stores_residuals else 0
     leaves = len(problem.step.jaxpr.in_avals)
@@ -161,12 +160,15 @@ def largest_in_gradient(problem: Problem, active: Active, layout: Layout) -> str
         return largest_array(flat, leaves)
 
 
-def bytes_of_ends(problem: Problem) -> int:
-    """What a loop that may stop starts from, there and back.
+def bytes_of_guards(problem: Problem) -> int:
+    """What a batch of loops that stop makes of its first carry, see `whiles/_batch.py`.
 
-    Within another program these may be copied.
+    To the loop that is compiled alone they are inputs.
     """
-    return 2 * nbytes(types_on_device(problem)[1])
+    if not problem.lead or problem.loop.batch == 1:
+        return 0
+    _, carry, x = types_on_device(problem)
+    return nbytes([*carry, *x])
 
 
 def with_a_little_more(size: int) -> int:

@@ -6,13 +6,12 @@ that stop at their own time under `vmap`.
 
 - **The kinds of loops**: `_stopping.py` is a while loop, `_ending.py` a scan that may
   end before its length.
-- **Where carries are stored**: `_while_layout.py` says what a layout is here,
-  `_bounded.py` nests levels up to a greatest number of steps. `_online.py` stores a
-  given number of carries for a loop of any length: `_online_run.py` runs it, and
-  `_spread.py` decides which slot gives way as the loop goes on.
-- **Less to run, less to store**: `_later_steps.py` runs the first step by itself, if
-  the others are simpler for it, and `_by_counters.py` reverses loops that need no
-  slots.
+- **Where carries are stored**: `_while_layout.py` says what a layout is here, and nests
+  levels up to a greatest number of steps. `_online.py` stores a given number of carries
+  for a loop of any length, or none: `_spread.py` decides which slot gives way as the
+  loop goes on.
+- **Less to run**: `_later_steps.py` runs the first step by itself, if the others are
+  simpler for it.
 - **Batches**: `_batch.py` runs all examples as one loop, in which `_masked_writes.py`
   keeps those that have stopped from writing. `_lockstep.py` is for steps that can see
   their batch.

@@ -38,7 +38,7 @@ from ..._arrays import (
 from ..._programs import ROW_BY_ROW, has_collectives, sees_batch
 from ..._types import Value
 from ..engine._problem import Problem
-from ..engine._step import Step, make_step
+from ..engine._step import Step, StepResult, make_step
 from ._masked_writes import with_masked_writes, written_leaves
 
 _any = over_examples(jnp.any)
@@ -109,9 +109,7 @@ def _joint_step(step: Step) -> Step:
     is_selected = [not mark for mark in written[1:]]
     masked = with_masked_writes(step, written) if any(written) else None
 
-    def joint(
-        consts: list[Value], carry: list[Value], x: list[Value]
-    ) -> tuple[list[Value], list[Value]]:
+    def joint(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
         _, steps, goes_on, *before = carry
         own = [goes_on, *before]
         moved = masked([*consts, goes_on], own, x) if masked else step(consts, own, x)

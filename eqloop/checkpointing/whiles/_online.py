@@ -1,30 +1,42 @@
-"""A given number of slots for a loop of any length: they move on as it grows longer."""
+"""A given number of slots for a loop of any length: they move on as it grows longer.
+
+`OnlineRun` is the way there. The way back starts from the carries that this has left.
+
+Loops whose way back reads nothing but counters need no slots. A counter is an integer
+of the carry that each step adds the same number to, such as the index of the row to
+write next. Its value before step `i` is `start + i * stride`. So only the initial carry
+is stored, and no step is run again.
+"""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ..._programs import constant
+from ..._programs import constant, mark
 from ..._types import Index, Value
 from ..engine._layout import Needs, Stored
 from ..engine._loop import zero
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._rows_once import counter_strides
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
-from ._by_counters import reverse_by_counters, strides_of
 from ._later_steps import run_all, steps_to_run, sweeps_past
-from ._online_run import OnlineRun
-from ._spread import Spreading, appended, full
+from ._spread import Spread, Spreading, appended, full, move_on
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
+    State,
+    WhileDescription,
     first_state,
+    goes_on,
+    next_carry,
     run_until,
 )
 
@@ -91,35 +103,23 @@ class Online(AbstractWhileLayout):
         return None if self.max_steps == UNLIMITED else self.max_steps
 
     @property
-    def stored(self) -> int:
-        return (
-            1 if self.strides is not None else self.checkpoints + self.runs_first_alone
-        )
-
-    @property
-    def evaluations(self) -> int | None:
-        """The fewest possible; `_spread.py` says how many more there may be."""
-        if self.length is None:
-            return None
+    def described(self) -> WhileDescription:
+        length, count, in_words = self.length, None, "2 a step"
+        stored = self.checkpoints + self.runs_first_alone
         if self.strides is not None:
-            return 2 * self.length
-        chain = self.length - self.runs_first_alone
-        # The primal runs each step, and the way back linearises each. The other
-        # evaluations are advances from a stored carry.
-        return 2 * self.length + _binomial.sweep_advances(chain, self.checkpoints)
-
-    @property
-    def setting(self) -> str:
-        return f"checkpoints={self.checkpoints}"
-
-    @property
-    def evaluations_described(self) -> str:
-        if self.strides is not None:
-            return "2 a step"
-        if self.length is None:
-            return f"3 a step up to {self.spreading.most_thrice} steps"
-        is_exact = self.length <= self.spreading.most_thrice
-        return f"{'<=' if is_exact else 'about'} {self.evaluations}"
+            stored, count = 1, None if length is None else 2 * length
+        elif length is None:
+            in_words = f"3 a step up to {self.spreading.most_thrice} steps"
+        else:
+            # The fewest possible; `_spread.py` says how many more there may be. The
+            # primal runs each step, and the way back linearises each. The other
+            # evaluations are advances from a stored carry.
+            chain = length - self.runs_first_alone
+            again = _binomial.sweep_advances(chain, self.checkpoints)
+            count, is_exact = 2 * length + again, length <= self.spreading.most_thrice
+            in_words = f"{'<=' if is_exact else 'about'} {count}"
+        setting = f"checkpoints={self.checkpoints}"
+        return WhileDescription(length, stored, setting, count, in_words)
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
@@ -182,3 +182,142 @@ class Online(AbstractWhileLayout):
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
         return Stack(top, starts[top], ranks[top], starts, ranks, carries)
+
+
+# The state of the loop, the positions and rows of stored carries, and the carries.
+Whole: TypeAlias = tuple[State, Spread, Carries]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineRun:
+    """One run of a loop.
+
+    Attributes:
+        rule: Which carries are stored.
+        step: The step.
+        held: Which leaves of a carry slots hold.
+        consts: The consts of the step.
+        max_steps: The position at which the loop ends at the latest.
+        first: The position from which carries are stored. Positions of carries
+            count from there.
+    """
+
+    rule: Spreading
+    step: Step
+    held: Flags
+    consts: Arrays
+    max_steps: int
+    first: int = 0
+
+    def run(self, whole: Whole) -> Whole:
+        """Runs the loop from there on."""
+        slots, steps = self.rule.checkpoints, self.max_steps - self.first
+        # A loop of at most `s (s + 3) / 2` steps never leaves rank 1: this is the range
+        # of the first algorithm of Stumm & Walther (2010).
+        if 1 < slots < steps <= self.rule.most_thrice:
+            return self._store_all(whole)
+        # The other loops fill the slots first. Those that go on then spread them out.
+        whole = self._fill(whole)
+        if slots >= steps:
+            return whole
+        if slots > 1:
+            return self._spread_out(whole)
+        # The only slot keeps the initial carry: without it, no step could be reversed.
+        state, spread, carries = whole
+        state = run_until(self.step, self.consts, state, self.max_steps)
+        return state, spread, carries
+
+    def _fill(self, whole: Whole) -> Whole:
+        """Stores every carry while there are free slots."""
+        most = min(self.first + self.rule.checkpoints, self.max_steps)
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            # Until a slot is given up, the carry at position `i` is in row `i`. `full`
+            # has said so from the start, and `spread` needs no update.
+            carries = self._stored(state, carries, self._position(state))
+            return self._next(state), spread, carries
+
+        return lax.while_loop(lambda whole: goes_on(whole[0], most), body, whole)
+
+    def _store_all(self, whole: Whole) -> Whole:
+        """Stores every carry, in a slot that is free or that is given up for it.
+
+        This is for loops that are so short that segments never have a second rank.
+        `_spread_out` would have to start its inner loop at every step, and for a small
+        step that takes longer than looking for a free slot each time.
+        """
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            position = self._position(state)
+            has_free = position < self.rule.checkpoints
+            # `move_on` computes with a few integers. While there are free slots, its
+            # result is not used, and no branch is needed for that.
+            row, moved = move_on(self.rule, spread, position)
+            choose = lambda a, b: jnp.where(has_free, a, b)
+            starts = choose(spread.starts, moved.starts)
+            rows = choose(spread.rows, moved.rows)
+            carries = self._stored(state, carries, choose(position, row))
+            spread = spread._replace(starts=starts, rows=rows)
+            return self._next(state), spread, carries
+
+        return lax.while_loop(self._goes_on, body, whole)
+
+    def _spread_out(self, whole: Whole) -> Whole:
+        """Runs on when all slots are in use, from one carry to store to the next."""
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            row, spread = move_on(self.rule, spread, self._position(state))
+            # If no carry could be given up, this goes to the row that is no slot: a
+            # branch around the write would copy the slots.
+            carries = self._stored(state, carries, row)
+            stop = jnp.minimum(spread.stop + self.first, self.max_steps)
+            return run_until(self.step, self.consts, state, stop), spread, carries
+
+        return lax.while_loop(self._goes_on, body, whole)
+
+    def _position(self, state: State) -> Index:
+        return state[0] - self.first if self.first else state[0]
+
+    def _goes_on(self, whole: Whole) -> Value:
+        return goes_on(whole[0], self.max_steps)
+
+    def _stored(self, state: State, carries: Carries, row: Index) -> Carries:
+        return carries.write(pick(state[1][1:], self.held), row)
+
+    def _next(self, state: State) -> State:
+        position, carry = state
+        mark(position)
+        return position + 1, next_carry(self.step, self.consts)(carry)
+
+
+def strides_of(step: Step, needs: Needs) -> tuple[int, ...] | None:
+    """The strides of the leaves that slots hold, if all of these are counters."""
+    found = pick(counter_strides(step)[1:], needs.held)
+    strides = tuple(stride for stride in found if stride is not None)
+    return strides if len(strides) == len(found) else None
+
+
+def reverse_by_counters(
+    sweep: Sweep, strides: Sequence[int], init: Arrays, cts: Cotangents
+) -> Cotangents:
+    """Takes cotangents back to the start of a loop.
+
+    Args:
+        sweep: The way back.
+        strides: What a step adds to each leaf of the carry.
+        init: The initial carry.
+        cts: The cotangents at the end.
+    """
+    pairs = list(zip(init, strides, strict=True))
+
+    def back(i: Index, cts: Cotangents) -> Cotangents:
+        position = sweep.steps - 1 - i
+        # Computed from the position, and not counted down: so the loop carries nothing
+        # but cotangents.
+        carry = [c + jnp.asarray(position * n, c.dtype) for c, n in pairs]
+        return sweep.pull(carry, position, 1, cts)
+
+    return lax.fori_loop(0, sweep.steps, back, cts)

@@ -1,27 +1,32 @@
 """Layouts of loops of unknown length: which carries are stored as the loop goes on.
 
-At the end are the functions by which layouts run a loop until its carry says stop, or
-up to some position.
+`Bounded` has nested levels for the greatest number of steps, of which only the first
+are run. `_online.py` has the other layout. There are functions here by which layouts
+run a loop until its carry says stop, or up to some position.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ..._programs import mark
+from ..._programs import constant, mark
 from ..._types import Aval, Index, Value
 from ..engine._forward import Active
-from ..engine._layout import AbstractLayout, Stored
+from ..engine._layout import AbstractLayout, Layout, Stored
 from ..engine._loop import zero
 from ..engine._problem import Problem
+from ..engine._short_loops import without_short_loops
 from ..engine._step import NoWayBackError, Step
 from ..engine._sweep import AbstractReversal, Cotangents, Sweep
+from ..engine.leaves._dce import dce_step
+from ..engine.orders._levels import nests
+from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
 
@@ -30,6 +35,27 @@ UNLIMITED = 2**31 - 1
 
 # How many steps have been run, and the carry.
 State: TypeAlias = tuple[Any, list[Any]]
+
+
+class WhileDescription(NamedTuple):
+    """What a layout stores, and how often a gradient evaluates the step.
+
+    Attributes:
+        length: The most steps that the loop may run, `None` if there is no bound.
+        slots: How many carries are stored at once, at the most.
+        setting: The setting that the user has chosen, as it is written in the code.
+        evaluations: How often a gradient of `length` steps evaluates the step, if that
+            is known.
+        in_words: The same in words.
+        levels: How many segments each nested level has, if there are levels.
+    """
+
+    length: int | None
+    slots: int
+    setting: str
+    evaluations: int | None
+    in_words: str
+    levels: tuple[tuple[int, ...], ...] = ()
 
 
 class AbstractWhileLayout(AbstractLayout):
@@ -75,33 +101,8 @@ class AbstractWhileLayout(AbstractLayout):
 
     @property
     @abc.abstractmethod
-    def length(self) -> int | None:
-        """The most steps that the loop may run, `None` if there is no bound."""
-
-    @property
-    @abc.abstractmethod
-    def stored(self) -> int:
-        """How many carries are stored at once, at the most."""
-
-    @property
-    def levels(self) -> tuple[tuple[int, ...], ...]:
-        """How many segments each nested level has, if there are levels."""
-        return ()
-
-    @property
-    @abc.abstractmethod
-    def evaluations(self) -> int | None:
-        """How often a gradient of `length` steps evaluates the step, if it is known."""
-
-    @property
-    @abc.abstractmethod
-    def setting(self) -> str:
-        """The setting that the user has chosen, as it is written in the code."""
-
-    @property
-    @abc.abstractmethod
-    def evaluations_described(self) -> str:
-        """How often a gradient evaluates the step, in words."""
+    def described(self) -> "WhileDescription":
+        """What it stores and how often it runs steps, for the table of a plan."""
 
     @abc.abstractmethod
     def forward(
@@ -190,3 +191,58 @@ def goes_on(state: State, stop: Index) -> jax.Array:
 def next_carry(step: Step, consts: Arrays) -> Callable[[list[Value]], list[Value]]:
     """The step as a function from carry to carry."""
     return lambda carry: step(consts, carry, [])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(AbstractWhileLayout):
+    """The order of a loop of `max_steps` steps, of which only the first ones are run.
+
+    The number of steps and the slots are stored. Segments that are not run take no
+    time on the way back, but their slots are there.
+    """
+
+    max_steps: int
+    base: int
+
+    @property
+    def order(self) -> Nested:
+        """The order of a loop that runs all `max_steps` steps."""
+        return Nested(nests(self.max_steps, self.base))
+
+    @property
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        return [()]
+
+    @property
+    def rows(self) -> int:
+        return len(self.order.starts)
+
+    @property
+    def described(self) -> WhileDescription:
+        order, setting = self.order, f"base={self.base}"
+        count, in_words = order.evaluations, f"<= {order.evaluations}"
+        most = self.max_steps, order.slots
+        return WhileDescription(*most, setting, count, in_words, order.levels)
+
+    def forward(
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
+    ) -> tuple[list[Value], Stored]:
+        step = dce_step(step)
+
+        # The slots are stacked by a scan, and not carried by the while loop within it.
+        # Under `vmap`, a while loop selects between old and new carry for each example
+        # at every step, and so would copy all slots.
+        def segment(state: State, stop: Index) -> tuple[State, list[Value]]:
+            kept = self.slots.packed(pick(state[1][1:], held))
+            return run_until(step, consts, state, stop), kept
+
+        # Segments after the end run no step: the carry says stop when they begin. Their
+        # slots hold the final carry, which is never read.
+        stops = constant([*self.order.starts[1:], self.max_steps])
+        (count, carry), slots = lax.scan(segment, first_state(init), stops)
+        return carry, Stored.of([count], slots)
+
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
+        step, back = dce_step(sweep.step), sweep.back.mapped(without_short_loops)
+        sweep = dataclasses.replace(sweep, step=step, back=back)
+        return Layout(self.order, self.slots).reverse(sweep, stored, ct_carry)

@@ -49,13 +49,18 @@ def plan(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks of steps that are differentiated: how many steps each has."""
     blocks: list[int] = []
-    differentiate = _backward_step.Pull.__call__
+    of_step, of_block = _backward_step.Pull.__call__, _backward_step.Pull.block
 
-    def counting(back: Any, loop: Any, *args: Any) -> Any:
+    def counting_steps(back: Any, *args: Any) -> Any:
+        blocks.append(1)
+        return of_step(back, *args)
+
+    def counting_blocks(back: Any, loop: Any, *args: Any) -> Any:
         blocks.append(loop.length)
-        return differentiate(back, loop, *args)
+        return of_block(back, loop, *args)
 
-    monkeypatch.setattr(_backward_step.Pull, "__call__", counting)
+    monkeypatch.setattr(_backward_step.Pull, "__call__", counting_steps)
+    monkeypatch.setattr(_backward_step.Pull, "block", counting_blocks)
     return blocks
 
 

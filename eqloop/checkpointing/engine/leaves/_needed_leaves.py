@@ -69,7 +69,7 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
     xs = [stack_type(aval, block, axis) for aval, axis in axes]
     carried, z = back.end_types
     ends = carried, [stack_type(aval, block) for aval in z]
-    run = lambda *args: back(loop, args[:3], args[3])
+    run = lambda *args: back.block(loop, args[:3], args[3])
     jaxpr = jax.make_jaxpr(run)(consts, carry, xs, ends)
     return tuple(inputs_read(jaxpr, [True] * len(jaxpr.out_avals))[at])
 

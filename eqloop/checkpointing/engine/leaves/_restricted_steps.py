@@ -226,35 +226,34 @@ class Restricted(WrappedStep):
     def with_products(self, products: Products) -> BackwardStep:
         return dataclasses.replace(self, inner=self.inner.with_products(products))
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        return self._without_others(self.inner, False, loop, inputs, ends)
+    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        return self._without_others(self.inner, None, inputs, ends)
+
+    def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        take = functools.partial(self.inner.block, loop)
+        return self._without_others(take, None, inputs, ends)
 
     def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         # The carries of the steps are stacked, the consts are shared.
-        return self._without_others(self.inner.joined, True, loop, inputs, ends)
+        take = functools.partial(self.inner.joined, loop)
+        return self._without_others(take, loop.length, inputs, ends)
 
     def _without_others(
         self,
-        take: Callable[..., BlockResult],
-        is_batch: bool,
-        loop: Loop,
+        take: Callable[[Inputs, BlockEnds], BlockResult],
+        batch: int | None,
         inputs: Inputs,
         ends: BlockEnds,
     ) -> BlockResult:
         """Traces a reversal for whole carries, and runs what it needs of that program.
 
-        Args:
-            take: The reversal, for whole carries.
-            is_batch: Whether it is given the carries of a batch of steps.
-            loop: The loop over the block.
-            inputs: The inputs of the reversal, cut down to the leaves in slots.
-            ends: The other inputs of the reversal.
+        `batch` is the number of steps, if it is given the carries of several.
         """
         leaves, (consts, carry, xs) = self.leaves, inputs
         consts, more = split(consts, len(consts) - leaves.more)
         types = self.inner.types[1]
-        if is_batch:
-            types = [stack_type(aval, loop.length) for aval in types]
+        if batch is not None:
+            types = [stack_type(aval, batch) for aval in types]
         # A type is enough to trace with in place of a leaf that slots do not hold. No
         # equation that is left reads it if it is not known, or `taking` would fail.
         args = ([*consts], put(types, leaves.held, carry), [*xs], list(map(list, ends)))
@@ -266,11 +265,11 @@ class Restricted(WrappedStep):
 
         def run(*flat: Value) -> BlockResult:
             consts, carry, xs, ends = tree.unflatten(flat)
-            return take(loop, (consts, carry, xs), ends)
+            return take((consts, carry, xs), ends)
 
         traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
         program = taking(dce(traced, (True,) * len(traced.out_avals)), marks)
-        carry = leaves.whole(put(types, leaves.held, carry), more, is_batch)
+        carry = leaves.whole(put(types, leaves.held, carry), more, batch is not None)
         flat = [*consts, *carry, *flat[len(consts) + len(carry) :]]
         outs = run_reading(program, pick(flat, marks))
         return jax.tree.unflatten(jax.tree.structure(out), outs)

@@ -1,6 +1,7 @@
 """Orders: which carries are stored, and in which order the steps are reversed.
 
-`_order.py` says what an order is. The arithmetic of each is in a file without JAX:
+`_order.py` says what an order is, and `_tree.py` what follows for those that are made
+of others. The arithmetic of each is in a file without JAX:
 
 - `_all_at_once.py` stores the residuals of all steps, as `jax.lax.scan` does.
 - `_nested.py` has levels of segments (`Recursive`, `Chunked`), cut by `_levels.py`.

@@ -1,7 +1,7 @@
 """The primal stores all residuals: JAX's own derivative of a scan."""
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ class AllAtOnce(AbstractOrder):
     @property
     def block(self) -> int:
         return self.steps
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return ()
 
     @property
     def slots(self) -> int:
@@ -72,18 +76,10 @@ class AllAtOnce(AbstractOrder):
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything
 
-    @property
-    def kind(self) -> Hashable:
-        return "all at once"
-
     def history(self) -> Iterator[Event]:
         for position in range(self.steps):
             yield Event("primal", position, 0, position + 1)
-        for position in reversed(range(self.steps)):
-            yield Event("reversal", position, 0, position + 1)
-
-    def stored_by_primal(self, event: Event) -> int:
-        return 0
+        yield from self.reversal_history(0, 0)
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         return cost.everything * event.residuals // self.steps

@@ -14,13 +14,11 @@ from jax import lax
 from ...._arrays import Arrays, Flags, as_array, axes_of, pick, vary, where_run
 from ...._types import Aval, Index, PyTree, Value
 from ....progress import tied
-from .._costs import StepCost
 from .._loop import Loop
 from .._pace import Pace
 from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
-from ..slots._words import read_words, to_words
 from ._order import AbstractSlotOrder, Event
 
 # By how many `eps` the result of the inverse may be off: relative to the largest number
@@ -92,10 +90,6 @@ class Inverted(AbstractSlotOrder):
         return self.steps
 
     @property
-    def block_sizes(self) -> Sequence[int]:
-        return [1]
-
-    @property
     def is_flat(self) -> bool:
         return self.parts == 1
 
@@ -109,6 +103,8 @@ class Inverted(AbstractSlotOrder):
         consts, init, xs = inputs
         # What is saved is read by the inverse, and is no result of it.
         held = tuple(h and not s for h, s in zip(held, step.saves, strict=True))
+        if not any(held):
+            return inputs
         x = loop.x(xs, jnp.zeros((), jnp.int32))
         # Only the first step is checked. Its carry is at hand, so the check takes one
         # step and one inverse, however long the loop is.
@@ -119,32 +115,16 @@ class Inverted(AbstractSlotOrder):
             again = [
                 jnp.where(init[0], *both) for both in zip(again, init, strict=True)
             ]
-        paths, has_saved = loop.carry_paths, any(step.saves)
-        names = pick(paths, held) if len(paths) == len(held) else None
-        carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
-        is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
-        if not any(map(is_traced, jax.tree.leaves(carries))):
-            # Outside of `jit`. An error from here is easier to read than one from a
-            # callback.
-            found = (list(map(np.asarray, carry)) for carry in carries)
-            _compare(names, has_saved, *found)
-            return inputs
-        dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
-
-        def compare(*carries: Arrays) -> Value:
-            read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
-            return _compare(names, has_saved, *map(read, carries))
-
-        # Three carries: before the step, after it, and what the inverse makes of that.
-        carries = [list(map(to_words, carry)) for carry in carries]
-        told = jax.ShapeDtypeStruct((), jnp.int32)
-        # Under `vmap`, examples are compared one by one: each has its own largest
-        # numbers, and so its own tolerance.
-        checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
-        # The initial carry depends on the callback, which is pure and would otherwise
-        # be removed, as nothing reads its result.
-        # A number that is known while tracing is tied as an array.
-        return consts, tied(checked, list(map(as_array, init))), xs
+        missed = _Missed.by_none(pick(step.carry_types, held))
+        first, last, again = (pick(carry, held) for carry in (init, after, again))
+        missed = missed.or_by(first, last, again, _of_first_step)
+        more = ", save(before, x)" if any(step.saves) else ""
+        raised = functools.partial(_not_undone, more)
+        report = functools.partial(_report, raised, _names(loop, held))
+        # The initial carry depends on the check, which would otherwise be removed, as
+        # nothing reads its result. A number that is known while tracing is tied as an
+        # array.
+        return consts, _unless(missed, report, list(map(as_array, init))), xs
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
@@ -159,15 +139,13 @@ class Inverted(AbstractSlotOrder):
         cts, where = state
         if self.missed is None or not any(compared):
             return cts
-        paths = sweep.loop.carry_paths
-        names = pick(paths, compared) if len(paths) == len(compared) else None
-        return _unless(where, functools.partial(_report, self.missed, names), cts)
+        report = functools.partial(_report, self.missed, _names(sweep.loop, compared))
+        # What is asked for may be any of the cotangents.
+        groups = cts.consts, cts.carry, cts.xs
+        consts, carry, xs = _unless(where, report, groups)
+        return dataclasses.replace(cts, consts=consts, carry=carry, xs=xs)
 
     # What it costs.
-
-    def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        # One more than parts: the last carry, from which the last part goes back.
-        return self.bytes_of_primal(cost) if first else 0
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         return (
@@ -233,9 +211,9 @@ def _reverse_parts(
         unroll = None if sweep.count is not None else min(sweep.loop.unroll, size)
         again, cts = lax.fori_loop(0, steps, step_back, (last, cts), unroll=unroll)
         if any(compared):
-            first = carries.read(row + part)
-            read = (pick(carry, compared) for carry in (first, last, again))
-            missed = missed.or_by(*read)
+            every = carries.read(row + part), last, again
+            first, last, again = (pick(carry, compared) for carry in every)
+            missed = missed.or_by(first, last, again, _of_way_back)
         return cts, missed
 
     return lax.fori_loop(0, count, back, state)
@@ -259,13 +237,21 @@ class _Missed(NamedTuple):
         none = vary(jnp.zeros(len(types), jnp.float32), axes)
         return cls(none, none)
 
-    def or_by(self, first: Arrays, last: Arrays, again: Arrays) -> "_Missed":
+    def or_by(
+        self,
+        first: Arrays,
+        last: Arrays,
+        again: Arrays,
+        allowed: Callable[[float], tuple[float, float]],
+    ) -> "_Missed":
         """This, or by another part.
 
         Args:
             first: The carry at the start of the part, as it is stored.
             last: The carry at its end.
             again: What the inverse has made of that.
+            allowed: From the `eps` of a leaf to by how much it may be missed, relative
+                to its greatest number and to the greatest one in the carry.
         """
         first, last, again = (
             [lax.stop_gradient(_as_numbers(leaf)) for leaf in carry]
@@ -279,7 +265,10 @@ class _Missed(NamedTuple):
         offs = list[Value]()
         for stored, found, size in zip(first, again, sizes, strict=True):
             off, dtype = _greatest(found, stored), jax.typeof(stored).dtype
-            is_near = off <= _may_be_missed_by(dtype, size, largest)
+            of_leaf = of_carry = 0.0
+            if jnp.issubdtype(dtype, jnp.inexact):
+                of_leaf, of_carry = allowed(float(jnp.finfo(dtype).eps))
+            is_near = off <= of_leaf * size + of_carry * largest
             # Where numbers are not finite, there is no way back.
             is_near |= ~jnp.isfinite(largest)
             # A way back that is not finite itself is off by more than any number.
@@ -306,29 +295,36 @@ def _greatest(leaf: Value, other: Value | None = None) -> Value:
     return jnp.max(jnp.abs(numbers), initial=0.0).astype(jnp.float32)
 
 
-def _may_be_missed_by(dtype: np.dtype, size: Value, largest: Value) -> Value:
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.zeros_like(size)
-    eps = float(jnp.finfo(dtype).eps)
+def _of_first_step(eps: float) -> tuple[float, float]:
+    # For dtypes of few bits, so many `eps` are more than the number itself. Without a
+    # bound, no error would ever be found.
+    of_leaf, of_carry = (min(n * eps, 0.1) for n in _OFF_BY)
+    return of_leaf, of_carry
+
+
+def _of_way_back(eps: float) -> tuple[float, float]:
     of_leaf = min(max(_MISSED_BY, _EPS_MISSED * eps), 1.0)
-    of_carry = min(_EPS_OF_CARRY * eps, _MISSED_BY)
-    return of_leaf * size + of_carry * largest
+    return of_leaf, min(_EPS_OF_CARRY * eps, _MISSED_BY)
 
 
 def _unless(
-    missed: _Missed, report: Callable[[Value, Value], Value], cts: Cotangents
-) -> Cotangents:
-    """The cotangents, unless the way back has missed a carry: then they are wrong."""
+    missed: _Missed, report: Callable[[Value, Value], Value], values: PyTree
+) -> PyTree:
+    """Values that are wrong if a carry was missed: then an error is raised."""
     if not isinstance(missed.offs, jax.core.Tracer):
+        # An error from here is easier to read than one from a callback.
         report(*map(np.asarray, missed))
-        return cts
+        return values
     told = jax.ShapeDtypeStruct((), jnp.int32)
+    # Under `vmap`, each example has its own largest numbers, and so its own tolerance.
     number = jax.pure_callback(report, told, *missed, vmap_method="sequential")
-    # The callback would be removed if what is asked for did not depend on it, and that
-    # may be any of them.
-    tie = functools.partial(tied, number)
-    consts, carry, xs = tie(cts.consts), tie(cts.carry), tie(cts.xs)
-    return dataclasses.replace(cts, consts=consts, carry=carry, xs=xs)
+    return tied(number, values)
+
+
+def _names(loop: Loop, which: Sequence[bool]) -> Sequence[str] | None:
+    """The user's names for some leaves of the carry, if they are known."""
+    paths = loop.carry_paths
+    return pick(paths, which) if len(paths) == len(which) else None
 
 
 def _report(
@@ -349,50 +345,10 @@ def _as_numbers(leaf: Value) -> Value:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def _compare(names: Sequence[str] | None, has_saved: bool, *carries: Arrays) -> Value:
-    """Compares the carry before a step with what the inverse gives for it.
-
-    Args:
-        names: The paths of the leaves.
-        has_saved: Whether the inverse is given what the step has saved.
-        carries: The carry before the step, the one after it, and that which the
-            inverse gives.
-
-    Returns:
-        Zero.
-
-    Raises:
-        ValueError: If they differ.
-    """
-    # The inverse computes from the carry after the step, so its rounding errors may be
-    # as large as the numbers in that one allow.
-    sizes = [max(map(_largest, pair)) for pair in zip(*carries[:2], strict=True)]
-    for i, (before, _, again) in enumerate(zip(*carries, strict=True)):
-        off = _largest(np.subtract(again, before, dtype=_wide(before)))
-        if off > _allowed(before.dtype, sizes[i], max(sizes)):
-            name = f"leaf {i} of the carry" if names is None else names[i]
-            more = ", save(before, x)" if has_saved else ""
-            raise ValueError(
-                f"Reversible: `inverse` does not undo the first step. At {name}, whose "
-                f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. "
-                f"After `carry, _ = f(before, x)`, `inverse(carry, x{more})` must be "
-                f"`before`. If it differs by rounding alone, pass `check=False`."
-            )
-    return np.zeros((), np.int32)
-
-
-def _wide(array: Value) -> Value:
-    return np.complex128 if np.iscomplexobj(array) else np.float64
-
-
-def _largest(array: Value) -> float:
-    return float(np.max(np.abs(array.astype(_wide(array))), initial=0.0))
-
-
-def _allowed(dtype: np.dtype, size: float, largest: float) -> float:
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return 0.0
-    # For dtypes of few bits, so many `eps` are more than the number itself. Without a
-    # bound, no error would ever be found.
-    of_leaf, of_carry = (min(n * float(jnp.finfo(dtype).eps), 0.1) for n in _OFF_BY)
-    return of_leaf * size + of_carry * largest
+def _not_undone(more: str, name: str, size: Value, off: Value) -> NoReturn:
+    raise ValueError(
+        f"Reversible: `inverse` does not undo the first step. At {name}, whose largest "
+        f"entry is {size:.3g}, it is off by {off:.3g}. After `carry, _ = f(before, "
+        f"x)`, `inverse(carry, x{more})` must be `before`. If it differs by rounding "
+        f"alone, pass `check=False`."
+    )

@@ -11,7 +11,6 @@ For a carry `(h, v)`, and residuals `a`, `b` and `c`, all of one type:
     row 1      c            -
 """
 
-import abc
 import collections
 import dataclasses
 import functools
@@ -31,53 +30,6 @@ from ..slots._slots import AbstractSlots, Carries
 
 # A shape and a dtype.
 _ArrayType: TypeAlias = tuple[tuple[int, ...], np.dtype]
-
-
-@dataclasses.dataclass(frozen=True)
-class AbstractKept(abc.ABC):
-    """How steps are kept in free slots, and reversed from there.
-
-    Attributes:
-        sweep: The way back.
-    """
-
-    sweep: Sweep
-
-    @property
-    @abc.abstractmethod
-    def rows(self) -> int:
-        """How many slots a step takes."""
-
-    @abc.abstractmethod
-    def write(
-        self, carries: Carries, carry: Arrays, position: Index, row: Index
-    ) -> Carries:
-        """Keeps the step at a position, in the slots from a row on."""
-
-    @abc.abstractmethod
-    def pull(
-        self, carries: Carries, position: Index, row: Index, cts: Cotangents
-    ) -> Cotangents:
-        """Takes cotangents past the step at a position, kept from a row on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptCarries(AbstractKept):
-    """Keeps the carry; the step is run once more when it is reversed."""
-
-    @property
-    def rows(self) -> int:
-        return 1
-
-    def write(
-        self, carries: Carries, carry: Arrays, position: Index, row: Index
-    ) -> Carries:
-        return carries.write(carry, row)
-
-    def pull(
-        self, carries: Carries, position: Index, row: Index, cts: Cotangents
-    ) -> Cotangents:
-        return self.sweep.pull(carries.read(row), position, 1, cts)
 
 
 class ResidualPlace(NamedTuple):
@@ -123,26 +75,33 @@ def rows_of(places: Sequence[ResidualPlace]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptResiduals(AbstractKept):
-    """Keeps the residuals; the step is reversed without being run again.
+class Kept:
+    """How steps are kept in free slots, and reversed from there.
 
     Attributes:
-        parts: The backward step, in two programs.
+        sweep: The way back.
+        parts: The backward step in two programs, if residuals are kept; `None` if the
+            carry is, and the step is run once more when it is reversed.
         places: Where the residuals of a step are.
         fixed: The residuals that are the same for all steps, see `StepParts.fixed`.
     """
 
-    parts: StepParts
-    places: Sequence[ResidualPlace]
-    fixed: Arrays
+    sweep: Sweep
+    parts: StepParts | None = None
+    places: Sequence[ResidualPlace] = ()
+    fixed: Arrays = ()
 
     @property
     def rows(self) -> int:
+        """How many slots a step takes."""
         return rows_of(self.places)
 
     def write(
         self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
+        """Keeps the step at a position, in the slots from a row on."""
+        if self.parts is None:
+            return carries.write(carry, row)
         x, _ = self.sweep.step_at(position)
         # The step is advanced right after this. XLA computes what both have in common
         # once, so the residuals come at no extra run; see `_comes_apart`.
@@ -156,6 +115,9 @@ class KeptResiduals(AbstractKept):
     def pull(
         self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
+        """Takes cotangents past the step at a position, kept from a row on."""
+        if self.parts is None:
+            return self.sweep.pull(carries.read(row), position, 1, cts)
         slots, arrays = carries.slots, carries.arrays
         stored = [slots.read(arrays[p.leaf], row + p.row) for p in self.places]
         dtypes = [aval.dtype for aval in self.parts.kept_types]
@@ -167,7 +129,7 @@ class KeptResiduals(AbstractKept):
         return sweep.added_step(cts, taken, position)
 
 
-def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
+def kept_of(sweep: Sweep, carries: Carries, rows: int) -> Kept:
     """How steps are kept: by their residuals if possible, and else by their carry.
 
     Args:
@@ -180,14 +142,14 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     # Examples that have stopped are left out by `Sweep.pull`, which residuals bypass.
     # And slots of a lower precision would round residuals, which nobody asked for.
     if sweep.own is not None or slots.precision or not _comes_apart(back):
-        return KeptCarries(sweep)
+        return Kept(sweep)
     parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     # The order counts `rows` slots for each step. With more, the residuals of a step
     # would overwrite those of the next one. A carry always fits.
     if places is None or rows_of(places) > rows:
-        return KeptCarries(sweep)
-    return KeptResiduals(sweep, parts, places, parts.fixed(sweep.consts))
+        return Kept(sweep)
+    return Kept(sweep, parts, places, parts.fixed(sweep.consts))
 
 
 def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:

@@ -44,11 +44,6 @@ class Nest:
         return self.length // self.levels[0]
 
     @property
-    def slots(self) -> int:
-        """How many carries are stored at once when all levels are in use."""
-        return sum(self.levels[:-1]) + self.at_once
-
-    @property
     def at_once(self) -> int:
         """How many carries of the last level are stored at once."""
         return self.side_by_side * self.levels[-1]
@@ -57,23 +52,6 @@ class Nest:
     def within(self) -> "Nest":
         """A segment of the outermost level, which has at least one more level."""
         return dataclasses.replace(self, levels=self.levels[1:])
-
-    @property
-    def advances(self) -> int:
-        """How many steps are run again only to store the carries of inner levels."""
-        return sum(self._advances_by_level())
-
-    @property
-    def advances_side_by_side(self) -> int:
-        """Of these, the steps of the last level, if they are run side by side."""
-        return list(self._advances_by_level())[-1] if self.side_by_side > 1 else 0
-
-    def _advances_by_level(self) -> Iterator[int]:
-        # To store the carries within a segment, all of it but its last part is run.
-        segments, size = 1, self.length
-        for outer, inner in itertools.pairwise(self.levels):
-            segments, size = segments * outer, size // outer
-            yield segments * (size - size // inner)
 
 
 def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:

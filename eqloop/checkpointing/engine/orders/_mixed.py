@@ -9,7 +9,7 @@ CPU, and the wave equation takes 1.05 to 1.2 times as long.
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from .._loop import element, store
 from .._pace import Pace
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
-from ._kept_steps import AbstractKept, kept_of
+from ._kept_steps import Kept, kept_of
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
 
@@ -85,10 +85,6 @@ class Mixed(AbstractSlotOrder):
     @property
     def advances(self) -> int:
         return self.chain.advances
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        return [1]
 
     # How it is run.
 
@@ -152,7 +148,7 @@ class Mixed(AbstractSlotOrder):
         return length, self.slots - stack.top
 
     def _reverse_last(
-        self, sweep: Sweep, stack: _Stack, kept: AbstractKept, cts: Cotangents
+        self, sweep: Sweep, stack: _Stack, kept: Kept, cts: Cotangents
     ) -> tuple[_Stack, Cotangents]:
         """Reverses the last segment, or only its last step if no slot is free.
 
@@ -196,9 +192,9 @@ class Mixed(AbstractSlotOrder):
 
     # What it costs.
 
-    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+    def inner_bytes(self, cost: StepCost) -> int:
         # The start of a slot's segment takes four bytes.
-        return (self.slots + 1) * cost.held * first + self.slots * 4
+        return self.slots * 4
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         kept, rate = self.chain.kept, pace.rate
@@ -208,10 +204,6 @@ class Mixed(AbstractSlotOrder):
         runs = (self.steps - kept) * rate.run
         dynamic = self.steps + kept + self.advances
         return single + stored + runs + dynamic * rate.dynamic_iteration
-
-    @property
-    def kind(self) -> Hashable:
-        return "mixed"
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)

@@ -8,19 +8,24 @@ layout has.
 
 import abc
 import bisect
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
+from jax import lax
+
 from ...._arrays import Arrays, Flags, pick
 from ...._calls import format_bytes
-from ...._types import PyTree
+from ...._programs import constant
+from ...._types import Index, PyTree, Value
 from .._costs import StepCost
 from .._forward import BySegments
-from .._loop import Loop
+from .._loop import Loop, element
 from .._pace import ADVANCE, Pace, Piece, piece_of
 from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import Carries
+from ..slots._slots import Carries, DeviceSlots
 
 
 class Event(NamedTuple):
@@ -54,6 +59,10 @@ class AbstractOrder(abc.ABC):
 
     Steps are reversed in blocks: consecutive steps whose residuals are stored together.
     A block of one step has no residuals to store.
+
+    The row `i` of the slots has the carry at `starts[i]`. There is one row more, for
+    carries that are computed on the way but not kept, or for the last carry of the loop
+    (`keeps_last`).
     """
 
     # What is stored, and how often the step is evaluated: integers.
@@ -69,14 +78,35 @@ class AbstractOrder(abc.ABC):
         """How many carries are stored at once, at the most."""
 
     @property
-    @abc.abstractmethod
-    def block(self) -> int:
-        """How many steps the largest block has."""
+    def starts(self) -> Sequence[int]:
+        """The positions whose carries the primal stores, in ascending order."""
+        return ()
 
     @property
-    @abc.abstractmethod
+    def advances(self) -> int:
+        """How many steps are run again only to get to a later carry."""
+        return 0
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        """The sizes of blocks: one for each loop over blocks in the program."""
+        return [1]
+
+    @property
+    def block(self) -> int:
+        """How many steps the largest block has."""
+        return max(self.block_sizes, default=1)
+
+    @property
     def evaluations(self) -> int:
-        """How often one gradient evaluates the step; the primal counts, too."""
+        """How often one gradient evaluates the step.
+
+        One per step by the primal and one by the reversal, and the advances.
+        """
+        # Griewank & Walther (2000) count advances up to the end, too. JAX needs the
+        # value of the loop before there are cotangents, so the primal is a run of its
+        # own.
+        return 2 * self.length + self.advances
 
     @property
     def adjacent(self) -> int:
@@ -118,115 +148,6 @@ class AbstractOrder(abc.ABC):
     @abc.abstractmethod
     def as_part(self) -> "AbstractSlotOrder":
         """The order for a part of a longer loop, whose first carry is stored."""
-
-    # What it costs.
-
-    @abc.abstractmethod
-    def stored_bytes(
-        self, cost: StepCost, reversal: AbstractReversal, first: bool
-    ) -> int:
-        """The bytes of the slots and of the reversal of blocks.
-
-        Args:
-            cost: What a step costs.
-            reversal: How a block is taken back.
-            first: Whether to count the slots of the primal, which may be elsewhere.
-        """
-
-    def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
-        """Of these bytes, what the reversal of blocks takes."""
-        return 0
-
-    @abc.abstractmethod
-    def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
-        """How long a gradient takes, in nanoseconds.
-
-        Args:
-            pace: How long its pieces take.
-            reversal: How a block is taken back.
-        """
-
-    @abc.abstractmethod
-    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        """The pieces that its time is made up of."""
-
-    @property
-    @abc.abstractmethod
-    def kind(self) -> Hashable:
-        """What programs of similar orders have in common, see `Layout.kind`."""
-
-    def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
-        """An order with a smaller program, to compile for its memory.
-
-        Args:
-            leaves: How many leaves the carry has.
-
-        Returns:
-            The order, and how many more bytes this one takes.
-        """
-        return self, 0
-
-    # How it is shown.
-
-    @abc.abstractmethod
-    def history(self) -> Iterator[Event]:
-        """All events of a gradient, in order."""
-
-    @abc.abstractmethod
-    def event_bytes(self, cost: StepCost, event: Event) -> int:
-        """The bytes that are stored during an event, wherever they are."""
-
-    @abc.abstractmethod
-    def stored_by_primal(self, event: Event) -> int:
-        """How many of the carries are in slots of the primal during an event."""
-
-    def saved_bytes(self, cost: StepCost, event: Event) -> int:
-        """The bytes of what steps have saved that is needed during an event."""
-        return 0
-
-    @abc.abstractmethod
-    def described(self, cost: StepCost) -> list[tuple[str, str]]:
-        """What is stored, as rows of the table that a plan prints."""
-
-
-class AbstractSlotOrder(AbstractOrder):
-    """An order whose primal stores carries, from which steps are run again.
-
-    The row `i` of the slots has the carry at `starts[i]`. There is one row more, for
-    carries that are computed on the way but not kept, or for the last carry of the loop
-    (`keeps_last`).
-    """
-
-    @property
-    def of_carries(self) -> "AbstractSlotOrder":
-        return self
-
-    @property
-    @abc.abstractmethod
-    def starts(self) -> Sequence[int]:
-        """The positions whose carries the primal stores, in ascending order."""
-
-    @property
-    @abc.abstractmethod
-    def advances(self) -> int:
-        """How many steps are run again only to get to a later carry."""
-
-    @property
-    @abc.abstractmethod
-    def block_sizes(self) -> Sequence[int]:
-        """The sizes of blocks: one for each loop over blocks in the program."""
-
-    @property
-    def block(self) -> int:
-        return max(self.block_sizes, default=1)
-
-    @property
-    def evaluations(self) -> int:
-        """One per step by the primal and one by the reversal, and the advances."""
-        # Griewank & Walther (2000) count advances up to the end, too. JAX needs the
-        # value of the loop before there are cotangents, so the primal is a run of its
-        # own.
-        return 2 * self.length + self.advances
 
     @property
     def primal_slots(self) -> int:
@@ -271,6 +192,22 @@ class AbstractSlotOrder(AbstractOrder):
         return [self.undone > 0 and flag for flag in pick(step.saves, held)]
 
     @property
+    def last_start(self) -> int:
+        """How many steps are run to store the carries at all starts."""
+        return self.starts[-1] if self.primal_slots else 0
+
+    @property
+    def rerun_singly(self) -> int:
+        """Of how many steps the carries are stored by `AbstractReversal.rerun`."""
+        return 0
+
+    @property
+    def stride(self) -> int | None:
+        """How many steps lie between two starts, if these are always as many."""
+        gaps = {stop - start for start, stop in itertools.pairwise(self.starts)}
+        return gaps.pop() if len(gaps) == 1 else None
+
+    @property
     def most_groups(self) -> int:
         """How often a forward sweep may have the step in its program (`Group`)."""
         return 2
@@ -290,19 +227,6 @@ class AbstractSlotOrder(AbstractOrder):
         """
         return inputs
 
-    def by_carries(self) -> "AbstractSlotOrder":
-        return self
-
-    def as_part(self) -> "AbstractSlotOrder":
-        return self
-
-    def only_carries(self) -> "AbstractSlotOrder":
-        """The order of those steps that have carries, for a primal that stores no more.
-
-        It is what `FirstAndLast` puts first.
-        """
-        return self
-
     # How it is run.
 
     def in_segments(
@@ -319,7 +243,6 @@ class AbstractSlotOrder(AbstractOrder):
         """Whether a single loop reverses all blocks, with no other loop around it."""
         return False
 
-    @abc.abstractmethod
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         """Takes cotangents from the end of the loop back to its start.
 
@@ -328,49 +251,131 @@ class AbstractSlotOrder(AbstractOrder):
             carries: The carries at `starts`.
             cts: The cotangents at the end.
         """
+        raise AssertionError("it has no carries to go back from")
+
+    def rerun(
+        self, sweep: Sweep, slots: DeviceSlots, carry: Arrays, cts: Cotangents
+    ) -> Cotangents:
+        """The same from the first carry alone, of a part of a longer loop.
+
+        The steps are run again up to the last start, to store carries in `slots`.
+        """
+        stride, starts = self.stride, constant(list(self.starts))
+
+        def move(i: Index, carry: list[Value]) -> list[Value]:
+            # At equal distances the trip count is static, so a GPU need not wait for
+            # the host.
+            if stride:
+                return sweep.advance(carry, i * stride, stride)
+            return sweep.advance_to(carry, element(starts, i), element(starts, i + 1))
+
+        rows = slots.filled(carry, self.primal_slots + self.needs_spare)
+        filled = rows.run_on(carry, self.run_in(sweep), move)
+        return self.reverse(sweep, filled, cts)
+
+    def run_in(self, sweep: Sweep) -> Index:
+        """At how many of the starts, if not at all, a step was run."""
+        count, stride = self.primal_slots, self.stride
+        if sweep.count is None:
+            return count
+        if stride is None:
+            return jnp.maximum(jnp.sum(constant(list(self.starts)) < sweep.count), 1)
+        # `ceil(count / stride)`. Unlike `//`, `div` rounds towards zero, which saves
+        # the correction of a negative quotient: that is clipped anyway.
+        left: Value = sweep.count + (stride - 1)
+        return jnp.clip(lax.div(left, jnp.asarray(stride, left.dtype)), 0, count)
 
     # What it costs.
 
-    @abc.abstractmethod
+    def stored_bytes(
+        self, cost: StepCost, reversal: AbstractReversal, first: bool
+    ) -> int:
+        """The bytes of the slots and of the reversal of blocks.
+
+        Args:
+            cost: What a step costs.
+            reversal: How a block is taken back.
+            first: Whether to count the slots of the primal, which may be elsewhere.
+        """
+        return self.slot_bytes(cost, first) + self.bytes_of_blocks(cost, reversal)
+
+    def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
+        """Of these bytes, what the reversal of blocks takes."""
+        return reversal.bytes_of_blocks(cost, self.block_sizes)
+
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         """The bytes of the slots alone, see `stored_bytes`."""
+        of_primal = (self.primal_slots + 1) * self.bytes_of_slot(cost)
+        of_primal += self.saved_rows * cost.saved
+        return of_primal * first + self.inner_bytes(cost)
+
+    def bytes_of_slot(self, cost: StepCost) -> int:
+        """The bytes of a carry at a start."""
+        # A leaf that is held only to compute later carries is not needed where none is
+        # computed. XLA sees that it is never read, and removes its slots.
+        is_last = self.is_flat and self.block == 1 and not self.advances
+        return cost.read if is_last else cost.held
+
+    def inner_bytes(self, cost: StepCost) -> int:
+        """The bytes of all slots but those of the primal."""
+        return 0
 
     def bytes_of_primal(self, cost: StepCost) -> int:
         """The bytes of what the primal stores: slots, and what steps save."""
         return (self.primal_slots + 1) * cost.held + self.saved_rows * cost.saved
 
-    @abc.abstractmethod
+    def filling_time(self, pace: Pace) -> float:
+        """How long it takes to store its carries again, but for running the steps."""
+        dynamic = 0 if self.stride else self.last_start
+        # Entering a loop, making its slots, and reading one for each start.
+        entry = 3 * pace.rate.iteration + self.primal_slots * pace.slot
+        return dynamic * pace.rate.dynamic_iteration + entry
+
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         """How long the reversal of its blocks takes, with the loops around them."""
-
-    def stored_bytes(
-        self, cost: StepCost, reversal: AbstractReversal, first: bool
-    ) -> int:
-        return self.slot_bytes(cost, first) + self.bytes_of_blocks(cost, reversal)
-
-    def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
-        return reversal.bytes_of_blocks(cost, self.block_sizes)
-
-    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        return frozenset((ADVANCE, piece_of(reversal)))
+        return 0.0
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
+        """How long a gradient takes, in nanoseconds.
+
+        Args:
+            pace: How long its pieces take.
+            reversal: How a block is taken back.
+        """
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
 
-    def stand_in(self, leaves: int) -> tuple["AbstractSlotOrder", int]:
+    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
+        """The pieces that its time is made up of."""
+        return frozenset((ADVANCE, piece_of(reversal)))
+
+    @property
+    def kind(self) -> Hashable:
+        """What programs of similar orders have in common, see `Layout.kind`."""
+        return type(self).__name__
+
+    def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
+        """An order with a smaller program, to compile for its memory.
+
+        Args:
+            leaves: How many leaves the carry has.
+
+        Returns:
+            The order, and how many more bytes this one takes.
+        """
         return self, 0
 
     # How it is shown.
 
     def history(self) -> Iterator[Event]:
+        """All events of a gradient, in order."""
         starts, slots = set(self.starts), 0
+        first = self.length - self.steps_with_residuals
         for position in range(self.length):
             slots += position in starts
-            yield Event("primal", position, slots)
+            yield Event("primal", position, slots, max(position + 1 - first, 0))
         yield from self.reversal_history(0, slots)
 
-    @abc.abstractmethod
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
         """The events of the reverse sweep, in order.
 
@@ -378,19 +383,27 @@ class AbstractSlotOrder(AbstractOrder):
             start: The position at which the loop starts, if it is a part of another.
             slots: How many carries are stored when the sweep begins.
         """
+        for position in reversed(range(start, start + self.length)):
+            yield Event("reversal", position, slots, position + 1 - start)
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
+        """The bytes that are stored during an event, wherever they are."""
         carries = event.slots * cost.held + self.saved_bytes(cost, event)
-        return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
+        first = self.length - self.steps_with_residuals
+        stores = self.block > 1 or event.position >= first
+        return carries + event.residuals * cost.residuals * stores
 
     def saved_bytes(self, cost: StepCost, event: Event) -> int:
+        """The bytes of what steps have saved that is needed during an event."""
         return min(event.position + 1, self.undone) * cost.saved
 
     def stored_by_primal(self, event: Event) -> int:
+        """How many of the carries are in slots of the primal during an event."""
         # Segments are reversed last to first, and then their starts are not needed.
         return bisect.bisect_right(self.starts, event.position)
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
+        """What is stored, as rows of the table that a plan prints."""
         rows = [("stored carries", f"{self.slots}, {format_bytes(cost.held)} each")]
         if cost.saved and self.undone:
             each = format_bytes(cost.saved)
@@ -398,7 +411,30 @@ class AbstractSlotOrder(AbstractOrder):
         if self.block > 1:
             each = format_bytes(cost.residuals)
             rows.append(("block", f"{self.block} steps, residuals of {each} each"))
+        if self.side_by_side > 1:
+            rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
+
+
+class AbstractSlotOrder(AbstractOrder):
+    """An order whose primal stores carries, from which steps are run again."""
+
+    @property
+    def of_carries(self) -> "AbstractSlotOrder":
+        return self
+
+    def by_carries(self) -> "AbstractSlotOrder":
+        return self
+
+    def as_part(self) -> "AbstractSlotOrder":
+        return self
+
+    def only_carries(self) -> "AbstractSlotOrder":
+        """The order of those steps that have carries, for a primal that stores no more.
+
+        It is what `FirstAndLast` puts first.
+        """
+        return self
 
 
 def block_history(start: int, count: int, slots: int) -> Iterator[Event]:

@@ -159,10 +159,9 @@ class Revolved(AbstractSlotOrder):
 
     # What it costs.
 
-    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+    def inner_bytes(self, cost: StepCost) -> int:
         # Each slot has a start and a rank, of four bytes each.
-        of_carries = (self.slots + 1) * cost.held if first else 0
-        return of_carries + self.slots * 8
+        return self.slots * 8
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         dynamic = self.blocks.count + self.advances

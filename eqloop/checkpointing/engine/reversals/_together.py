@@ -67,9 +67,8 @@ from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
-from ._block_reversals import ByResiduals
+from ._block_reversals import ByResiduals, run_again
 from ._products_in_parts import added_in_parts
-from ._reruns import run_again
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 

@@ -7,6 +7,10 @@ cannot exchange them.
 
 Under `vmap` the handle is batched if the leaf is, and the whole batch is one row of the
 file.
+
+JAX may run a callback in a thread of its own. `jax.enable_x64` as a context manager is
+in effect only in the thread that entered it: there, JAX would round numbers of 64 bits.
+So these are passed as words of 32 bits (`to_words`).
 """
 
 import dataclasses
@@ -15,6 +19,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import io_callback
 
 from ...._arrays import Arrays, axes_of, explicit_sharding, placed_as, vary
@@ -23,9 +28,9 @@ from ...._types import Aval, Index, PyTree, Value
 from .._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
 from ._spill_files import SpillFiles
-from ._words import of_words, to_words
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+_WORD = np.dtype(np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,7 @@ class FileSlots(AbstractSlots):
         return bits_of(dtype) if is_widened(dtype) else dtype
 
     def packed(self, carry: Arrays) -> list[Value]:
-        # JAX may run the callback in a thread without 64 bits, see `_words.py`.
+        # JAX may run the callback in a thread without 64 bits.
         return list(map(to_words, super().packed(carry)))
 
     def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
@@ -154,3 +159,32 @@ def _proof(leaf: Value) -> Value:
 def _one(numbers: np.ndarray) -> int:
     """The number that is the same for all examples of a batch."""
     return int(np.asarray(numbers).reshape(-1)[0])
+
+
+def to_words(leaf: Value) -> Value:
+    """The words of each number, along a new last axis, if it has 64 bits or more."""
+    dtype = jax.typeof(leaf).dtype
+    if not _is_long(dtype):
+        return leaf
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        # JAX cannot take the bits of complex numbers, but those of their parts.
+        parts = jnp.stack([lax.real(leaf), lax.imag(leaf)], axis=-1)
+        words = lax.bitcast_convert_type(parts, _WORD)
+        return words.reshape(*parts.shape[:-1], 4)
+    return lax.bitcast_convert_type(leaf, _WORD)
+
+
+def of_words(words: Value, dtype: np.dtype) -> Value:
+    """The numbers of a dtype, given their words."""
+    if not _is_long(dtype):
+        return words
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return lax.bitcast_convert_type(words, dtype)
+    parts = words.reshape(*words.shape[:-1], 2, 2)
+    parts = lax.bitcast_convert_type(parts, np.dtype(np.float64))
+    return lax.complex(parts[..., 0], parts[..., 1])
+
+
+def _is_long(dtype: np.dtype) -> bool:
+    # A `complex64` has 64 bits, but its parts are floats of 32 bits.
+    return dtype.itemsize >= 8 and dtype != np.complex64

@@ -37,7 +37,7 @@ def test_few_carries_are_stored_at_once(length, base, block):
     cut = nests(length, base, block)
     left = length
     for nest in cut:
-        assert nest.slots <= allowed(max(left // block, 1), base)
+        assert Nested((nest,)).slots <= allowed(max(left // block, 1), base)
         left -= nest.length
     # The nests for the steps that the first leaves over add little to it.
     most = allowed(max(length // block, 1), base)
@@ -49,7 +49,7 @@ def test_few_carries_are_stored_at_once(length, base, block):
 def test_no_step_is_advanced_over_more_often_than_there_are_levels(length, base):
     for nest in nests(length, base):
         deep = len(nest.levels) - 1
-        assert nest.advances <= deep * nest.length
+        assert Nested((nest,)).advances <= deep * nest.length
         assert deep <= max(ceil(log(length, base)) - 1, 0) if length > 1 else not deep
 
 
@@ -58,7 +58,7 @@ def test_a_power_of_the_base_is_cut_as_one_would_by_hand(base):
     for depth in itertools.takewhile(lambda d: base**d <= 10**6, itertools.count(1)):
         (nest,) = nests(base**depth, base)
         assert nest.length == base**depth
-        assert nest.slots <= base * depth
+        assert Nested((nest,)).slots <= base * depth
         assert len(nest.levels) <= depth
 
 
@@ -107,5 +107,5 @@ def advances_by_hand(levels: tuple[int, ...], block: int) -> int:
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=5), blocks)
 def test_advances_are_those_that_fill_the_inner_levels(levels, block):
     nest = Nest(tuple(levels), block)
-    assert nest.advances == advances_by_hand(nest.levels, block)
+    assert Nested((nest,)).advances == advances_by_hand(nest.levels, block)
     assert nest.stride * levels[0] == nest.length == prod(levels) * block
