@@ -1,6 +1,7 @@
 """Loops that are reversed by an inverse of the step."""
 
 import functools
+import re
 
 import equinox as eqx
 import jax
@@ -183,10 +184,11 @@ def test_the_plan():
 WRONG = {
     "nothing undone": lambda carry, x: carry,
     "a slip": lambda carry, x: undo(0.9 * ARGS[0], carry, x),
+    "no number": lambda carry, x: undo(jnp.nan * ARGS[0], carry, x),
 }
 
 
-@pytest.mark.parametrize("name", ["a slip", slow("nothing undone")])
+@pytest.mark.parametrize("name", ["a slip", "no number", slow("nothing undone")])
 def test_an_inverse_that_is_none(name):
     f = functools.partial(run, lambda _: el.Reversible(WRONG[name]))
     with pytest.raises(ValueError, match=r"does not undo the first step. At carry\["):
@@ -203,6 +205,16 @@ def test_an_inverse_in_another_schedule_is_checked_on_the_values():
     wrong = el.Cast(el.Reversible(WRONG["nothing undone"]), "float16")
     with pytest.raises(ValueError, match="does not undo the first step"):
         jax.grad(functools.partial(run, lambda _: wrong))(*ARGS)
+
+
+def test_carries_are_compared_on_the_device():
+    """The host is told of each leaf by how much it is off, and how large it is."""
+    f = functools.partial(run, lambda _: el.Reversible(WRONG["a slip"]))
+    program = jax.jit(jax.grad(f)).lower(*ARGS).as_text()
+    told = [line for line in program.splitlines() if "python_cpu_callback" in line]
+    assert len(told) == 2  # of the first step, and of the way back
+    for line in told:
+        assert re.search(r"\(tensor<[1-4]xf32>, tensor<[1-4]xf32>\) -> ", line)
 
 
 def test_64_bits_are_compared_where_they_are_enabled_in_one_thread():

@@ -417,7 +417,12 @@ class AbstractOrder(abc.ABC):
 
 
 class AbstractSlotOrder(AbstractOrder):
-    """An order whose primal stores carries, from which steps are run again."""
+    """An order whose primal stores carries, from which steps are run again.
+
+    It says at least where these are (`starts`), how often steps are run again
+    (`advances`), how it goes back (`reverse`), how long that takes (`reversed_in`), and
+    what happens meanwhile (`reversal_history`).
+    """
 
     @property
     def of_carries(self) -> "AbstractSlotOrder":

@@ -99,7 +99,7 @@ class SingleSteps(AbstractLeaf):
 
 @dataclasses.dataclass(frozen=True)
 class StepBlock(AbstractLeaf):
-    """SingleSteps whose residuals are stored together, from a carry that is at hand."""
+    """Steps whose residuals are stored together, from a carry that is at hand."""
 
     @property
     def slots(self) -> int:
