@@ -124,6 +124,7 @@ from ._places import (
     place_now,
     place_of,
     rule_around,
+    warn_once,
 )
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached

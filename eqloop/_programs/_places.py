@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import traceback
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -152,6 +153,21 @@ def place_now() -> Place | None:
         if not code.co_filename.startswith(_BETWEEN):
             return Place(code.co_filename, line, code.co_name)
     return None
+
+
+# What Python notes down of warnings, for each thing that is told of.
+_told_of: dict[object, dict[Any, Any]] = {}
+
+
+def warn_once(text: str, about: object = ()) -> None:
+    """Warns of something at the user's line: once, or once for each line."""
+    # How many frames of JAX are between the user's call and this one, who knows?
+    here = place_now() or Place("<unknown>", 0, "")
+    registry = _told_of.setdefault((text, about or here), {})
+    # Python tells each line once.
+    if any(isinstance(key, tuple) for key in registry):
+        registry[text, UserWarning, here.line] = 1
+    warnings.warn_explicit(text, UserWarning, here.file, here.line, registry=registry)
 
 
 def frames_of(source_info: Any) -> Any:

@@ -35,11 +35,12 @@ from .._programs import (
     run,
     settled,
     traced,
+    warn_once,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import says_if_long
 from ..progress import Again, BarChange
-from ._decision import Cut, Decision, Limit, decided, pinned
+from ._decision import Cut, Decision, Limit, decided, pinned, takes_gradient
 from ._options import Way
 
 
@@ -78,6 +79,12 @@ class FittedCall(Formula):
         super().__init__()
 
     def expand(self, *inputs: Value) -> list[Value]:
+        if takes_gradient(self.program):
+            warn_once(
+                "Fit: nothing is decided for a gradient that the function takes "
+                "itself, which is taken as before. If that is the one, put `Fit` "
+                "inside: `jax.grad(el.Fit(f, …))`."
+            )
         return run(self.program, *inputs)
 
     @property
