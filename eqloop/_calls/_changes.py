@@ -25,7 +25,7 @@ from .._types import PyTree
 # More objects than these are not looked at.
 _MOST = 2_000
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float, complex)
-_WHOLE = (str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
+_WHOLE = (str, bytes, type, types.ModuleType, types.BuiltinFunctionType, Iterator)
 # Tracers that were stored where nothing was: by id, as they have no hash. Storing
 # something to look at it is no state, so that what replaces it is not one either.
 _left_behind = weakref.WeakValueDictionary[int, Any]()

@@ -63,11 +63,11 @@ class Frontier(AbstractFrontier[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
     It goes from the least memory to the least time. Printed, it is a table of at most
-    25 of them. The schedule of each plan is a [`Budget`][eqloop.Budget] of its memory; only the plan
-    that the loop has now, if no other one beats it, has the loop's own. The memory is
-    known for that one, for the first plan and for one of each kind, whose programs are
-    compiled. For the others it is estimated from these, so their budget may choose a
-    neighbouring plan.
+    25 of them. The schedule of each plan is a [`Budget`][eqloop.Budget] of its memory;
+    only the plan that the loop has now, if no other one beats it, has the loop's own.
+    The memory is known for that one, for the first plan and for one of each kind, whose
+    programs are compiled. For the others it is estimated from these, so their budget
+    may choose a neighbouring plan.
 
     Attributes:
         plans: The plans.
