@@ -26,9 +26,9 @@ from .._types import PyTree
 _MOST = 2_000
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 _WHOLE = (str, bytes, type, types.ModuleType, types.BuiltinFunctionType, Iterator)
-# Tracers that were stored where nothing was: by id, as they have no hash. Storing
-# something to look at it is no state, so that what replaces it is not one either.
-_left_behind = weakref.WeakValueDictionary[int, Any]()
+# Where a function has put something where nothing was. That is no state: who does that
+# wants to look at it later, and may find that of an earlier trace there.
+_put = weakref.WeakKeyDictionary[Any, set[str]]()
 
 IN_THE_CARRY = "Put it into the carry, and return it from there"
 _AS_AN_ARGUMENT = "Pass it as an argument, and return it"
@@ -41,17 +41,16 @@ def unchanged(
     """Checks that a call of `f` does not change arrays or numbers that it holds."""
     before = _held(f, word)
     yield
-    lines = list[str]()
-    for path, (new, is_copy) in _held(f, word).items():
+    after, lines = _held(f, word), list[str]()
+    put = _put.setdefault(_code_of(f), set())
+    put |= after.keys() - before.keys()
+    for path, (new, is_copy) in after.items():
         old, _ = before.get(path, (None, False))
         is_traced = isinstance(new, jax.core.Tracer)
-        if new is old or not (is_traced or (is_copy and _differ(old, new))):
-            continue
-        if path in before and _left_behind.get(id(old)) is not old:
+        is_changed = is_traced or (is_copy and _differ(old, new))
+        if is_changed and new is not old and path not in put:
             one, other = describe(old), describe(new)
             lines.append(f"  {path}: {one if one == other else f'{one}, then {other}'}")
-        elif is_traced:
-            _left_behind[id(new)] = new
     if lines:
         listing = "\n".join(lines)
         raise ValueError(
@@ -119,6 +118,14 @@ def _parts(path: str, x: Any) -> Iterator[tuple[str, Any]]:
                 with contextlib.suppress(AttributeError):
                     held.setdefault(name, getattr(x, name))
         yield from ((f"{path}.{name}", part) for name, part in held.items())
+
+
+def _code_of(f: Any) -> Any:
+    """What functions have in common that are made by the same lines."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    f = getattr(f, "__func__", f)
+    return f.__code__ if isinstance(f, types.FunctionType) else type(f)
 
 
 def _globals_of(f: Any) -> Iterator[tuple[str, Any, bool]]:

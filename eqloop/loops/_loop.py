@@ -208,8 +208,6 @@ def check_schedule(owner: str, schedule: object) -> None:
     """Checks that `schedule` is one, or `None`."""
     if not isinstance(schedule, AbstractSchedule | None):
         budget = f"el.Budget({schedule!r})" if isinstance(schedule, str) else ""
-        if isinstance(schedule, type) and issubclass(schedule, AbstractSchedule):
-            budget = f"el.{schedule.__name__}(...)"
         raise TypeError(
             f"{owner}: `schedule` must be a schedule, such as "
             f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."

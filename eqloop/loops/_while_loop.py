@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, final
 
 import equinox as eqx
 import jax
@@ -77,16 +77,16 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> NoReturn:
-            owner = type(self).__name__
-            what = f"{owner!r} object has no attribute {name!r}"
-            if name in ("plan", "frontier", "schedule"):
-                what = (
-                    f"{owner}: it has no `{name}`. `el.plans(f)(*args)` tells what the "
-                    f"loops of a function `f` store in its gradient, this one too. "
-                    f"`el.ScanWhile(cond, f, max_steps=...)` has a `{name}`."
-                )
-            raise AttributeError(what, name=name, obj=self)
+        def __getattr__(self, name: str) -> object:
+            if name not in ("plan", "frontier", "schedule"):
+                return object.__getattribute__(self, name)  # raises Python's own error
+            raise AttributeError(
+                f"{type(self).__name__}: it has no `{name}`. `el.plans(f)(*args)` "
+                f"tells what the loops of a function `f` store in its gradient, this "
+                f"one too. `el.ScanWhile(cond, f, max_steps=...)` has a `{name}`.",
+                name=name,
+                obj=self,
+            )
 
     @abc.abstractmethod
     def _planner(self) -> ForwardOnly | Bounded | Online:
