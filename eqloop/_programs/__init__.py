@@ -109,6 +109,7 @@ from ._leftover import recall
 from ._lowering import lowered, meshes_in
 from ._parted import parted
 from ._places import (
+    FITTED,
     JAX_FILES,
     OUR_FILES,
     Place,

@@ -190,6 +190,10 @@ def loop_of_jax(eqn: jex.JaxprEqn) -> str:
     return "scan" if carry else "map"
 
 
+# The scope of what a `Fit` runs in a gradient; it is no loop.
+FITTED = "eqloop_Fit"
+
+
 def loop_scope(name: str) -> Any:
     """The scope for the loop of a transform; it also shows in profiles."""
     return jax.named_scope(f"eqloop.{name}")

@@ -61,8 +61,9 @@ def refuse_schedule(owner: str, checkpoints: object) -> None:
     """Checks that it is no schedule that was given for a number of checkpoints."""
     if isinstance(checkpoints, AbstractSchedule):
         raise TypeError(
-            f"{owner}: the first setting is `checkpoints`, a number. A schedule is "
-            f"given by name: `CheckpointedAdjoint(schedule={checkpoints!r})`."
+            f"{owner}: `checkpoints` must be an int, the number of carries that are "
+            f"stored. A schedule is given by name: "
+            f"`CheckpointedAdjoint(schedule={checkpoints!r})`."
         )
 
 

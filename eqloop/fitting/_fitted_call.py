@@ -23,6 +23,7 @@ from .._arrays import (
 )
 from .._device import DeviceLike, planning_for_call
 from .._programs import (
+    FITTED,
     Doubled,
     Formula,
     Rewrite,
@@ -124,7 +125,8 @@ class FittedCall(Formula):
         cut, ways = self._decided(marks)
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
-            outs = cut.run(ways, put(inputs, marks, moving), marks)
+            with jax.named_scope(FITTED):
+                outs = cut.run(ways, put(inputs, marks, moving), marks)
             return pick(outs, moves_out), outs
 
         _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)
