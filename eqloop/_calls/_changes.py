@@ -8,6 +8,7 @@ for all steps. No other error would say so.
 import collections
 import contextlib
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -88,7 +89,8 @@ def _held(f: Callable[..., PyTree], word: str) -> dict[str, tuple[Any, bool]]:
         elif id(x) not in seen and not isinstance(x, _WHOLE):
             seen[id(x)] = x
             is_copy &= not jax.tree_util.all_leaves([x])
-            queue.extend((name, part, is_copy) for name, part in _parts(path, x))
+            parts = itertools.islice(_parts(path, x), _MOST)
+            queue.extend((name, part, is_copy) for name, part in parts)
     return found
 
 

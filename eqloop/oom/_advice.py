@@ -64,8 +64,8 @@ def advice(
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double >= _WIDE * peak_bytes:
         text = (
-            f"of what is stored {format_bytes(double)} is float32: computed in bfloat16 "
-            f"it is half of that, and so are carries by el.Cast(schedule, jnp.bfloat16)"
+            f"of what is stored {format_bytes(double)} is float32: it is half of that "
+            f"if computed in bfloat16, as are carries by el.Cast(schedule, jnp.bfloat16)"
         )
         found.append((double // 2, text))
     if names := _donatable(alive):

@@ -86,7 +86,7 @@ WRONG = {
     ),
     "a schedule": (
         lambda: checkpointed(schedule=el.StoreAll()),
-        "TypeError: CheckpointedWhileLoop(cond, body): … 'schedule' … `el.ScanWhile(cond, f",
+        "TypeError: CheckpointedWhileLoop(cond, body): … 'schedule' … `el.ScanWhile(",
     ),
     "a plan": (
         lambda: checkpointed().plan(ZEROS),
