@@ -65,7 +65,7 @@ def advice(
     if double >= _WIDE * peak_bytes:
         text = (
             f"of what is stored {format_bytes(double)} is float32: it is half of that "
-            f"if computed in bfloat16, as are carries by el.Cast(schedule, jnp.bfloat16)"
+            f"if computed in bfloat16, and carries are, by el.Cast(schedule, …)"
         )
         found.append((double // 2, text))
     if names := _donatable(alive):

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..._arrays import Arrays, Flags, describe, nbytes, pick, refuse_symbolic
 from ..._calls import int_of
@@ -37,20 +37,25 @@ class Undo(NamedTuple):
     save: Callable[..., PyTree] | None
 
 
-class _ScheduleMeta(SettingMeta):
-    @border
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
-        try:
-            hash(made)
-        except TypeError as error:
-            raise TypeError(
-                f"{cls.__name__}: a schedule must be hashable, as programs are told "
-                f"from each other by it, and this one is not: {error}. Make it a "
-                f"frozen dataclass, `@dataclasses.dataclass(frozen=True)`, with fields "
-                f"that are hashable, such as tuples in place of lists."
-            ) from None
-        return made
+if TYPE_CHECKING:
+    # A call is what the class's own `__init__` says.
+    from abc import ABCMeta as _ScheduleMeta
+else:
+
+    class _ScheduleMeta(SettingMeta):
+        @border
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = super().__call__(*args, **kwargs)
+            try:
+                hash(made)
+            except TypeError as error:
+                raise TypeError(
+                    f"{cls.__name__}: a schedule must be hashable, as programs are told "
+                    f"from each other by it, and this one is not: {error}. Make it a "
+                    f"frozen dataclass, `@dataclasses.dataclass(frozen=True)`, with fields "
+                    f"that are hashable, such as tuples in place of lists."
+                ) from None
+            return made
 
 
 class AbstractSchedule(metaclass=_ScheduleMeta):
