@@ -50,10 +50,10 @@ else:
                 hash(made)
             except TypeError as error:
                 raise TypeError(
-                    f"{cls.__name__}: a schedule must be hashable, as programs are told "
-                    f"from each other by it, and this one is not: {error}. Make it a "
-                    f"frozen dataclass, `@dataclasses.dataclass(frozen=True)`, with fields "
-                    f"that are hashable, such as tuples in place of lists."
+                    f"{cls.__name__}: a schedule must be hashable, as programs are "
+                    f"told from each other by it, and this one is not: {error}. Make "
+                    f"it a frozen dataclass, `@dataclasses.dataclass(frozen=True)`, "
+                    f"with fields that are hashable, such as tuples in place of lists."
                 ) from None
             return made
 
