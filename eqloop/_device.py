@@ -105,8 +105,8 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         device: A `jax.Device`, also one of `jax.experimental.topologies`; a
             `jax.sharding.Mesh`, for one of its devices; or a name: `"a100"`, `"h100"`,
             `"h200"`, `"b200"`, `"v4"`, `"v5e"`, `"v5p"`, `"v6e"`, `"tpu7x"` or `"cpu"`.
-            Names of devices that are not here need their compilers, which
-            `pip install 'eqloop[targets]'` installs.
+            Names of devices that are not here need their compilers:
+            `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`.
 
     Returns:
         A context manager, which can also decorate a function.

@@ -271,9 +271,9 @@ def compile_only_device(name: str) -> Device:
         raise ImportError(
             f"planning_for: to plan for {name!r}, its compiler is needed, and "
             f"`{compiler.package}` is not installed. Install the compilers of JAX's "
-            f"devices, no device and no driver, by `pip install 'eqloop[targets]'`, "
-            f"which is `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`. A "
-            "plan for the device that is here tells already what is stored and how "
-            "often steps are run."
+            f"devices, no device and no driver, by `pip install "
+            f"'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`, which are the extra "
+            f"`targets` of this library. A plan for the device that is here tells "
+            f"already what is stored and how often steps are run."
         )
     return compiler.devices()[0]

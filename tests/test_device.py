@@ -267,7 +267,8 @@ def test_a_wrong_device(device, said):
 def test_a_missing_compiler_is_named(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     compile_only_device.cache_clear()
-    said = f"ImportError: planning_for: … {name!r} … pip install 'eqloop[targets]'"
+    packages = "'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12"
+    said = f"ImportError: planning_for: … {name!r} … `pip install {packages}`"
     assert_raises(lambda: SCAN.plan(*ARGS, device=name), said)
 
 

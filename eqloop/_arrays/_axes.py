@@ -166,6 +166,7 @@ def common_length(
     sizes: Mapping[str, int],
     length: int | None = None,
     length_name: str = "length",
+    whole: str = "A leaf whose axis is None is passed whole.",
 ) -> int:
     """The length that all the mapped axes have in common.
 
@@ -183,8 +184,7 @@ def common_length(
         listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
         raise ValueError(
             f"{name}: these lengths must all be the same:\n{listing}\n"
-            f"{_instead(sizes, length, length_name)} A leaf whose axis is None is "
-            f"passed whole."
+            f"{_instead(sizes, length, length_name)} {whole}"
         )
     return next(iter(sizes.values()))
 

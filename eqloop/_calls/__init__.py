@@ -6,10 +6,12 @@ In the order in which a call meets them:
 - its arguments, whose types are checked (`_arguments.py`),
 - what is remembered of calls outside of `jit` (`_eager.py`),
 - the call taken apart, and the types of the user's function checked (`_opening.py`),
+- whether the function has changed what it holds (`_changes.py`),
 - what JAX calls the function that it is handed (`_names.py`).
 """
 
 from ._arguments import check_takes, typed, value_in_words
+from ._changes import IN_THE_CARRY
 from ._eager import NEEDS_VALUES, compiled_once
 from ._names import KnownAs, array_names, named_as
 from ._opening import (
@@ -17,6 +19,7 @@ from ._opening import (
     Outputs,
     argument_names,
     call_names,
+    call_traced,
     enforce_annotations,
     explained,
     open_call,

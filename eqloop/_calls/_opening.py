@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 import types
 import typing
 import weakref
@@ -48,6 +49,8 @@ from .._arrays import (
 )
 from .._signatures import check_fits
 from .._types import PyTree, Value
+from ._arguments import check_takes
+from ._changes import unchanged
 from ._names import KnownAs
 
 _Arrays = TypeVar("_Arrays")
@@ -95,6 +98,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
 
 def open_call(
+    owner: str,
     f: Callable[..., PyTree],
     args: Sequence[PyTree],
     kwargs: Mapping[str, Any],
@@ -105,7 +109,7 @@ def open_call(
     """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
 
     >>> f = lambda x, name: {name: x + 1}
-    >>> call, arrays = open_call(f, (jnp.zeros(()), "y"), {})
+    >>> call, arrays = open_call("Fit", f, (jnp.zeros(()), "y"), {})
     >>> call.on_arrays(arrays), call.kept.join(["its place"])
     ([Array(1., dtype=float32)], {'y': 'its place'})
     """
@@ -115,7 +119,7 @@ def open_call(
 
     def call(f: Any, dynamic: Sequence[Value], kwargs: Mapping[str, Any]) -> PyTree:
         whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
-        return enforce_annotations(f)(*whole, **kwargs)
+        return call_traced(owner, f, whole, kwargs)
 
     def take(out: PyTree) -> tuple[list[jax.Array], Rest]:
         return partition(as_arrays(out))
@@ -334,6 +338,44 @@ def explained(owner: str, what: str) -> Iterator[None]:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise
+
+
+def call_traced(
+    owner: str,
+    f: Callable[..., Any],
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    given: Sequence[str] | None = None,
+    *,
+    word: str = "f",
+    instead: str = "",
+    apart: str = "",
+) -> Any:
+    """Calls a user's function while it is traced, and explains what goes wrong."""
+    # `given` is what the arguments are called, by default what `f` calls them.
+    # `instead` says where to put what `f` changes, and `apart` what may be wrong if it
+    # takes something apart that has other parts.
+    with unchanged(owner, word, f, instead):
+        try:
+            return enforce_annotations(f)(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            # Not before the call: a signature need not tell the truth.
+            if isinstance(error, TypeError):
+                given = argument_names(f, args) if given is None else given
+                check_takes(owner, word, f, given, keywords=list(kwargs))
+            if _UNPACKING.match(str(error)):
+                raise type(error)(
+                    f"{owner}: {word} takes something apart that has other parts: "
+                    f"{error}. {apart or 'Compare it with the arguments below.'}"
+                ) from error
+            raise
+
+
+# What Python and JAX say where `a, b = c` fails.
+_UNPACKING = re.compile(
+    r"(too many|not enough) values to unpack|cannot unpack non-iterable|"
+    r"iteration over a 0-d array"
+)
 
 
 # A value must not refer to its key, or neither would ever be freed: so where there is

@@ -109,6 +109,7 @@ from ._leftover import recall
 from ._lowering import lowered, meshes_in
 from ._parted import parted
 from ._places import (
+    FITTED,
     JAX_FILES,
     OUR_FILES,
     Place,
@@ -124,6 +125,7 @@ from ._places import (
     place_now,
     place_of,
     rule_around,
+    warn_once,
 )
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached

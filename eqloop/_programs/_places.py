@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import traceback
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -154,6 +155,21 @@ def place_now() -> Place | None:
     return None
 
 
+# What Python notes down of warnings, for each thing that is told of.
+_told_of: dict[object, dict[Any, Any]] = {}
+
+
+def warn_once(text: str, about: object = ()) -> None:
+    """Warns of something at the user's line: once, or once for each line."""
+    # How many frames of JAX are between the user's call and this one, who knows?
+    here = place_now() or Place("<unknown>", 0, "")
+    registry = _told_of.setdefault((text, about or here), {})
+    # Python tells each line once.
+    if any(isinstance(key, tuple) for key in registry):
+        registry[text, UserWarning, here.line] = 1
+    warnings.warn_explicit(text, UserWarning, here.file, here.line, registry=registry)
+
+
 def frames_of(source_info: Any) -> Any:
     """The frames of the stack that led to an equation, the innermost first."""
     traceback = source_info.traceback
@@ -172,6 +188,10 @@ def loop_of_jax(eqn: jex.JaxprEqn) -> str:
             return name
     _, carry = scan_counts(eqn.params)
     return "scan" if carry else "map"
+
+
+# The scope of what a `Fit` runs in a gradient; it is no loop.
+FITTED = "eqloop_Fit"
 
 
 def loop_scope(name: str) -> Any:

@@ -14,8 +14,8 @@ from .._calls import (
     KnownAs,
     OpenedCall,
     call_names,
+    call_traced,
     compiled_once,
-    enforce_annotations,
     explained,
 )
 from .._programs import run
@@ -75,7 +75,7 @@ def _trace(
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
         shown = eqx.tree_pformat((*args, *kwargs.values()))
         with explained(owner, f"`{name}` with\n  operands = {shown}"):
-            return enforce_annotations(f)(*args, **kwargs)
+            return call_traced(owner, f, args, kwargs, word=name)
 
     def take(out: PyTree) -> tuple[list[jax.Array], Outcome]:
         out = as_arrays(out)

@@ -1,6 +1,7 @@
 """The trade-off between memory and recomputation, of one loop under all schedules."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # budgets found plans that were a fifth faster than the frontier's of the same memory,
 # for a GRU of width 128 over 2000 steps; with 8, none that was 2 % faster.
 _HOPEFUL = 8
+# More rows than these are not read.
+_SHOWN = 25
 
 
 _P = TypeVar("_P")
@@ -59,12 +62,12 @@ class AbstractFrontier(Sequence[_P]):
 class Frontier(AbstractFrontier[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
-    It goes from the least memory to the least time. Printed, it is a table. The
-    schedule of each plan is a [`Budget`][eqloop.Budget] of its memory; only the plan
-    that the loop has now, if no other one beats it, has the loop's own. The memory is
-    known for that one, for the first plan and for one of each kind, whose programs are
-    compiled. For the others it is estimated from these, so their budget may choose a
-    neighbouring plan.
+    It goes from the least memory to the least time. Printed, it is a table of at most
+    25 of them. The schedule of each plan is a [`Budget`][eqloop.Budget] of its memory;
+    only the plan that the loop has now, if no other one beats it, has the loop's own.
+    The memory is known for that one, for the first plan and for one of each kind, whose
+    programs are compiled. For the others it is estimated from these, so their budget
+    may choose a neighbouring plan.
 
     Attributes:
         plans: The plans.
@@ -78,10 +81,13 @@ class Frontier(AbstractFrontier[Plan]):
 
     def __str__(self) -> str:
         head = ("memory", "time", "evaluations", "stored")
-        rows = [head, *map(_row, self.plans), _row(self.chosen)]
+        shown = _shown(self.plans)
+        rows = [head, *map(_row, shown), _row(self.chosen)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
         lines[-1:] = [f"now, by {self.chosen.schedule!r}:", lines[-1]]
+        if rest := len(self) - len(shown):
+            lines.insert(-2, f"and {rest} between these: it is a sequence of all plans")
         return "\n".join(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
@@ -127,6 +133,16 @@ def frontier_of(
         for kernel, size in kernels(known, active)
     )
     return Frontier(_unbeaten((*plans, *others, chosen)), chosen)
+
+
+def _shown(plans: Sequence[Plan]) -> list[Plan]:
+    """Those to print: as far from each other, by factors of memory and time."""
+    factor = lambda plan: max(plan.peak_bytes, 1) / plan.relative_time
+    at = [math.log(factor(plan) / factor(plans[0])) for plan in plans]
+    marks = (at[-1] * i / (_SHOWN - 1) for i in range(_SHOWN))
+    near = {min(range(len(at)), key=lambda i: abs(at[i] - mark)) for mark in marks}
+    every = range(len(plans)) if len(plans) <= _SHOWN else sorted(near)
+    return [plans[i] for i in every]
 
 
 def _row(plan: Plan) -> tuple[str, ...]:

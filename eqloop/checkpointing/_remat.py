@@ -116,9 +116,8 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
             ValueError: If `static_argnums` names an argument that is not passed.
         """
         static = self._static_positions(len(args))
-        call, arrays = open_call(
-            self.f, args, kwargs, static, kind="checkpoint / remat"
-        )
+        kind = "checkpoint / remat"
+        call, arrays = open_call("Remat", self.f, args, kwargs, static, kind=kind)
         policy = as_jax_policy(
             "Remat", self.policy
         )  # `eqx.tree_at` may have put in a name

@@ -20,7 +20,7 @@ from .._programs import constant, position_p
 from .._types import AnyJaxpr, Index, Value
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
 from ._context import Context
-from ._finding import OPERANDS, Finding, chosen, extent, nothing
+from ._finding import OPERANDS, Extent, Finding, chosen, extent, nothing
 from ._sites import Argument, Site
 
 
@@ -54,7 +54,7 @@ class Body:
         # By id, with the array itself, so that no other array gets the same id.
         self._rows: dict[int, tuple[Any, int]] = {}
         zero = jnp.zeros((), float)
-        self._extents: list[tuple[Value, Value]] = [(zero, zero)]
+        self._extents = [Extent(zero, zero, nothing().where)]
         self._checks: list[_Check] = []
         self._findings: list[tuple[int, Finding]] = []
         self._order = 0
@@ -101,8 +101,8 @@ class Body:
         check = _Check(len(self.sites), self._order, out, rows, self.index)
         self._checks.append(check)
 
-    def extent(self, x: Value) -> tuple[Value, Value]:
-        """The least and the greatest number of an array."""
+    def extent(self, x: Value) -> Extent:
+        """The extent of an array."""
         return self._extents[self._row(x)]
 
     def finding(self, context: Context) -> Finding:
@@ -144,6 +144,7 @@ class Body:
             context.frames,
             context.is_backward,
             context.is_tangent,
+            eqn.outvars[0].aval if len(eqn.outvars) == 1 else None,
         )
 
     def _row(self, x: Value) -> int:
@@ -157,9 +158,9 @@ class Body:
         rows = list(map(self._row, arrays))
         if len(rows) == 1:
             return rows[0]
-        low, high = zip(*(self._extents[row] for row in rows), strict=True)
+        low, high, _ = zip(*(self._extents[row] for row in rows), strict=True)
         low, high = jnp.min(jnp.stack(low)), jnp.max(jnp.stack(high))
-        self._extents.append((low, high))
+        self._extents.append(Extent(low, high, nothing().where))
         return len(self._extents) - 1
 
     def _own(self, context: Context) -> tuple[Value, Finding]:
@@ -167,11 +168,12 @@ class Body:
         never = jnp.asarray(self._order + 1, jnp.int32)
         if not self._checks:
             return never, nothing()
-        low, high = map(jnp.stack, zip(*self._extents, strict=True))
+        low, high, where = map(jnp.stack, zip(*self._extents, strict=True))
         table = jnp.stack([low, high], axis=1)
         width = max(OPERANDS, *(len(check.operands) for check in self._checks))
         pad = lambda rows: [*rows, *[0] * (width - len(rows))]
-        results = table[constant([check.out for check in self._checks])]
+        outs = constant([check.out for check in self._checks])
+        results = table[outs]
         operands = table[constant([pad(check.operands) for check in self._checks])]
 
         is_nan = jnp.isnan(results).any(-1)
@@ -187,7 +189,8 @@ class Body:
         ranges = jnp.concatenate(
             [results[which][None], operands[which][:OPERANDS]], axis=0
         )
-        found = Finding(jnp.where(any_failed, site, 0), nothing().iterations, ranges)
+        site, where = jnp.where(any_failed, site, 0), where[outs[which]]
+        found = Finding(site, nothing().iterations, ranges, where)
         indices = [check.index for check in self._checks]
         if context.has_position and any(index is not None for index in indices):
             known = [jnp.int32(-1) if index is None else index for index in indices]

@@ -70,8 +70,8 @@ class Watch:
 
     def error(self, finding: PyTree) -> NonFiniteError:
         """The error to raise."""
-        site, iterations, ranges = finding
-        return NonFiniteError(self._sites[int(site) - 1].describe(ranges, iterations))
+        site, *found = finding
+        return NonFiniteError(self._sites[int(site) - 1].describe(*found))
 
     def _given(self, body: Body, args: Arrays, outs: Arrays) -> Finding:
         """The argument that has a NaN, if a result has one."""
@@ -86,17 +86,19 @@ class Watch:
         if not (results and named):
             return nothing()
         numbers: list[int] = []
-        for name, _ in named:
-            self._sites.append(Argument(name))
+        for name, arg in named:
+            self._sites.append(Argument(name, jax.typeof(arg)))
             numbers.append(len(self._sites))
-        given = _have_nan(body, [arg for _, arg in named])
-        site = constant(numbers)[jnp.argmax(given)]
-        is_wrong = given.any() & _have_nan(body, results).any()
-        return nothing()._replace(site=jnp.where(is_wrong, site, 0))
+        given, places = _have_nan(body, [arg for _, arg in named])
+        site, where = constant(numbers)[jnp.argmax(given)], places[jnp.argmax(given)]
+        is_wrong = given.any() & _have_nan(body, results)[0].any()
+        return nothing()._replace(site=jnp.where(is_wrong, site, 0), where=where)
 
 
-def _have_nan(body: Body, arrays: Sequence[Value]) -> jax.Array:
-    return jnp.isnan(jnp.stack([body.extent(x)[0] for x in arrays]))
+def _have_nan(body: Body, arrays: Sequence[Value]) -> tuple[jax.Array, jax.Array]:
+    """Which of some arrays have a NaN, and the number of the first entry."""
+    low, _, where = map(jnp.stack, zip(*map(body.extent, arrays), strict=True))
+    return jnp.isnan(low), where
 
 
 class Checked(Formula):

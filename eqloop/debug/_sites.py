@@ -1,10 +1,15 @@
 """Where an operation is in the user's program, and how an error says so."""
 
 import dataclasses
+import math
 from typing import Any
 
+import numpy as np
+
+from .._arrays import describe
 from .._programs import JAX_FILES, OUR_FILES, Place, frames_of, traced_function
-from .._types import AnyJaxpr
+from .._types import AnyJaxpr, Aval
+from ._finding import NOWHERE
 
 
 def is_ours(source_info: Any) -> bool:
@@ -54,6 +59,7 @@ class Site:
         frames: The loops around it, the outermost first.
         is_backward: Whether it is part of a backward sweep.
         is_tangent: Whether it is of a program that is being differentiated.
+        result: The type of its result, if there is one result.
     """
 
     operation: str
@@ -62,6 +68,7 @@ class Site:
     frames: tuple[Frame, ...] = ()
     is_backward: bool = False
     is_tangent: bool = False
+    result: Aval | None = None
 
     @property
     def sweep(self) -> str:
@@ -70,7 +77,7 @@ class Site:
             return "backward"
         return "forward, as it is differentiated" if self.is_tangent else "forward"
 
-    def describe(self, ranges: Any, iterations: Any) -> str:
+    def describe(self, iterations: Any, ranges: Any, where: Any) -> str:
         """The text of an error."""
         result, *operands = [(float(low), float(high)) for low, high in ranges]
         lines = [f"`{self.operation}` gave {_kind(*result)}.", ""]
@@ -78,6 +85,8 @@ class Site:
             lines.append(f"  at: {self.place}")
             if self.place.text:
                 lines.append(f"      {self.place.text}")
+        if self.result is not None and (at := _entry(self.result, where)):
+            lines.append(f"  result: {describe(self.result)}, first at {at}")
         for i, (kind, (low, high)) in enumerate(
             zip(self.operands, operands, strict=False)
         ):
@@ -95,13 +104,25 @@ class Argument:
     """An argument that was NaN from the start."""
 
     name: str
+    type: Aval
 
-    def describe(self, ranges: Any, iterations: Any) -> str:
+    def describe(self, iterations: Any, ranges: Any, where: Any) -> str:
         """The text of an error."""
+        entry = _entry(self.type, where)
+        at = f" at {entry}" if entry else ""
         return (
-            f"{self.name} came in with NaN, which reaches the results. No operation "
-            f"made one."
+            f"{self.name} came in with NaN{at}, which reaches the results. No "
+            f"operation made one."
         )
+
+
+def _entry(aval: Aval, where: Any) -> str:
+    """The index of an entry, which under `vmap` says which row it is of."""
+    shape = aval.shape
+    if not shape or where == NOWHERE:
+        return ""
+    index = np.unravel_index(int(where) % math.prod(shape), shape)
+    return f"[{', '.join(map(str, index))}]"
 
 
 def _kind(low: float, high: float) -> str:

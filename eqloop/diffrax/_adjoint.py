@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, TypeVar, cast, final
 
 import diffrax
 import equinox as eqx
@@ -35,6 +35,36 @@ from ._on_devices import on_each_device
 SAVES_WORK = frozenset({"nonbatchable", "select_if_vmap", "unvmap_any"})
 # How many carries are stored of the loop over the times within one step.
 _INNER = 8
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def of_instance(loop: _F) -> _F:
+    """The `loop` of an adjoint, which says so if it is called on the class."""
+    # Diffrax takes any adjoint, and a class as well.
+
+    @functools.wraps(loop)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            owner = loop.__qualname__.partition(".")[0]
+            raise TypeError(
+                f"{owner}: `adjoint` must be made from this class, by "
+                f"`adjoint={owner}()`, and not be the class."
+            )
+        return loop(*args, **kwargs)
+
+    return cast(_F, call)
+
+
+def refuse_schedule(owner: str, checkpoints: object) -> None:
+    """Checks that it is no schedule that was given for a number of checkpoints."""
+    if isinstance(checkpoints, AbstractSchedule):
+        raise TypeError(
+            f"{owner}: `checkpoints` must be an int, the number of carries that are "
+            f"stored. A schedule is given by name: "
+            f"`CheckpointedAdjoint(schedule={checkpoints!r})`."
+        )
 
 
 @final
@@ -92,6 +122,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
             )
         if self.checkpoints is None:
             return
+        refuse_schedule("CheckpointedAdjoint", self.checkpoints)
         what = "the number of carries that are stored"
         as_count("CheckpointedAdjoint", "checkpoints", what, self.checkpoints)
         if self.schedule is not None:
@@ -100,6 +131,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
                 "says how many carries are stored."
             )
 
+    @of_instance
     def loop(
         self,
         *,

@@ -32,7 +32,14 @@ from ..checkpointing import (
     trusting,
 )
 from ..loops import ScanWhile
-from ._adjoint import SAVES_WORK, differentiable, has_unsafe_path, inner_loop
+from ._adjoint import (
+    SAVES_WORK,
+    differentiable,
+    has_unsafe_path,
+    inner_loop,
+    of_instance,
+    refuse_schedule,
+)
 from ._on_devices import on_each_device
 from ._undone import value_before
 
@@ -102,10 +109,12 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
     check: bool = True
 
     def __check_init__(self) -> None:
+        refuse_schedule("ReversibleAdjoint", self.checkpoints)
         what = "the number of states that are stored"
         as_count("ReversibleAdjoint", "checkpoints", what, self.checkpoints)
         check_bool("ReversibleAdjoint", "check", self.check)
 
+    @of_instance
     def loop(
         self,
         *,

@@ -455,8 +455,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
 def _advice(cut: Cut) -> str:
     """What to do about a function whose gradient takes too much."""
     smaller = "make that smaller, by smaller batches for example"
-    scopes = (str(e.source_info.name_stack) for e in cut.program.jaxpr.eqns)
-    if any("transpose(" in scope for scope in scopes):
+    if takes_gradient(cut.program):
         return (
             "it takes a gradient itself, of which nothing is decided. If that is the "
             f"one, put `Fit` inside, `jax.grad(el.Fit(f, …))`; or {smaller}"
@@ -471,6 +470,12 @@ def _advice(cut: Cut) -> str:
         f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
         f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
     )
+
+
+def takes_gradient(program: jex.ClosedJaxpr) -> bool:
+    """Whether a function takes a gradient itself."""
+    scopes = (str(e.source_info.name_stack) for e in program.jaxpr.eqns)
+    return any("transpose(" in scope for scope in scopes)
 
 
 def _moving(program: jex.ClosedJaxpr, marks: Flags) -> set[Any]:

@@ -268,7 +268,7 @@ class _OpenFit:
         shardings: Sequence[NamedSharding | None] | None = None,
     ) -> Self:
         """Opens a call, the arrays of which are split like this, if it is given."""
-        call, arrays = open_call(f, args, kwargs)
+        call, arrays = open_call("Fit", f, args, kwargs)
         with fitting():
             closed = jax.make_jaxpr(call.on_arrays)(arrays)
             if foreign:

@@ -23,6 +23,7 @@ from .._arrays import (
 )
 from .._device import DeviceLike, planning_for_call
 from .._programs import (
+    FITTED,
     Doubled,
     Formula,
     Rewrite,
@@ -35,11 +36,12 @@ from .._programs import (
     run,
     settled,
     traced,
+    warn_once,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import says_if_long
 from ..progress import Again, BarChange
-from ._decision import Cut, Decision, Limit, decided, pinned
+from ._decision import Cut, Decision, Limit, decided, pinned, takes_gradient
 from ._options import Way
 
 
@@ -78,6 +80,12 @@ class FittedCall(Formula):
         super().__init__()
 
     def expand(self, *inputs: Value) -> list[Value]:
+        if takes_gradient(self.program):
+            warn_once(
+                "Fit: nothing is decided for a gradient that the function takes "
+                "itself, which is taken as before. If that is the one, put `Fit` "
+                "inside: `jax.grad(el.Fit(f, …))`."
+            )
         return run(self.program, *inputs)
 
     @property
@@ -117,7 +125,8 @@ class FittedCall(Formula):
         cut, ways = self._decided(marks)
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
-            outs = cut.run(ways, put(inputs, marks, moving), marks)
+            with jax.named_scope(FITTED):
+                outs = cut.run(ways, put(inputs, marks, moving), marks)
             return pick(outs, moves_out), outs
 
         _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)

@@ -122,7 +122,7 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
 
     @border
     def drawing(*args: Any, **kwargs: Any) -> Drawing:
-        call, arrays = open_call(f, args, kwargs)
+        call, arrays = open_call("draw", f, args, kwargs)
         jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))

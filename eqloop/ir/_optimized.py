@@ -73,6 +73,6 @@ class Optimize(AbstractSameCall[P, R]):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        call, arrays = open_call(self.f, args, kwargs)
+        call, arrays = open_call("Optimize", self.f, args, kwargs)
         jaxpr = optimize(jax.make_jaxpr(call.on_arrays)(arrays), self.passes)
         return call.kept.join(run(jaxpr, *arrays))

@@ -36,9 +36,9 @@ from .._calls import (
     X,
     array_names,
     as_int_if_index,
+    call_traced,
     check_bool,
     compiled_once,
-    enforce_annotations,
     explained,
     int_of,
     setting,
@@ -248,7 +248,8 @@ class _Combine:
         a, b = self.elements.join(one), self.elements.join(other)
         arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
         with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
-            out = as_arrays(_labelled_as(a, enforce_annotations(self.f)(a, b)))
+            out = call_traced(_NAME, self.f, (a, b), {}, ["a", "b"])
+            out = as_arrays(_labelled_as(a, out))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
         return [plain(x) for x, is_taken in taken if is_taken]

@@ -8,7 +8,7 @@ batched, summed over devices and computed once for each step as any other cotang
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeAlias, final
 
 import equinox as eqx
@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import (
+    Flags,
     as_array,
     axes_of,
     describe,
@@ -31,6 +32,7 @@ from .._arrays import (
     stack_type,
     strongly_typed,
     structure_differences,
+    tangent_types,
     vary,
     varying_type,
     zero_array,
@@ -45,7 +47,8 @@ from .._calls import (
     explained,
 )
 from .._classes import SettingMeta
-from .._types import PyTree, Value
+from .._programs import Doubled, Formula
+from .._types import Aval, BatchAxis, PyTree, Value
 
 
 @final
@@ -233,6 +236,9 @@ def passed_back(
     moving, rest = eqx.partition(carry, _has_cotangent)
     axes = _axes_of_all(moving)
     moving, log = jax.tree.map(lambda x: vary(x, axes), (moving, log))
+    leaves, structure = jax.tree.flatten(moving)
+    types = tuple(map(jax.typeof, leaves))
+    moving = structure.unflatten(_Backwards(types, owner).apply(*leaves))
 
     @jax.custom_vjp
     def identity(moving: PyTree, log: PyTree) -> PyTree:
@@ -249,6 +255,63 @@ def passed_back(
     # Before anything runs, and not first in a gradient.
     jax.eval_shape(known_as.name(pull), log, moving)
     return eqx.combine(identity(moving, log), rest)
+
+
+class _Backwards(Formula):
+    """The identity, which has no forward mode if it has an owner."""
+
+    # JAX's own error of functions with a rule for reverse mode alone does not say what
+    # has one. This comes where tangents are evaluated: in reverse mode they never are.
+
+    owner: str
+    refuses: bool
+
+    def __init__(self, types: tuple[Aval, ...], owner: str, refuses: bool = False):
+        self.in_avals, self.out_aval = types, list(types)
+        self.params = dict(types=types, owner=owner, refuses=refuses)
+        super().__init__()
+
+    def expand(self, *arrays: Value) -> list[Value]:
+        if self.refuses:
+            raise TypeError(
+                f"{self.owner}: a `backward` that changes cotangents has no forward "
+                f"mode (`jax.jvp`, `jax.jacfwd`), where there are none. Use reverse "
+                f"mode (`jax.grad`, `jax.jacrev`), or leave `backward` out."
+            )
+        return list(arrays)
+
+    def doubled(self, moves: Flags) -> Doubled:
+        types = (*self.in_avals, *tangent_types(self.in_avals, moves))
+        formula = _Backwards(types, self.owner, refuses=bool(self.owner))
+        return Doubled.of(formula, (moves,), (moves,))
+
+    def settled(self, moves: Flags, reverse: bool) -> "_Backwards":
+        return _Backwards(self.in_avals, "")
+
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: Value
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        # The inputs are not stored for the way back.
+        marks = self._marks(perturbed)
+        return self.settled(marks, True)(*inputs), (), self.moves_out(marks)
+
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+        return tuple(cts), None
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return tuple(cts)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return list(moves_in)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        return list(marks)
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        types = tuple(map(jax.typeof, args))
+        return _Backwards(types, self.owner, self.refuses), args, list(dims)
 
 
 def empty_log(owner: str, carry: PyTree, backward: object, length: int) -> PyTree:

@@ -45,7 +45,7 @@ from .._arrays import (
     vary,
     with_weak_types,
 )
-from .._calls import KnownAs, OpenedCall, argument_names
+from .._calls import IN_THE_CARRY, KnownAs, OpenedCall, argument_names
 from .._types import Aval, PyTree, Value
 from ..checkpointing import Step, trace_step
 
@@ -93,6 +93,15 @@ class Words:
     length: str = "length"
     several: bool = False
     names: Names = step_names
+
+    def how(self, carry: PyTree) -> dict[str, Any]:
+        """What errors say of a call with a carry, for `call_traced`."""
+        apart = (
+            f"If it is {self.carry}, that is what the loop starts from, "
+            f"{eqx.tree_pformat(carry)}: where {self.f} has `h, c = {self.path}`, it "
+            f"must be a pair."
+        )
+        return dict(word=self.f, instead=IN_THE_CARRY, apart=apart)
 
 
 OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)

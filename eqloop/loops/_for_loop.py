@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 
 from .._arrays import paths
-from .._calls import NewY, Y, argument_names, compiled_once, enforce_annotations, typed
+from .._calls import NewY, Y, argument_names, call_traced, compiled_once, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
@@ -98,11 +98,11 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             # The step of a scan whose carry is nothing.
             f = f if self.f_transform is None else self.f_transform(f)
-            checked = enforce_annotations(f)
+            name = type(self).__name__
 
             def step(carry: PyTree, xs: PyTree, **keywords: PyTree) -> PyTree:
-                check_wants_key(type(self).__name__, f, xs, keywords)
-                return carry, checked(*xs, **keywords)
+                check_wants_key(name, f, xs, keywords)
+                return carry, call_traced(name, f, xs, keywords)
 
             return step
 

@@ -11,8 +11,8 @@ import jax
 from .._arrays import paths
 from .._calls import (
     argument_names,
+    call_traced,
     check_takes,
-    enforce_annotations,
     explained,
     parameters_of,
 )
@@ -52,7 +52,7 @@ class LayerStep:
         layer, args, state = inputs
         args = self._with(state, args)
         check_wants_key(NAME, layer, (x, *args), keywords, "a layer")
-        x = enforce_annotations(layer)(x, *args, **keywords)
+        x = call_traced(NAME, layer, (x, *args), keywords, word="a layer")
         if self.state_at is not None:
             x, state = check_returned(NAME, x)
         return x, (state, x if self.keep else None)

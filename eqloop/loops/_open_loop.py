@@ -34,7 +34,7 @@ from .._arrays import (
     split,
     zero_array,
 )
-from .._calls import KnownAs, Outputs, check_takes, enforce_annotations, explained
+from .._calls import KnownAs, Outputs, call_traced, check_takes, explained
 from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import Loop, Step, Undo, hoist, with_inverse
@@ -311,7 +311,8 @@ class LoopOpener:
             if self.f_transform is not None:
                 f = self.f_transform(f)
             check_wants_key(self.name, f, (carry, x), keywords)
-            return enforce_annotations(f)(carry, x, **keywords)
+            how, given = self.words.how(carry), ["carry", "x"]
+            return call_traced(self.name, f, (carry, x), keywords, given, **how)
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
         """Takes the result of `f` apart: carry, arrays of `y`, and the rest of `y`."""

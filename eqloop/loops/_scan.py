@@ -21,6 +21,11 @@ DEFAULT_BASE = 16
 
 def check_base(owner: str, base: int, schedule: AbstractSchedule | None) -> None:
     """Checks the `base` of a loop whose schedule is `Recursive(base)` by default."""
+    if isinstance(base, AbstractSchedule):
+        raise TypeError(
+            f"{owner}: the second setting is `base`, an int. A schedule is given by "
+            f"name: `schedule={base!r}`."
+        )
     Recursive(base)  # raises, should `base` not be valid
     if schedule is not None and base != DEFAULT_BASE:
         raise ValueError(

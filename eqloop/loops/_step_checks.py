@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 
 import equinox as eqx
+import jax
+import numpy as np
 
 from .._arrays import axes_of_keys, describe, listing
 from .._calls import parameters_of
@@ -54,6 +56,13 @@ def check_wants_key(
 _ANY_NAME = inspect.Parameter.VAR_KEYWORD
 
 
+def is_truth(tree: PyTree) -> bool:
+    """Whether it is one boolean."""
+    if isinstance(tree, jax.Array | np.ndarray):
+        return not tree.shape and tree.dtype == bool
+    return isinstance(tree, bool | np.bool_)
+
+
 def pair_of(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
     """The pair that a step returns."""
     if not isinstance(out, tuple | list) or len(out) != 2:
@@ -63,6 +72,8 @@ def pair_of(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
             what = f"a {type(out).__name__} of {len(out)}, {what}"
             if len(out) > 2:
                 hint = "To stack several things, return `(carry, (a, b))`."
+        elif is_truth(out):
+            hint = "A condition comes first: `el.ScanWhile(cond, f, max_steps=...)`."
         raise TypeError(
             f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. "
             f"{hint}"

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Generic, Self, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar, final
 
 import equinox as eqx
 import jax
@@ -22,9 +22,9 @@ from .._calls import (
     KnownAs,
     argument_names,
     array_names,
+    call_traced,
     check_least,
     compiled_once,
-    enforce_annotations,
     explained,
     int_of,
     typed,
@@ -46,6 +46,7 @@ from ..checkpointing import (
 )
 from ..progress import Label, ProgressBar, as_progress, check_progress, make_meter
 from ._carry import Carry, Words, trace_stable
+from ._step_checks import is_truth
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
@@ -65,9 +66,27 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
             or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
+    _made_otherwise: ClassVar[str] = (
+        " For a schedule, or outputs of each step, there is `el.ScanWhile(cond, f, "
+        "max_steps=...)`, whose `f` returns `(carry, y)`."
+    )
+
     cond: Callable[[_Carry], PyTree]
     body: Callable[[_Carry], _Carry]
     progress: eqx.AbstractVar[ProgressBar | None]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name not in ("plan", "frontier", "schedule"):
+                return object.__getattribute__(self, name)  # raises Python's own error
+            raise AttributeError(
+                f"{type(self).__name__}: it has no `{name}`. `el.plans(f)(*args)` "
+                f"tells what the loops of a function `f` store in its gradient, this "
+                f"one too. `el.ScanWhile(cond, f, max_steps=...)` has a `{name}`.",
+                name=name,
+                obj=self,
+            )
 
     @abc.abstractmethod
     def _planner(self) -> ForwardOnly | Bounded | Online:
@@ -290,10 +309,11 @@ def run_call(
 ) -> PyTree:
     """Opens a call, and runs it."""
     refuse_refs(owner, init, _WORDS.path)
+    start = Carry.of(owner, init, _WORDS)
     settled = trace_stable(
         lambda carry, _: _explained(owner, "body", body, carry),
-        lambda out: (out, [], None),
-        Carry.of(owner, init, _WORDS),
+        lambda out: (_checked_body(owner, out, start), [], None),
+        start,
         x_types=[],
         known_as=lambda carry: _known_as("while_body", body, carry),
     )
@@ -375,6 +395,28 @@ def _known_as(kind: str, f: Callable[..., PyTree], carry: PyTree) -> KnownAs:
     return KnownAs(kind, f, array_names(carry, name))
 
 
+def _checked_body(owner: str, out: PyTree, start: Carry) -> PyTree:
+    """What `body` returned, if it is not what another function returns."""
+    if is_truth(out) and not is_truth(start.tree):
+        raise TypeError(
+            f"{owner}: `body` returned {describe(out)}, as `cond` does, and the carry "
+            f"is none. The condition comes first: `el.{owner}(cond, body)`."
+        )
+    structure = jax.tree.structure
+    is_pair = isinstance(out, tuple) and len(out) == 2
+    if is_pair and structure(out) != structure(start.tree) == structure(out[0]):
+        raise TypeError(
+            f"{owner}: `body` must return the next carry alone, and not a pair of it "
+            f"and an output. For outputs of each step there is `el.ScanWhile`."
+        )
+    if out is None and start.tree is not None:
+        raise TypeError(
+            f"{owner}: `body` must return the next carry, but it returned None. Does "
+            f"it end with a `return`?"
+        )
+    return out
+
+
 def _as_condition(owner: str, out: PyTree, is_bounded: bool) -> PyTree:
     if isinstance(out, bool | np.bool_):
         if out and not is_bounded:
@@ -384,8 +426,7 @@ def _as_condition(owner: str, out: PyTree, is_bounded: bool) -> PyTree:
                 f"bound the number of steps, as `el.BoundedWhileLoop` does."
             )
         return jnp.asarray(out)
-    is_array = isinstance(out, jax.Array | np.ndarray)
-    if not is_array or out.shape or out.dtype != bool:
+    if not is_truth(out):
         raise TypeError(
             f"{owner}: `cond` must return a scalar boolean, but it returned "
             f"{describe(out)}. Compare it (`x > 0`), reduce it (`jnp.any`), or map "
@@ -398,4 +439,5 @@ def _explained(
     owner: str, name: str, f: Callable[..., PyTree], carry: PyTree
 ) -> PyTree:
     with explained(owner, _call_on_carry(name, carry)):
-        return enforce_annotations(f)(carry)
+        how = dataclasses.replace(_WORDS, f=name).how(carry)
+        return call_traced(owner, f, (carry,), {}, ["carry"], **how)

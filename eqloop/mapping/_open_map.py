@@ -1,6 +1,7 @@
 """Opens the call of a map: from the user's trees to a function of rows, and back."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ from .._calls import (
     argument_names,
     as_count,
     call_names,
-    enforce_annotations,
+    call_traced,
     explained,
     named_as,
 )
@@ -181,7 +182,7 @@ def open_row(
         shown = [f"\n  {k} = {eqx.tree_pformat(x)}" for k, x in given.items()]
         what = f"f on one row, with{''.join(shown)}"
         with explained(name, what):
-            return enforce_annotations(f)(*args, **kwargs)
+            return call_traced(name, f, args, kwargs)
 
     def take(out: PyTree) -> tuple[list[Value], tuple[Outputs, list[Reduction]]]:
         out = numbers_with_axes(
@@ -245,22 +246,35 @@ def open_arguments(
     specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
     arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
     axes: dict[str, list[Axis]] = {}
-    sizes = {} if size is None else {"axis_size": size}
+    sizes, of_each = {} if size is None else {"axis_size": size}, dict[str, list[int]]()
     for argument, value in arguments:
         if _is_split(argument, value, kwargs, specs):
             continue
         spec, spec_name = specs[argument]
         found = resolve_axes(name, value, spec, tree_name=argument, spec_name=spec_name)
         axes[argument] = found
-        sizes |= axis_sizes(value, argument, found)
+        of_argument = axis_sizes(value, argument, found)
+        sizes |= of_argument
+        of_each[argument] = list(of_argument.values())
     if not sizes:
         by_default = in_axes == _DEFAULT_AXES
         raise ValueError(_nothing_to_map(name, arguments, by_default))
-    size = common_length(name, sizes)
+    size = common_length(name, sizes, whole=_passed_whole(name, of_each))
     if "key" in kwargs and "key" not in axes:
         kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
     all_axes = [axis for argument, _ in arguments for axis in axes[argument]]
     return AlongAxes.of((args, kwargs), all_axes, size)
+
+
+def _passed_whole(name: str, sizes: dict[str, list[int]]) -> str:
+    """How to pass an argument whole, such as the one whose lengths are others'."""
+    count = Counter(size for of_one in sizes.values() for size in set(of_one))
+    rarity = lambda argument: min(count[size] for size in sizes[argument])
+    of_several = [argument for argument in sizes if len(set(sizes[argument])) > 1]
+    mapped = filter(sizes.get, sizes)
+    odd = of_several[0] if of_several else min(mapped, key=rarity, default="x")
+    other = " of `el.Vmap` or `el.ChunkedVmap`" if name == "Map" else ""
+    return f"To pass {odd} whole: `in_axes={{{odd!r}: None}}`{other}."
 
 
 def _is_split(

@@ -17,9 +17,9 @@ from .._calls import (
     R,
     argument_names,
     call_names,
+    call_traced,
     check_bool,
     compiled_once,
-    enforce_annotations,
     explained,
     setting,
     value_in_words,
@@ -211,4 +211,4 @@ class ShardMap(AbstractSameCall[..., R]):
 def _call_with(f: Callable[..., PyTree], args: tuple[PyTree, ...]) -> PyTree:
     what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
     with explained("ShardMap", what):
-        return enforce_annotations(f)(*args)
+        return call_traced("ShardMap", f, args, {})

@@ -10,10 +10,15 @@ from ..checkpointing import JaxPlan, LoopPlan, Plan, Plans, StoreAll
 
 # What is less than this part of the peak is not worth a word.
 _MUCH = 1 / 20
+# What is half of it, is worth another way of computing.
+_WIDE = 1 / 2
 
 
 def advice(
-    alive: Sequence[Alive], peak_bytes: int, plans: Callable[[], Plans] | None
+    alive: Sequence[Alive],
+    peak_bytes: int,
+    plans: Callable[[], Plans] | None,
+    has_fit: bool = False,
 ) -> Iterator[str]:
     """Sentences on what would take less, those that bring most first.
 
@@ -21,6 +26,7 @@ def advice(
         alive: What is alive.
         peak_bytes: What that takes besides inputs and outputs.
         plans: Finds the plans of the loops, where they are to be asked for.
+        has_fit: Whether there is a `Fit` in the program already.
     """
     by_loop, outside = Counter[Place | None](), 0
     for one in alive:
@@ -41,11 +47,27 @@ def advice(
         known = ((size, texts.get(place)) for place, size in large.items())
         found += [(size, text) for size, text in known if text]
     if outside and outside >= _MUCH * peak_bytes:
-        text = (
-            f"{format_bytes(outside)} is stored outside of loops, which el.Fit, around "
-            "what is differentiated, has computed again"
-        )
+        how = "el.Fit, around what is differentiated, has computed again, or in parts"
+        if has_fit:
+            how = "el.Fit makes less with a smaller budget"
+        text = f"{format_bytes(outside)} is stored outside of loops, which {how}"
         found.append((outside, text))
+    wide = max(filter(_is_whole, alive), key=lambda one: one.nbytes, default=None)
+    if wide is not None and wide.nbytes >= _WIDE * peak_bytes and not has_fit:
+        line = wide.place.line if wide.place else "unknown"
+        text = (
+            f"{wide.type_in_words} at line {line} is whole at once: el.Fit, or "
+            f"el.ChunkedVmap with a `reduce`, takes some of its rows at a time"
+        )
+        found.append((wide.nbytes, text))
+    stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
+    double = sum(one.nbytes for one in stored if one.dtype == "float32")
+    if double >= _WIDE * peak_bytes:
+        text = (
+            f"of what is stored {format_bytes(double)} is float32: it is half of that "
+            f"if computed in bfloat16, and carries are, by el.Cast(schedule, …)"
+        )
+        found.append((double // 2, text))
     if names := _donatable(alive):
         size = sum(one.nbytes for one in names)
         which = names[0].name + (f" and {len(names) - 1} more" if names[1:] else "")
@@ -71,6 +93,11 @@ def _of_loop(loop: LoopPlan) -> str | None:
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
         return f"the {where} stores all residuals: give it a schedule"
     return None
+
+
+def _is_whole(one: Alive) -> bool:
+    """Whether it is an array outside of loops that has rows, and comes and goes."""
+    return one.is_at_peak and one.loop is None and len(one.shape) > 1
 
 
 def _donatable(alive: Sequence[Alive]) -> list[Alive]:

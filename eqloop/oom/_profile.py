@@ -5,7 +5,7 @@ import functools
 import os
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from .._compiled import (
     arrays_at_peak,
     heaps_of,
 )
-from .._programs import Place
+from .._programs import FITTED, Place
 from ..checkpointing import Plans, axes_to_draw_on, format_axis
 from ._advice import advice
 
@@ -96,7 +96,12 @@ class MemoryProfile:
         Figures are from the plans of the loops, which for a large program take about as
         long as to compile it. So its table goes without them.
         """
-        return tuple(advice(self.alive, self.peak_bytes, self._plans))
+        return tuple(self._advice(self._plans))
+
+    def _advice(self, plans: Callable[[], Plans] | None) -> Iterator[str]:
+        each = self._program.instructions.values()
+        has_fit = any(FITTED in one.scope for one in each)
+        return advice(self.alive, self.peak_bytes, plans, has_fit)
 
     def __str__(self) -> str:
         size, total = map(format_bytes, (self.peak_bytes, self.total_bytes))
@@ -104,7 +109,7 @@ class MemoryProfile:
         head = f"{self.name}: {size} at the peak, {total} in all"
         head += (host if self.host_bytes else "") + f", on {self.device}"
         is_quick = len(self._program.instructions) <= _QUICK
-        quick = advice(self.alive, self.peak_bytes, None)
+        quick = self._advice(None)
         text = "; ".join(self.advice if is_quick else quick)
         help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
         if len(help_lines) > 3:

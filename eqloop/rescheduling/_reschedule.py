@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,7 +24,7 @@ from .._calls import (
     open_gradient,
     setting,
 )
-from .._programs import Place, place_now, run
+from .._programs import Place, run, warn_once
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
@@ -51,9 +50,6 @@ _IN_VAIN = (
     "it is differentiated again. Reschedule the function inside: "
     "`jax.grad(el.Reschedule(f, …))`"
 )
-
-# What Python notes down of warnings, for each loop or function.
-_told_of: dict[object, dict[Any, Any]] = {}
 
 # With a smaller base, so many steps as a counter can hold take a dozen levels, which
 # are loops within loops, and half a minute to compile.
@@ -240,7 +236,7 @@ class Reschedule(AbstractSameCall[P, R]):
         self, args: Any, kwargs: Any, leaves_gradients: bool = False
     ) -> tuple[Any, list[Note]]:
         """The result of a call, and what has become of each loop."""
-        call, arrays = open_call(self.f, args, kwargs)
+        call, arrays = open_call("Reschedule", self.f, args, kwargs)
         program = jax.make_jaxpr(call.on_arrays)(arrays)
         rewriting = Rewriting(
             self.schedule,
@@ -255,17 +251,9 @@ class Reschedule(AbstractSameCall[P, R]):
 
     def _warn(self, what: str, notes: list[Note]) -> None:
         name = getattr(self.f, "__qualname__", repr(self.f))
-        text = f"Reschedule: no loop of `{name}` {what}."
-        # How many frames of JAX are between the user's call and this one, who knows?
-        here = place_now() or Place("<unknown>", 0, "")
-        # Python tells each line once. A loop is told of once, wherever it is run from.
-        about = text, tuple(str(note.loop) for note in notes) or here
-        registry = _told_of.setdefault(about, {})
-        if any(isinstance(key, tuple) for key in registry):
-            registry[text, UserWarning, here.line] = 1
-        warnings.warn_explicit(
-            text, UserWarning, here.file, here.line, registry=registry
-        )
+        # A loop is told of once, wherever it is run from.
+        loops = tuple(str(note.loop) for note in notes)
+        warn_once(f"Reschedule: no loop of `{name}` {what}.", loops)
 
     @property
     def _is_told_something(self) -> bool:

@@ -14,7 +14,7 @@ from .._calls import (
     NewR,
     P,
     R,
-    enforce_annotations,
+    call_traced,
     open_call,
 )
 from .._classes import AbstractBordered
@@ -89,7 +89,7 @@ class Jit(AbstractSameCall[P, R]):
         except NEEDS_VALUES as error:
             failed = error
         # JAX has one name for all functions there. The error is to have the user's.
-        call, arrays = open_call(self.f, args, kwargs)
+        call, arrays = open_call("Jit", self.f, args, kwargs)
         jax.eval_shape(call.on_arrays, arrays)
         raise failed
 
@@ -129,7 +129,7 @@ def _program(name: str, donate: Donate) -> Any:
 
     def call(first: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> PyTree:
         f, args, kwargs = rest
-        return enforce_annotations(f)(*first, *args, **kwargs)
+        return call_traced("Jit", f, (*first, *args), kwargs)
 
     call.__name__ = call.__qualname__ = name
     return eqx.filter_jit(call, donate=donate)

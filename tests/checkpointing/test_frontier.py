@@ -1,5 +1,7 @@
 """Frontiers: sequences of plans that no plan beats, not even one of a `Budget`."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -47,6 +49,21 @@ def test_no_budget_finds_a_plan_that_beats_it(length):
     for size in sizes[:: max(len(sizes) // 6, 1)]:
         found = el.Scan(lstm, schedule=el.Budget(size)).plan(H, xs)
         assert beaten(found, frontier) == []
+
+
+def test_a_long_one_is_printed_in_part():
+    scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=el.Binomial(2))
+    plan = scan.plan(jnp.zeros(3), jnp.zeros((32, 3)))
+    sizes = [(1000 + 10 * i, 100 / (1 + i)) for i in range(200)]
+    plans = [
+        dataclasses.replace(plan, peak_bytes=size, relative_time=time)
+        for size, time in sizes
+    ]
+    _, *rows, more, now, _ = str(Frontier(tuple(plans), plan)).splitlines()
+    assert 20 <= len(rows) <= 25
+    assert (rows[0].split()[0], rows[-1].split()[0]) == ("0.977", "2.92")
+    assert more.startswith(f"and {200 - len(rows)} between these")
+    assert now.startswith("now, by Binomial")
 
 
 def test_printed_it_is_a_table():

@@ -7,6 +7,7 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -229,8 +230,12 @@ def test_the_parts_of_plans_are_not_public():
         ),
         ([], "ValueError: Cut: … length of the loop, 7, … none"),
         (
-            [(0, el.Chunked(1)), (7, el.Chunked(1))],
-            "TypeError: … int of at least 1, and a schedule … number of steps is 0",
+            [(-1, el.Chunked(1)), (8, el.Chunked(1))],
+            "ValueError: … int of at least 0, and a schedule … number of steps is -1",
+        ),
+        (
+            [(7.0, el.Chunked(1))],
+            "TypeError: … int of at least 0, and a schedule … number of steps is 7.0",
         ),
         ([3, 4], "TypeError: Cut: `loop.cut` … `(10, el.Chunked(1))` … not 3"),
         ([(7, 16)], "TypeError: … schedule, such as `el.Chunked(1)` … schedule is 16"),
@@ -243,6 +248,31 @@ def test_the_parts_of_plans_are_not_public():
 def test_wrong_segments(segments, said):
     scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Cut(tuple(segments)))
     assert_raises(lambda: scan.plan(0.0, jnp.zeros(7)), said)
+
+
+def test_a_segment_of_no_steps_is_left_out():
+    every, step = el.Chunked(1), lambda h, x: (jnp.sin(h + x), None)
+    plans = [
+        el.Scan(step, schedule=Cut(segments)).plan(0.0, jnp.zeros(7))
+        for segments in [((7, every),), ((0, every), (np.int64(7), every), (0, every))]
+    ]
+    assert len({str(plan).partition("\n")[2] for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, el.Cast])
+def test_a_schedule_without_a_hash(wrap):
+    @dataclasses.dataclass
+    class Mutable(el.AbstractSchedule):
+        segments: Any = ()
+
+        def layout(self, loop):
+            return loop.cut(self.segments)
+
+    assert_raises(
+        lambda: el.Scan(lambda h, x: (h + x, None), schedule=wrap(Mutable())),
+        "TypeError: Mutable: … hashable … `@dataclasses.dataclass(frozen=True)`",
+    )
+    assert_raises(lambda: Cut([(7, el.Chunked(1))]), "TypeError: Cut: … list … tuples")
 
 
 @dataclasses.dataclass(frozen=True)

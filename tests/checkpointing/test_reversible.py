@@ -188,6 +188,22 @@ WRONG = {
 }
 
 
+def test_an_inverse_that_is_none_is_found_at_a_leaf_with_a_name():
+    step = lambda h, x: ({"a": jnp.sin(h["a"]) + 2, "n": h["n"] + 1}, None)
+    inverse = lambda h, x: {"a": h["a"], "n": h["n"] - 1}
+    how = el.Reversible(inverse)
+    loop = el.ScanWhile(lambda h: h["n"] < 3, step, max_steps=4, schedule=how)
+    f = lambda a: loop({"a": a, "n": 0})[0]["a"]
+    batch, one = jnp.ones(2), jnp.float32(1.0)
+    calls = {
+        "batch": lambda: jax.grad(lambda a: jnp.sum(jax.vmap(f)(a)))(batch),
+        "forward over reverse": lambda: jax.jvp(jax.grad(f), (one,), (one,)),
+    }
+    for call in calls.values():
+        with pytest.raises(Exception, match=r"At carry\['a'\]"):
+            jax.block_until_ready(call())
+
+
 @pytest.mark.parametrize("name", ["a slip", "no number", slow("nothing undone")])
 def test_an_inverse_that_is_none(name):
     f = functools.partial(run, lambda _: el.Reversible(WRONG[name]))

@@ -573,6 +573,21 @@ WRONG = {
         TypeError,
         "`el.Binomial(30)`, not <class 'eqloop.checkpointing._schedules.Chunked'>.",
     ),
+    "class": (
+        lambda: solved(CheckpointedAdjoint),
+        TypeError,
+        "CheckpointedAdjoint: `adjoint` must be made from this class, by `adjoint=Che",
+    ),
+    "class of the other": (
+        lambda: solved(eqloop.diffrax.ReversibleAdjoint),
+        TypeError,
+        "ReversibleAdjoint: `adjoint` must be made from this class",
+    ),
+    "a budget for a number": (
+        lambda: CheckpointedAdjoint(el.Budget("1KiB")),
+        TypeError,
+        "given by name: `CheckpointedAdjoint(schedule=Budget(nbytes='1KiB'))`",
+    ),
     "truncation": (
         lambda: CheckpointedAdjoint(schedule=el.Truncate(3)),
         TypeError,

@@ -21,6 +21,7 @@ CANNOT_RAISE = {
     "ForeignLoop",
     "Layout",
     "NonFiniteError",
+    "NotInKernelError",
     "Traced",
     "ir.Report",
     "policies.Policy",

@@ -1,6 +1,7 @@
 """`Fit.frontier`: what a function takes, in memory and in time, whatever the budget."""
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,16 @@ def test_plans_of_rows_and_of_none_are_pinned_and_say_what_they_take():
 def test_a_fit_of_a_gradient_is_told_where_it_belongs():
     with pytest.raises(ValueError, match=r"put `Fit` inside, `jax.grad\(el.Fit\(f, …"):
         el.Fit(jax.grad(layers, (0, 1)), 1).plan(W, X)
+
+
+def test_a_call_of_a_fit_of_a_gradient_is_told_as_well():
+    inside, outside = jax.grad(el.Fit(layers, "1GiB")), el.Fit(jax.grad(layers), "1GiB")
+    with pytest.warns(UserWarning, match=r"put `Fit` inside: `jax.grad\(el.Fit\(f, …"):
+        assert_close(outside(W, X), inside(W, X), 1e-5, 1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twice = lambda w: jnp.sum(jax.grad(layers)(w, X) ** 2)
+        jax.jit(jax.grad(el.Fit(twice, "1GiB")))(W)
 
 
 def test_a_least_budget_that_it_shows_fits():

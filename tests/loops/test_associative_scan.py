@@ -389,7 +389,7 @@ WRONG = {
     "arity": (
         lambda: ours(lambda a: a, MATRIX),
         TypeError,
-        "takes 1 positional argument but 2 were given",
+        "AssociativeScan: `f` does not take what it is given",
     ),
 }
 

@@ -344,10 +344,14 @@ def test_each_example_is_clipped_by_itself():
 
 
 def test_forward_mode_is_that_of_a_custom_vjp():
-    scan = el.Scan(add, schedule=NESTED, backward=el.ClipCotangent(1.0))
-    assert scan(0.0, jnp.ones(3))[0] == 3.0
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda c: scan(c, jnp.ones(3))[0], (0.0,), (1.0,))
+    for schedule in (NESTED, None):
+        scan = el.Scan(add, schedule=schedule, backward=el.ClipCotangent(1.0))
+        assert scan(0.0, jnp.ones(3))[0] == 3.0
+        tangent = lambda scan=scan: jax.jvp(
+            lambda c: scan(c, jnp.ones(3))[0], (0.0,), (1.0,)
+        )
+        said = "TypeError: Scan: a `backward` … forward mode (`jax.jvp` … `jax.grad`"
+        assert_raises(tangent, said)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])

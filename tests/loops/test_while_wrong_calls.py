@@ -64,6 +64,35 @@ WRONG = {
         lambda: el.BoundedWhileLoop(positive, None, max_steps=3),
         "TypeError: BoundedWhileLoop: `body` … callable … None",
     ),
+    "body takes more": (
+        lambda: run(lambda i, x: (i, x), (0, 1.0)),
+        "TypeError: WhileLoop: `body` … missing … 'x' … `body(carry)`",
+    ),
+    "cond takes more": (
+        lambda: run(cond=lambda i, x: i > 0),
+        "TypeError: WhileLoop: `cond` … missing … 'x' … `cond(carry)`",
+    ),
+    "the other way round": (
+        lambda: el.WhileLoop(keep, positive)(1.0),
+        "TypeError: WhileLoop: `body` returned … `cond` … `el.WhileLoop(cond, body)`",
+    ),
+    "an output": (
+        lambda: run(lambda carry: (carry, None), ZEROS),
+        "TypeError: WhileLoop: `body` … next carry alone … `el.ScanWhile`",
+    ),
+    "nothing returned": (
+        lambda: run(becomes(None)),
+        "TypeError: WhileLoop: `body` … None … `return`",
+    ),
+    "a schedule": (
+        lambda: checkpointed(schedule=el.StoreAll()),
+        "TypeError: CheckpointedWhileLoop(cond, body): … 'schedule' … `el.ScanWhile(",
+    ),
+    "a plan": (
+        lambda: checkpointed().plan(ZEROS),
+        "AttributeError: CheckpointedWhileLoop: … no `plan` … `el.plans(f)(*args)` … "
+        "`el.ScanWhile",
+    ),
     # The condition
     "many conditions": (lambda: condition(ZEROS > 0), NOT_BOOLEAN + "bool[3]" + ADVICE),
     "a number": (lambda: condition(ZEROS[0]), NOT_BOOLEAN + "float32[]" + ADVICE),

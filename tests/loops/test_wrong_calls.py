@@ -34,6 +34,11 @@ def becomes(new: Any) -> Any:
     return lambda carry, x: (new, x)
 
 
+def unpacks(carry: Any, x: Any) -> Any:
+    h, c = carry
+    return (h, c), x
+
+
 def maps(change: Any) -> Any:
     return lambda carry, x: (change(carry), x)
 
@@ -132,7 +137,24 @@ WRONG = {
     ),
     "arity": (
         lambda: scan(lambda carry: (carry, None)),
-        "TypeError: … 1 positional argument … 2",
+        "TypeError: CheckpointedScan: `f` … too many … `f(carry, x)`",
+    ),
+    "a carry that is taken apart": (
+        lambda: scan(unpacks, ZEROS),
+        "ValueError: CheckpointedScan: f takes … too many values … the carry … f32[3] "
+        "… `h, c = carry` … pair",
+    ),
+    "a number that is taken apart": (
+        lambda: scan(unpacks, jnp.zeros(())),
+        "TypeError: CheckpointedScan: f takes … apart … the carry … f32[]",
+    ),
+    "a condition for a step": (
+        lambda: el.ScanWhile(keep, lambda h, x: h > 0, max_steps=3)(1.0),
+        "TypeError: ScanWhile: f must return a pair … `el.ScanWhile(cond, f,",
+    ),
+    "a schedule for a base": (
+        lambda: el.CheckpointedScan(keep, el.Budget("1GiB")),
+        "TypeError: CheckpointedScan: … `base` … `schedule=Budget(nbytes='1GiB')`",
     ),
     "f takes no key": (
         lambda: scan(key=KEYS[0]),

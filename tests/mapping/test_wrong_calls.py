@@ -163,6 +163,18 @@ WRONG = {
         lambda: el.Vmap(add, axis_size=-1),
         "ValueError: Vmap: `axis_size` must be at least 0, but it is -1",
     ),
+    "an argument that is to be whole": (
+        lambda: chunked(add)(jnp.ones(3), ONES),
+        "ValueError: ChunkedVmap: … 3 … 5 … whole: `in_axes={",
+    ),
+    "a module that is to be whole": (
+        lambda: el.Vmap(lambda w, x: x)(dict(a=jnp.ones(3), b=jnp.ones(5)), ONES),
+        "ValueError: Vmap: … To pass w whole: `in_axes={'w': None}`.",
+    ),
+    "whole for a map": (
+        lambda: el.Map(lambda x, w: x)(ONES, jnp.ones(3)),
+        "ValueError: Map: … `in_axes={'x': None}` of `el.Vmap` or `el.ChunkedVmap`",
+    ),
     "a size that is not that of the rows": (
         lambda: el.Vmap(add, axis_size=4)(ONES, ONES),
         "ValueError: Vmap: these lengths must all be the same … axis_size: 4 … x: 5",

@@ -97,6 +97,35 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
 
 
 @pytest.mark.usefixtures("as_users_have_it")
+def test_advice_knows_of_rows_of_precision_and_of_a_fit():
+    def head(w, x):
+        return jnp.mean(jax.nn.logsumexp(x @ w, axis=1))
+
+    def deep(w, x):
+        for _ in range(8):
+            x = jnp.sin(jnp.tanh(x @ w))
+        return jnp.sum(x)
+
+    args = jnp.ones((8, 2000)), jnp.ones((64, 8))
+    texts = " ".join(el.memory_profile(jax.grad(head))(*args).advice)
+    assert_says("f32[64,2000] … rows at a time", texts)
+    square = jnp.ones((32, 32)), jnp.ones((256, 32))
+    texts = " ".join(el.memory_profile(jax.grad(deep))(*square).advice)
+    assert_says("el.Fit, around … bfloat16 … el.Cast", texts)
+    fitted = el.memory_profile(jax.grad(el.Fit(deep, "1MiB")))(*square)
+    texts = " ".join(fitted.advice)
+    assert "smaller budget" in texts
+    assert "el.Fit, around" not in texts
+
+
+def assert_says(said: str, text: str) -> None:
+    at = 0
+    for part in said.split(" … "):
+        at = text.find(part, at)
+        assert at >= 0, (part, text)
+
+
+@pytest.mark.usefixtures("as_users_have_it")
 def test_inputs_have_their_paths_and_can_be_donated():
     case = CASES["optax"]
     plain = el.memory_profile(trains)(*case.args)

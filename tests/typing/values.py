@@ -106,6 +106,8 @@ def debugging(x: Array) -> None:
         el.DebugNonFinite(f)(x)
     except el.NonFiniteError as error:
         assert_type(error, el.NonFiniteError)
+    except el.NotInKernelError as error:
+        assert_type(error, el.NotInKernelError)
 
 
 def programs(jaxpr: jex.ClosedJaxpr, x: Array) -> None:

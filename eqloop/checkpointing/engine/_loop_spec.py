@@ -9,10 +9,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..._arrays import Arrays, Flags, describe, nbytes, pick, refuse_symbolic
+from ..._calls import int_of
 from ..._classes import SettingMeta
+from ..._tracebacks import border
 from ..._types import PyTree, Value
 from ._forward import Active
 from ._layout import AbstractRunner, Layout
@@ -35,7 +37,28 @@ class Undo(NamedTuple):
     save: Callable[..., PyTree] | None
 
 
-class AbstractSchedule(metaclass=SettingMeta):
+if TYPE_CHECKING:
+    # A call is what the class's own `__init__` says.
+    from abc import ABCMeta as _ScheduleMeta
+else:
+
+    class _ScheduleMeta(SettingMeta):
+        @border
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = super().__call__(*args, **kwargs)
+            try:
+                hash(made)
+            except TypeError as error:
+                raise TypeError(
+                    f"{cls.__name__}: a schedule must be hashable, as programs are "
+                    f"told from each other by it, and this one is not: {error}. Make "
+                    f"it a frozen dataclass, `@dataclasses.dataclass(frozen=True)`, "
+                    f"with fields that are hashable, such as tuples in place of lists."
+                ) from None
+            return made
+
+
+class AbstractSchedule(metaclass=_ScheduleMeta):
     """How to trade memory for recomputation: the base class of all schedules.
 
     For a schedule of your own, write a frozen dataclass that subclasses this one, and
@@ -206,7 +229,8 @@ class LoopSpec:
         all schedules have the same `batch`.
 
         Args:
-            segments: How many steps each segment has, and the schedule for it. With
+            segments: How many steps each segment has, and the schedule for it. One of 0
+                steps is left out. With
                 [`StoreAll`][eqloop.StoreAll] the residuals of the segment are stored
                 together; with `Chunked(1)` each of its carries.
 
@@ -215,14 +239,16 @@ class LoopSpec:
 
         Raises:
             TypeError: If a number of steps is not an int, or a schedule is none.
-            ValueError: If the segments do not add up to the loop, or one has an
-                [`Offload`][eqloop.Offload], which is for the whole schedule.
+            ValueError: If the segments do not add up to the loop, one has fewer than 0
+                steps, or an [`Offload`][eqloop.Offload], which is for the whole
+                schedule.
 
         Examples:
             See [`AbstractSchedule`][eqloop.AbstractSchedule].
         """
         owner = type(self._problem.planner).__name__
-        layouts = [self._layout_of(*pair) for pair in _pairs(owner, segments)]
+        pairs = _pairs(owner, segments)
+        layouts = [self._layout_of(*pair) for pair in pairs if pair[0]]
         orders = [layout.order.as_part() for layout in layouts]
         if sum(order.length for order in orders) != self.length:
             lengths = ", ".join(str(order.length) for order in orders)
@@ -238,15 +264,9 @@ class LoopSpec:
         reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
         return Layout(Segmented(tuple(parts)), reversal=reversal)
 
-    def _layout_of(self, count: object, schedule: object) -> Layout:
+    def _layout_of(self, count: int, schedule: object) -> Layout:
         """The layout that a segment's schedule decides on."""
         owner = type(self._problem.planner).__name__
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise TypeError(
-                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
-                f"steps, an int of at least 1, and a schedule. Its number of steps is "
-                f"{count!r}."
-            )
         if not isinstance(schedule, AbstractSchedule):
             raise TypeError(
                 f"{owner}: a segment that is passed to `loop.cut` must be a number of "
@@ -288,7 +308,7 @@ class LoopSpec:
         return needs_of_gradient(self._problem, self._active, y_active).held
 
 
-def _pairs(owner: str, segments: object) -> Iterator[tuple[Any, Any]]:
+def _pairs(owner: str, segments: object) -> Iterator[tuple[int, Any]]:
     for segment in segments if isinstance(segments, Iterable) else [segments]:
         if not isinstance(segment, tuple | list) or len(segment) != 2:
             raise TypeError(
@@ -297,4 +317,10 @@ def _pairs(owner: str, segments: object) -> Iterator[tuple[Any, Any]]:
                 f"not {describe(segment)}."
             )
         count, schedule = segment
-        yield count, schedule
+        if (steps := int_of(count)) is None or steps < 0:
+            raise (TypeError if steps is None else ValueError)(
+                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
+                f"steps, an int of at least 0, and a schedule. Its number of steps is "
+                f"{count!r}."
+            )
+        yield steps, schedule

@@ -193,10 +193,15 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     # By the chain rule: if `b(f(h)) = h`, then the jvp of `b` undoes the jvp of `f`.
     inverse = step.inverse and pruned(pushed(step.inverse, active, (active.carry,)))
     saved = step.saved and (*step.saved, *pick(step.saved, active.carry))
+    paths = loop.carry_paths
+    if len(paths) == step.num_carry:
+        moving = pick(paths, active.carry)
+        paths = (*paths, *(f"the tangent of {path}" for path in moving))
+    meter = loop.meter.tangents
     return dataclasses.replace(
         problem,
         step=Step(pruned(jaxpr), num_consts, num_carry, inverse, saved),
-        loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
+        loop=dataclasses.replace(loop, x_axes=axes, carry_paths=paths, meter=meter),
         placed=(),
     )
 

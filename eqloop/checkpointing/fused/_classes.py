@@ -194,7 +194,22 @@ class FoundRows:
 
 
 class NotInKernelError(TypeError):
-    """A step that cannot be in a kernel, because of one of its operations."""
+    """A step cannot be in a kernel, because of one of its operations.
+
+    It is raised where a loop with the schedule [`Fused`][eqloop.Fused] is run on a GPU,
+    or with `interpret=True`. The message names the operation and its line.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> step = lambda h, _: (jnp.fft.ifft(jnp.fft.fft(h)).real, None)
+        >>> fused = el.Scan(step, schedule=el.Fused(interpret=True))
+        >>> try:
+        ...     jax.vmap(lambda h: fused(h, length=3)[0])(jnp.ones((2, 4)))
+        ... except el.NotInKernelError:
+        ...     result = jax.vmap(lambda h: el.Scan(step)(h, length=3)[0])
+    """
+
+    __module__ = "eqloop"
 
 
 _INSTEAD = (

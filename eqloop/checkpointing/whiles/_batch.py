@@ -167,7 +167,10 @@ def _joint_problem(
         saved = saved if step.saved else ()
         joint_step = dataclasses.replace(joint_step, inverse=inverse, saved=saved)
     meter = batched.loop.meter.moved(1)
-    loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes, starts=())
+    paths = problem.loop.carry_paths
+    paths = paths and ("whether any example goes on", *paths)
+    own = dict[str, Any](meter=meter, x_axes=axes, starts=(), carry_paths=paths)
+    loop = dataclasses.replace(batched.loop, **own)
     return dataclasses.replace(batched, step=joint_step, loop=loop)
 
 

@@ -100,7 +100,7 @@ def to_python(
 
     @border
     def write(*args: Any, **kwargs: Any) -> str:
-        call, arrays = open_call(f, args, kwargs)
+        call, arrays = open_call("to_python", f, args, kwargs)
         jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         names = _argument_names(f, name, args, kwargs)
