@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
-from .._programs import with_formula
+from .._programs import Selected, with_formula
 from .._types import PyTree
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
@@ -64,6 +64,8 @@ class LoopOption:
 
 def is_left_open(formula: object) -> bool:
     """Whether a primitive is a loop that is left open."""
+    if isinstance(formula, Selected):  # a batch of while loops, or its tangents
+        return is_left_open(formula.formula)
     if not isinstance(formula, PlannedLoop) or formula.saves is not None:
         return False
     planner = formula.problem.planner
@@ -82,6 +84,13 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
     Returns:
         The ways, or `None` if the loop has no derivative.
     """
+    if isinstance(formula, Selected):
+        if not formula.may_pull(perturbed):
+            return options_of(formula.formula, perturbed)
+        # Tangents are transposed: the loop that they are of goes back, all at once.
+        loop, takes = formula.source.formula, formula.source.doubled.takes
+        found = options_of(loop, loop.in_tree.unflatten(takes))
+        return found and [dataclasses.replace(option, stored=0) for option in found]
     assert isinstance(formula, PlannedLoop)
     problem = formula.problem
     active, y_active = activity(problem.step, perturbed)
@@ -97,9 +106,14 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
 
 def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     """The equation of a loop that was left open, with a schedule."""
-    formula: Any = eqn.params["_prim"]
-    problem = dataclasses.replace(formula.problem, planner=schedule)
-    return with_formula(eqn, formula.with_params(problem=problem))
+
+    def planned(formula: Any) -> Any:
+        if isinstance(formula, Selected):
+            return formula.mapped(planned)
+        problem = dataclasses.replace(formula.problem, planner=schedule)
+        return formula.with_params(problem=problem)
+
+    return with_formula(eqn, planned(eqn.params["_prim"]))
 
 
 def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:

@@ -25,6 +25,7 @@ from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import AxisMap, axis_maps
 from ..mapping import mapped_in_chunks
+from ._rules import with_rule
 from ._written import flattened
 
 
@@ -334,19 +335,12 @@ def _with_rule(
     rows_in = (*laid.ins, *pick(laid.ins, moves))
     rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
 
-    @jax.custom_jvp
-    def function(numbers: Value, *values: Value) -> list[Value]:
-        return inner(size, numbers, values)
-
-    @function.defjvp
-    def push(primals: PyTree, tangents: PyTree) -> tuple[list[Value], list[Value]]:
-        numbers, *values = primals
-        found = rule(size, numbers, [*values, *pick(tangents[1:], moves)])
-        outs, dots = found[: len(gives)], iter(found[len(gives) :])
-        zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)
-        pairs = zip(outs, gives, strict=True)
-        return outs, [next(dots) if moving else zero(x) for x, moving in pairs]
-
+    function = with_rule(
+        lambda numbers, *values: inner(size, numbers, values),
+        lambda numbers, *values: rule(size, numbers, values),
+        (False, *moves),
+        gives,
+    )
     return function(numbers, *values)
 
 

@@ -14,7 +14,7 @@ from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._compiled import largest_array
 from .._device import remembered_per_device
-from .._programs import formula_of, pruned, temporary_bytes, value_of
+from .._programs import moving_variables, pruned, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
@@ -124,7 +124,7 @@ class Cut:
 
     def _roles(self, marks: Flags) -> list[Roles]:
         """What each part reads, if some inputs of the program are differentiated."""
-        moving = _moving(self.program, marks)
+        moving = moving_variables(self.program, marks)
         weights = moving.intersection(self.program.jaxpr.invars)
         return [
             Roles(
@@ -471,17 +471,3 @@ def _advice(cut: Cut) -> str:
         f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
         f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
     )
-
-
-def _moving(program: jex.ClosedJaxpr, marks: Flags) -> set[Any]:
-    """The variables of a program that are differentiated."""
-    moving = set[Any](pick(program.jaxpr.invars, marks))
-    for eqn in program.jaxpr.eqns:
-        flags = [isinstance(x, jex.Var) and x in moving for x in eqn.invars]
-        if not any(flags):
-            continue
-        formula = formula_of(eqn)
-        inexact = [is_inexact(x.aval) for x in eqn.outvars]
-        moves = inexact if formula is None else formula.moves_out(flags)
-        moving.update(pick(eqn.outvars, moves))
-    return moving

@@ -21,7 +21,7 @@ from ..checkpointing import (
 )
 from ._again import Roles, again
 from ._choice import Option
-from ._parts import Part, with_schedules
+from ._parts import OpenLoop, Part, with_schedules
 from ._written import flattened, written
 
 # The operations whose results are worth keeping before all others.
@@ -157,7 +157,7 @@ def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] 
     for loop in part.loops:
         formula: Any = formula_of(loop.eqn)
         # Of a loop within a program all may be differentiated.
-        moves = [
+        moves = loop.marks or [
             id(x) in marked if is_itself else is_inexact(aval_of(x))
             for x in loop.eqn.invars
         ]
@@ -165,7 +165,7 @@ def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] 
         ask = functools.partial(_options_here, formula, marks, is_itself)
         if not (options := loop.on_device(ask)):
             return None
-        each.append([_repeated(option, loop.times) for option in options])
+        each.append([_repeated(option, loop) for option in options])
     # Loops that are in one equation are decided alike.
     most = max(map(len, each))
     at = lambda options, i: options[round(i * (len(options) - 1) / max(most - 1, 1))]
@@ -181,15 +181,16 @@ def _options_here(
     return options_of(formula, marks) if is_itself or not names else None
 
 
-def _repeated(option: LoopOption, times: int) -> LoopOption:
-    """The same of a loop that is run so often, and stores all of that."""
-    seen = option.nanoseconds, option.forward, option.estimated
-    nanoseconds, forward, estimated = (times * x for x in seen)
-    more = (times - 1) * option.stored
+def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:
+    """The same of a loop that is run more than once."""
+    again = 0.0 if loop.is_kept else option.forward
+    seen = option.nanoseconds + again, option.forward, option.estimated + again
+    nanoseconds, forward, estimated = (loop.times * x for x in seen)
+    stored = loop.abreast * option.stored
     return dataclasses.replace(
         option,
-        stored=option.stored + more,
-        peak=option.peak + more,
+        stored=stored if loop.is_kept else 0,
+        peak=stored + option.peak - option.stored,
         nanoseconds=nanoseconds,
         forward=forward,
         estimated=estimated,
