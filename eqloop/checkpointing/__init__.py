@@ -27,6 +27,7 @@ from ._jax_loops import JaxLoop, JaxPlan, gradient_loops
 from ._loop_options import (
     LoopOption,
     LoopSchedule,
+    OpenStep,
     is_left_open,
     options_of,
     with_schedule,

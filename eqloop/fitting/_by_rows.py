@@ -19,11 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import is_inexact, pick
-from .._compat import form_of, form_params
-from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
+from .._arrays import is_inexact, pick, split
+from .._compat import close, form_of, form_params, scan_counts
+from .._programs import (
+    alone,
+    aval_of,
+    evaluated,
+    formula_of,
+    pushed,
+    traced,
+    value_of,
+)
 from .._types import Aval, PyTree, Value
-from ..checkpointing import AxisMap, axis_maps
+from ..checkpointing import AxisMap, OpenStep, axis_maps
 from ..mapping import mapped_in_chunks
 from ._rules import with_rule
 from ._written import flattened
@@ -84,6 +92,8 @@ class Layouts:
 
     def of(self, eqn: jex.JaxprEqn, place: Place, rows: RowAxis) -> Laid | None:
         """How they lie in an operation if they lie like this in one of its values."""
+        if formula_of(eqn) is not None and OpenStep.of(eqn) is None:
+            return None
         if id(eqn) not in self._maps:
             self._maps[id(eqn)] = eqn, axis_maps(eqn)
         side, n = place
@@ -274,6 +284,8 @@ def _evaluated(
     form, (rows, *_) = form_of(eqn), laid.outs
     if form == "custom_jvp_call":
         outs = _with_rule(eqn, laid, length, size, numbers, values)
+    elif form == "scan" or formula_of(eqn) is not None:
+        outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         within = np.arange(rows.entries, dtype=np.int32)[None]
         every = numbers[:, None] * rows.entries + within
@@ -344,6 +356,51 @@ def _with_rule(
     return function(numbers, *values)
 
 
+def _loop(
+    eqn: jex.JaxprEqn,
+    laid: Laid,
+    length: int,
+    size: int,
+    numbers: Value,
+    values: list[Value],
+) -> Sequence[Value]:
+    """A loop, each step of which is run for some rows."""
+    found = OpenStep.of(eqn)
+    if found is None:
+        program, (consts, num_carry) = close(eqn.params["jaxpr"]), scan_counts(eqn.params)
+        x_axes = (0,) * (len(values) - consts - num_carry)
+    else:
+        program, num_carry, x_axes = found.program, found.num_carry, found.x_axes
+    count = len(values) - len(x_axes)
+    ins = [*laid.ins[:count], *map(_of_step, laid.ins[count:], x_axes)]
+    outs = [*laid.outs[:num_carry], *(_of_step(y, 0) for y in laid.outs[num_carry:])]
+    step = by_rows(program, ins, outs, length)
+    if found is None:
+        return _scan(eqn, lambda *flat: step(size, numbers, flat), values)
+    pairs = zip(program.in_avals, ins, strict=True)
+    types = [x.update(shape=_shape_of_chunk(x, rows, size)) for x, rows in pairs]
+    of_chunk = lambda numbers, *flat: step(size, numbers, flat)
+    return found.run(traced(of_chunk, [jax.typeof(numbers), *types]), numbers, values)
+
+
+def _of_step(rows: RowAxis | None, looped: int) -> RowAxis | None:
+    """The rows of what one step has of an array that is looped over."""
+    if rows is None:
+        return None
+    return RowAxis(rows.axis - (looped < rows.axis), rows.entries)
+
+
+def _scan(
+    eqn: jex.JaxprEqn, step: Callable[..., list[Value]], values: Sequence[Value]
+) -> Sequence[Value]:
+    num_consts, num_carry = scan_counts(eqn.params)
+    consts, init, xs = split(values, num_consts, num_carry)
+    body = lambda carry, x: split(step(*consts, *carry, *x), num_carry)
+    how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carry, ys = lax.scan(body, init, xs, **how)
+    return [*carry, *ys]
+
+
 def by_rows(
     program: jex.ClosedJaxpr,
     ins: Sequence[RowAxis | None],
@@ -361,7 +418,9 @@ def by_rows(
     laid = dict[int, Laid]()
 
     def lay(i: int, found: Laid | None) -> None:
-        if found is None or None in found.outs:
+        pairs = zip(found.outs, jaxpr.eqns[i].outvars, strict=True) if found else ()
+        is_drop = lambda x: isinstance(x, jex.DropVar)
+        if found is None or any(rows is None and not is_drop(x) for rows, x in pairs):
             raise NotByRowsError
         laid[i] = found
         lies.update(zip(jaxpr.eqns[i].outvars, found.outs, strict=True))

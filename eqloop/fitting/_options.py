@@ -63,20 +63,21 @@ class Way:
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
-        if self.rows is not None:
-            return part.by_rows is not None and self.rows < part.by_rows.length
-        return not self.schedules or len(self.schedules) == len(part.loops)
+        if self.schedules and len(self.schedules) != len(part.loops):
+            return False
+        by_rows = part.by_rows
+        return self.rows is None or (
+            by_rows is not None and self.rows < by_rows.length
+        )
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
+        if self.schedules:
+            part = with_schedules(part, self.schedules)
         if self.rows is not None and part.by_rows is not None:
             known = dict(zip(part.reads, inputs, strict=True))
             found = part.by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
-        if self.schedules:
-            (eqn,) = part.eqns
-            eqns = (with_schedules(eqn, self.schedules),)
-            part = dataclasses.replace(part, eqns=eqns)
         program = part.program
         of_arrays = functools.partial(run, program)
         if self.is_again:
@@ -124,6 +125,8 @@ def options_of_parts(
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             options = [(way, _of_straight(part, role, way)) for way in ways]
             options += _of_rows(part, role, options[-1][1])
+            if part.loops:
+                options += _with_schedules(part, role, [*options])
             found.append([(way, option.slower(factor)) for way, option in options])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
@@ -149,10 +152,10 @@ def _without_the_beaten(
 
 def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] | None:
     """The ways to run its loops, the smallest first; `None` if there is no choice."""
-    if has_io(part.eqns[0].effects):  # steps cannot be run again
+    if any(has_io(eqn.effects) for eqn in part.eqns):  # steps cannot be run again
         return None
     marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
-    is_itself = part.loops[0].eqn is part.eqns[0]
+    is_itself = part.is_loop and part.loops[0].eqn is part.eqns[0]
     each = list[list[LoopOption]]()
     for loop in part.loops:
         formula: Any = formula_of(loop.eqn)
@@ -257,6 +260,37 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
         way = Way(f"in {chunks} parts of {each}", rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
         yield way, Option(time, 0, shared, cts + of_chunk)
+
+
+def _with_schedules(
+    part: Part, roles: Roles, rows: Sequence[tuple[Way, Option]]
+) -> Iterator[tuple[Way, Option]]:
+    """The same ways, with schedules for the loops in each chunk."""
+    if part.by_rows is None or not (loops := _options_of_loops(part, roles.moving)):
+        return
+    time, peak = (
+        [sum(getattr(option, field) for option in options) for options in loops]
+        for field in ("nanoseconds", "peak")
+    )
+    for way, option in rows:
+        if way.rows is None:
+            continue
+        share = way.rows / part.by_rows.length
+        for options, longer, less in zip(loops, time, peak, strict=True):
+            schedules = tuple(option.schedule for option in options)
+            # Without a schedule, they store everything.
+            less = min(int((max(peak) - less) * share), option.working)
+            stores = "; ".join(dict.fromkeys(option.stores for option in options))
+            yield (
+                dataclasses.replace(
+                    way, stores=f"{way.stores}, {stores}", schedules=schedules
+                ),
+                dataclasses.replace(
+                    option,
+                    nanoseconds=option.nanoseconds + max(longer - min(time), 0),
+                    working=option.working - less,
+                ),
+            )
 
 
 class _Alike:

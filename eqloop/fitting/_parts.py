@@ -62,8 +62,8 @@ class Part:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop that is left open, or holds such loops."""
-        return bool(self.loops)
+        """Whether it is a loop that is left open, or one equation that holds some."""
+        return bool(self.loops) and self.by_rows is None
 
     @property
     def program(self) -> jex.ClosedJaxpr:
@@ -176,13 +176,13 @@ def open_loops(eqn: jex.JaxprEqn) -> tuple[OpenLoop, ...]:
     return tuple(found)
 
 
-def with_schedules(
-    eqn: jex.JaxprEqn, schedules: Sequence[LoopSchedule]
-) -> jex.JaxprEqn:
-    """The equation with a schedule for each of these loops."""
+def with_schedules(part: Part, schedules: Sequence[LoopSchedule]) -> Part:
+    """The part with a schedule for each of its loops."""
     left = iter(schedules)
     taken = lambda loop: with_schedule(loop.eqn, next(left))
-    return _at_open_loops(OpenLoop(eqn), taken)
+    eqns = tuple(_at_open_loops(OpenLoop(eqn), taken) for eqn in part.eqns)
+    by_rows = part.by_rows and dataclasses.replace(part.by_rows, eqns=eqns)
+    return dataclasses.replace(part, eqns=eqns, by_rows=by_rows)
 
 
 def _at_open_loops(
@@ -243,7 +243,8 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
             read, gives = (
                 dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
             )
-            parts.append(Part(rows.eqns, (*read,), (*gives,), by_rows=rows))
+            inside = tuple(loop for eqn in rows.eqns for loop in open_loops(eqn))
+            parts.append(Part(rows.eqns, (*read,), (*gives,), inside, rows))
             continue
         read = dict.fromkeys(
             x
