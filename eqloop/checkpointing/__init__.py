@@ -70,7 +70,7 @@ from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
-from .fused._axis_maps import AxisMap, axis_maps
+from .fused._axis_maps import AxisMap, axis_maps, is_loop
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long
 from .planning._trials import can_be_run, run_times

@@ -31,7 +31,7 @@ from .._programs import (
     value_of,
 )
 from .._types import Aval, PyTree, Value
-from ..checkpointing import AxisMap, OpenStep, axis_maps
+from ..checkpointing import AxisMap, OpenStep, axis_maps, is_loop
 from ..mapping import mapped_in_chunks
 from ._rules import with_rule
 from ._written import flattened
@@ -165,6 +165,9 @@ class ByRows:
     @property
     def can_be(self) -> bool:
         """Whether all operations do the same to fewer rows."""
+        counts = {x for eqn in filter(is_loop, self.eqns) for x in eqn.outvars}
+        if not counts.isdisjoint(self._sums):
+            return False
         size = -(-self.length // 2)
         shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
         types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]
@@ -284,7 +287,7 @@ def _evaluated(
     form, (rows, *_) = form_of(eqn), laid.outs
     if form == "custom_jvp_call":
         outs = _with_rule(eqn, laid, length, size, numbers, values)
-    elif form == "scan" or formula_of(eqn) is not None:
+    elif is_loop(eqn):
         outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         within = np.arange(rows.entries, dtype=np.int32)[None]
@@ -418,9 +421,7 @@ def by_rows(
     laid = dict[int, Laid]()
 
     def lay(i: int, found: Laid | None) -> None:
-        pairs = zip(found.outs, jaxpr.eqns[i].outvars, strict=True) if found else ()
-        is_drop = lambda x: isinstance(x, jex.DropVar)
-        if found is None or any(rows is None and not is_drop(x) for rows, x in pairs):
+        if found is None or (None in found.outs and not is_loop(jaxpr.eqns[i])):
             raise NotByRowsError
         laid[i] = found
         lies.update(zip(jaxpr.eqns[i].outvars, found.outs, strict=True))

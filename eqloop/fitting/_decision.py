@@ -283,8 +283,12 @@ def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
         (low, at_low), (high, at_high) = below[-1], above[0]
         part = (most - low) / (high - low)
         return at_low + (1 - _MARGIN) * part * (at_high - at_low)
-    (size, estimated), margin = (below[-1], 0.0) if below else (above[0], _MARGIN)
-    return most + estimated - size - margin * most
+    if below:
+        size, estimated = below[-1]
+        return most + estimated - size
+    # It may be off by so many bytes, or by such a factor. The larger one is tried.
+    size, estimated = above[0]
+    return max(most + estimated - size, most * estimated / size) - _MARGIN * most
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,8 @@ class AxisMap:
 
     Attributes:
         ins: For each operand, which of its axes it is. `None`: all of it is read.
-        outs: The same for each result. `None`: it is a sum.
+        outs: The same for each result. `None`: it is a sum. Of a loop, it is the same
+            for all rows, such as a counter.
     """
 
     ins: tuple[int | None, ...]
@@ -67,11 +68,16 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
 
 def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The program of a loop, or of a function with a derivative rule."""
-    if (formula := formula_of(eqn)) is not None:
-        return formula.expanded
     if form_of(eqn) == "custom_jvp_call":
         return form_params(eqn)["call_jaxpr"]
-    return alone(eqn) if form_of(eqn) == "scan" else None
+    if (formula := formula_of(eqn)) is not None:
+        return formula.expanded
+    return alone(eqn) if is_loop(eqn) else None
+
+
+def is_loop(eqn: jex.JaxprEqn) -> bool:
+    """Whether it is a loop of JAX, or one of this library's that are asked about."""
+    return form_of(eqn) == "scan" or formula_of(eqn) is not None
 
 
 def _every(ops: Sequence[Op]) -> Iterator[Op]:
@@ -127,7 +133,5 @@ def _maps_in(
             continue  # every pair of them is looked at
         of = lambda each: tuple(axes[0] if axes else None for axes in each)
         is_sum = not any(of_outs) and form_of(eqn) in _SUMS
-        # A loop may count its steps, and nobody reads the number.
-        pairs = zip(of_outs, eqn.outvars, strict=True)
-        if all(axes or isinstance(x, jex.DropVar) for axes, x in pairs) or is_sum:
+        if all(of_outs) or is_sum or (is_loop(eqn) and any(of_outs)):
             yield AxisMap(of(of_ins), of(of_outs))
