@@ -110,9 +110,13 @@ class TangentSource:
 
     def mapped(self, change: Callable[[Any], Any]) -> Self:
         """The same with other formulas of the same meaning."""
-        doubled = dataclasses.replace(self.doubled, formula=change(self.doubled.formula))
+        doubled = dataclasses.replace(
+            self.doubled, formula=change(self.doubled.formula)
+        )
         both = change(self.formula), change(self.primal)
-        return dataclasses.replace(self, formula=both[0], primal=both[1], doubled=doubled)
+        return dataclasses.replace(
+            self, formula=both[0], primal=both[1], doubled=doubled
+        )
 
     def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
         """Leaves the primal outputs for the equation of the primal."""

@@ -1,10 +1,11 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -29,6 +30,7 @@ from ._choice import Choice, Chosen, spread
 from ._maxima import with_maxima_by_axis
 from ._options import EVERYTHING, Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
+from ._remembered import as_text, from_text
 
 _T = TypeVar("_T")
 
@@ -177,12 +179,12 @@ def decided(
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    wholes = [plain := _Whole.of(Cut.of(program), marks, types)]
+    wholes = [plain := _Whole(Cut.of(program), marks, types)]
     smallest = plain.choice.peak(plain.choice.smallest())
     is_hopeful = not split or smallest <= _HOPEFUL * most
     fits = _that_fit(plain, most) if is_hopeful else []
     if split and not any(decision.is_fastest for decision in fits):
-        by_rows = _Whole.of(Cut.of(program, split=True), marks, types)
+        by_rows = _Whole(Cut.of(program, split=True), marks, types)
         if by_rows.cut.has_rows:
             wholes = [by_rows, plain]
     if not fits:
@@ -199,7 +201,35 @@ def decided(
         faster = least.whole.decision(chosen)
         fits += [faster] if faster.peak_bytes <= most else []
     best = min(fits, key=time)
-    return best.whole.faster_if_leaner(best, most)
+    best = best.whole.faster_if_leaner(best, most)
+    if (text := as_text(best.ways)) is not None and best.is_compiled:
+        key = _key_of_decision(program, marks, limit, types, split)
+        remember({key: {"ways": text, "split": float(best.cut.split)}})
+    return best
+
+
+def recalled(
+    program: jex.ClosedJaxpr,
+    marks: Flags,
+    limit: Limit,
+    types: tuple[Aval, ...],
+    split: bool,
+) -> tuple[Cut, tuple[Way, ...]] | None:
+    """What was decided for a function in an earlier process, if it still holds."""
+    known = recall(_key_of_decision(program, marks, limit, types, split))
+    ways = None if known is None else from_text(known["ways"])
+    if known is None or ways is None:
+        return None
+    cut = Cut.of(program, bool(known["split"]))
+    most = limit.besides(types, marks, program.out_avals)
+    if not cut.takes(ways):
+        return None
+    size = _Whole(cut, marks, types).nbytes(ways)
+    return (cut, ways) if size is not None and size <= most else None
+
+
+def _key_of_decision(*about: object) -> str:
+    return key_of(("fit", *about))
 
 
 def _that_fit(
@@ -231,7 +261,7 @@ def pinned(
     cut: Cut, ways: Sequence[Way], marks: Flags, types: tuple[Aval, ...]
 ) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole.of(cut, marks, types)
+    whole = _Whole(cut, marks, types)
     if not all(map(operator.contains, whole.ways, ways)):
         return None
     return whole.decision(tuple(map(list.index, whole.ways, ways)))
@@ -248,9 +278,9 @@ def unbeaten(
 
     They go from the least memory to the least time.
     """
-    wholes = [_Whole.of(Cut.of(program), marks, types)]
+    wholes = [_Whole(Cut.of(program), marks, types)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [_Whole.of(cut, marks, types)] if cut.has_rows else []
+    wholes += [_Whole(cut, marks, types)] if cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -296,15 +326,22 @@ class _Whole:
     """The whole gradient of a function, in any of the ways to run its parts."""
 
     cut: Cut
-    ways: list[list[Way]]
-    choice: Choice
     marks: Flags
     types: tuple[Aval, ...]
 
-    @classmethod
-    def of(cls, cut: Cut, marks: Flags, types: tuple[Aval, ...]) -> Self:
-        """That of a program, with the ways to run its parts."""
-        return cls(cut, *cut.choice(marks), marks, types)
+    @functools.cached_property
+    def _found(self) -> tuple[list[list[Way]], Choice]:
+        return self.cut.choice(self.marks)
+
+    @property
+    def ways(self) -> list[list[Way]]:
+        """The ways to run each part, the fastest first."""
+        return self._found[0]
+
+    @property
+    def choice(self) -> Choice:
+        """What these take."""
+        return self._found[1]
 
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
@@ -316,14 +353,19 @@ class _Whole:
         return self._decision(ways, self.choice.fastest)
 
     def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
-        key = self._key(ways)
-        if (known := recall(key)) is not None:
-            size = int(known["bytes"])
-        elif (size := self._bytes(ways)) is not None:
-            remember({key: {"bytes": float(size)}})
+        size = self.nbytes(ways)
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
         return Decision(self, ways, estimated, is_known, chosen)
+
+    def nbytes(self, ways: tuple[Way, ...]) -> int | None:
+        """The bytes that it takes, as its compiler says, if it does."""
+        key = self._key(ways)
+        if (known := recall(key)) is not None:
+            return int(known["bytes"])
+        if (size := self._bytes(ways)) is not None:
+            remember({key: {"bytes": float(size)}})
+        return size
 
     def largest_of(self, decision: Decision) -> str:
         """A sentence on the largest array in the gradient, if its compiler tells."""

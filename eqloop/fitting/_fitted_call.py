@@ -39,7 +39,7 @@ from .._programs import (
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import says_if_long
 from ..progress import Again, BarChange
-from ._decision import Cut, Decision, Limit, decided, pinned
+from ._decision import Cut, Decision, Limit, decided, pinned, recalled
 from ._options import Way
 
 
@@ -134,16 +134,25 @@ class FittedCall(Formula):
         what = "the gradient of a function"
         how = "short loops and, a few times, all of it"
         with self.planning(), says_if_long("Fit", what, how):
+            limits = self.limit, self.types, self.split
             if self.ways is not None:
-                known = pinned(*self._decided(marks), marks, self.types)
+                found = self._decided(marks)
+            else:
+                found = recalled(self.program, marks, *limits)
+            if found is not None:
+                known = pinned(*found, marks, self.types)
                 if known is not None:
                     return known
-            limits = self.limit, self.types, self.split
             return decided(self.program, marks, *limits)
 
     def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:
         """The parts of the function, and the way to run each."""
         if self.ways is None:
+            self.refuse_symbolic()
+            limits = self.limit, self.types, self.split
+            with self.planning():
+                if (found := recalled(self.program, marks, *limits)) is not None:
+                    return found
             decision = self.decision(marks)
             return decision.cut, decision.ways
         self.refuse_symbolic()

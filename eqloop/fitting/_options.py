@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -66,9 +67,7 @@ class Way:
         if self.schedules and len(self.schedules) != len(part.loops):
             return False
         by_rows = part.by_rows
-        return self.rows is None or (
-            by_rows is not None and self.rows < by_rows.length
-        )
+        return self.rows is None or (by_rows is not None and self.rows < by_rows.length)
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
@@ -125,8 +124,6 @@ def options_of_parts(
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             options = [(way, _of_straight(part, role, way)) for way in ways]
             options += _of_rows(part, role, options[-1][1])
-            if part.loops:
-                options += _with_schedules(part, role, [*options])
             found.append([(way, option.slower(factor)) for way, option in options])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
@@ -236,6 +233,20 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
+class _LoopsInChunk(NamedTuple):
+    """How the loops of a chunk are run: without schedules, they store everything.
+
+    Attributes:
+        longer: How much longer that takes than the fastest way.
+        share: The part that they take of what a chunk takes at once.
+    """
+
+    schedules: tuple[LoopSchedule, ...] = ()
+    stores: str = ""
+    longer: float = 0.0
+    share: float = 1.0
+
+
 def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
@@ -252,45 +263,33 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
     while count < 2 * min(by_rows.length, _MOST_CHUNKS):
         sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
         count *= 2
-    for rows in dict.fromkeys(sizes):
+    loops = [*_loops_in_chunks(part, roles)]
+    for rows, inner in itertools.product(dict.fromkeys(sizes), loops):
         chunks = -(-by_rows.length // rows)
-        of_chunk = max(again.working - cts, 0) * rows // by_rows.length
-        time = again.nanoseconds + chunks * _NANOSECONDS_OF_CHUNK
+        of_chunk = max(again.working - cts, 0) * rows / by_rows.length
+        time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
         each = f"{rows} rows" if rows > 1 else "a row"
-        way = Way(f"in {chunks} parts of {each}", rows=rows)
+        stores = f"in {chunks} parts of {each}{inner.stores}"
+        way = Way(stores, inner.schedules, rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
-        yield way, Option(time, 0, shared, cts + of_chunk)
+        yield way, Option(time, 0, shared, cts + int(of_chunk * inner.share))
 
 
-def _with_schedules(
-    part: Part, roles: Roles, rows: Sequence[tuple[Way, Option]]
-) -> Iterator[tuple[Way, Option]]:
-    """The same ways, with schedules for the loops in each chunk."""
-    if part.by_rows is None or not (loops := _options_of_loops(part, roles.moving)):
-        return
-    time, peak = (
-        [sum(getattr(option, field) for option in options) for options in loops]
-        for field in ("nanoseconds", "peak")
+def _loops_in_chunks(part: Part, roles: Roles) -> Iterator[_LoopsInChunk]:
+    """The ways to run the loops of a part that is run by rows."""
+    yield _LoopsInChunk()
+    options = _options_of_loops(part, roles.moving) if part.loops else None
+    total = lambda field, each: sum(getattr(option, field) for option in each)
+    times, peaks = (
+        [total(f, o) for o in options or ()] for f in ("nanoseconds", "peak")
     )
-    for way, option in rows:
-        if way.rows is None:
-            continue
-        share = way.rows / part.by_rows.length
-        for options, longer, less in zip(loops, time, peak, strict=True):
-            schedules = tuple(option.schedule for option in options)
-            # Without a schedule, they store everything.
-            less = min(int((max(peak) - less) * share), option.working)
-            stores = "; ".join(dict.fromkeys(option.stores for option in options))
-            yield (
-                dataclasses.replace(
-                    way, stores=f"{way.stores}, {stores}", schedules=schedules
-                ),
-                dataclasses.replace(
-                    option,
-                    nanoseconds=option.nanoseconds + max(longer - min(time), 0),
-                    working=option.working - less,
-                ),
-            )
+    for each, time, peak in zip(options or (), times, peaks, strict=True):
+        yield _LoopsInChunk(
+            tuple(option.schedule for option in each),
+            ", " + "; ".join(dict.fromkeys(option.stores for option in each)),
+            time - min(times),
+            peak / (max(peaks) or 1),
+        )
 
 
 class _Alike:
