@@ -30,7 +30,7 @@ from .._programs import (
     traced,
     value_of,
 )
-from .._types import Aval, PyTree, Value
+from .._types import Aval, Value
 from ..checkpointing import AxisMap, OpenStep, axis_maps, is_loop
 from ..mapping import mapped_in_chunks
 from ._rules import with_rule

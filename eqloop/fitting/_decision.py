@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -43,8 +43,9 @@ _HOPEFUL = 1.3
 _WORTHWHILE = 0.05
 # To run a whole gradient is not worth it if it takes less, in nanoseconds.
 _WORTH_RUNNING = 1e6
-# An error also says what a little more memory does, if the time is this part then.
-_LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
+# What is faster within so much more memory is tried before one is refused. An error
+# also says what more memory does, up to so much, if the time is this part then.
+_LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -144,6 +145,7 @@ class Decision:
     Attributes:
         peak_bytes: The bytes that the gradient takes besides inputs and outputs.
         is_compiled: Whether the compiler says so, or it is estimated.
+        seen: How long it was seen to take, relative to storing everything, if it was.
     """
 
     whole: "_Whole"
@@ -151,6 +153,14 @@ class Decision:
     peak_bytes: int
     is_compiled: bool
     chosen: Chosen
+    seen: float | None = None
+
+    @property
+    def relative_time(self) -> float:
+        """How long it takes, relative to storing everything."""
+        choice = self.choice
+        whole = choice.nanoseconds(choice.fastest) or 1.0
+        return self.seen or choice.nanoseconds(self.chosen) / whole
 
     @property
     def cut(self) -> Cut:
@@ -204,17 +214,27 @@ def decided(
     best = best.whole.faster_if_leaner(best, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
-        remember({key: {"ways": text, "split": float(best.cut.split)}})
+        about = {"ways": text, "split": float(best.cut.split)}
+        remember({key: about | ({"seen": best.seen} if best.seen else {})})
     return best
 
 
+class Recalled(NamedTuple):
+    """What was decided for a function in an earlier process."""
+
+    cut: Cut
+    ways: tuple[Way, ...]
+    seen: float | None
+
+
+@remembered_per_device(maxsize=64)
 def recalled(
     program: jex.ClosedJaxpr,
     marks: Flags,
     limit: Limit,
     types: tuple[Aval, ...],
     split: bool,
-) -> tuple[Cut, tuple[Way, ...]] | None:
+) -> Recalled | None:
     """What was decided for a function in an earlier process, if it still holds."""
     known = recall(_key_of_decision(program, marks, limit, types, split))
     ways = None if known is None else from_text(known["ways"])
@@ -225,7 +245,9 @@ def recalled(
     if not cut.takes(ways):
         return None
     size = _Whole(cut, marks, types).nbytes(ways)
-    return (cut, ways) if size is not None and size <= most else None
+    if size is None or size > most:
+        return None
+    return Recalled(cut, ways, known.get("seen"))
 
 
 def _key_of_decision(*about: object) -> str:
@@ -257,26 +279,27 @@ def _that_fit(
     return [t for t in tries if t.peak_bytes <= most]
 
 
-def pinned(
-    cut: Cut, ways: Sequence[Way], marks: Flags, types: tuple[Aval, ...]
-) -> Decision | None:
+def pinned(known: Recalled, marks: Flags, types: tuple[Aval, ...]) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole(cut, marks, types)
-    if not all(map(operator.contains, whole.ways, ways)):
+    whole = _Whole(known.cut, marks, types)
+    if not all(map(operator.contains, whole.ways, known.ways)):
         return None
-    return whole.decision(tuple(map(list.index, whole.ways, ways)))
+    decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
+    return dataclasses.replace(decision, seen=known.seen)
 
 
 def unbeaten(
     program: jex.ClosedJaxpr,
     marks: Flags,
+    limit: Limit,
     types: tuple[Aval, ...],
     split: bool,
     count: int,
-) -> list[Decision]:
+) -> tuple[list[Decision], Decision | None]:
     """Up to so many decisions, none of which takes more memory and time than another.
 
-    They go from the least memory to the least time.
+    They go from the least memory to the least time. And that of them which is decided
+    on for a limit, if one fits: the others that fit are not faster.
     """
     wholes = [_Whole(Cut.of(program), marks, types)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
@@ -288,8 +311,15 @@ def unbeaten(
     ]
     pairs = spread(_least_of_both(estimated), count)
     tried = [whole.decision(chosen) for whole, chosen in pairs]
-    time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    return _least_of_both([(one.peak_bytes, time(one), one) for one in tried])
+    most = limit.besides(types, marks, program.out_avals)
+    best = None
+    if any(one.peak_bytes <= most for one in tried):
+        best = decided(program, marks, limit, types, split)
+        fits = lambda one: one.peak_bytes <= most
+        is_slower = lambda one: one.relative_time > best.relative_time
+        tried = [best, *(one for one in tried if is_slower(one) or not fits(one))]
+    both = [(one.peak_bytes, one.relative_time, one) for one in tried]
+    return _least_of_both(both), best
 
 
 def _least_of_both(items: Iterable[tuple[float, float, _T]]) -> list[_T]:
@@ -328,6 +358,7 @@ class _Whole:
     cut: Cut
     marks: Flags
     types: tuple[Aval, ...]
+    tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
     def _found(self) -> tuple[list[list[Way]], Choice]:
@@ -356,7 +387,8 @@ class _Whole:
         size = self.nbytes(ways)
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
-        return Decision(self, ways, estimated, is_known, chosen)
+        self.tried.append(Decision(self, ways, estimated, is_known, chosen))
+        return self.tried[-1]
 
     def nbytes(self, ways: tuple[Way, ...]) -> int | None:
         """The bytes that it takes, as its compiler says, if it does."""
@@ -396,7 +428,9 @@ class _Whole:
             # Noise does not decide.
             most_likely = leaner_time * (1 + scatter + other_scatter)
             remember({key: (known := {"factor": most_likely / time})})
-        return other if known["factor"] < 1 - _WORTHWHILE else best
+        seen = known["factor"] * best.relative_time
+        is_faster = known["factor"] < 1 - _WORTHWHILE
+        return dataclasses.replace(other, seen=seen) if is_faster else best
 
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
@@ -450,8 +484,7 @@ class _Whole:
 
 def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
-    whole, tries = wholes[0], list[Decision]()
-    choice = whole.choice
+    whole, choice = wholes[0], wholes[0].choice
     smallest = choice.smallest()
     better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
     # Which of them takes the least, only the compiler knows. They do not depend on the
@@ -460,29 +493,29 @@ def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     pairs = [(whole, chosen) for chosen in options]
     pairs += [(other, other.choice.smallest()) for other in wholes[1:]]
     for whole, chosen in pairs:
-        tries.append(last := whole.decision(chosen))
-        if last.peak_bytes <= most:
+        if (last := whole.decision(chosen)).peak_bytes <= most:
             return last
     # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
     # any schedule: what lies close to its cores is not counted.
-    tries.append(last := wholes[-1].plain())
-    if last.peak_bytes <= most:
+    if (last := wholes[-1].plain()).peak_bytes <= most:
         return last
-    _refuse(tries, limit, most)
+    _refuse([one for whole in wholes for one in whole.tried], limit, most)
 
 
 def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
-    little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
+    # All of these were compiled to see whether they fit.
+    larger = [t for t in tries if t.peak_bytes <= _MUCH_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)
-    better = min(little, key=time)
+    better = min(larger, key=lambda t: t.peak_bytes * time(t))
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
     needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
     more_memory, share = "", time(better) / (time(least) or 1.0)
     if share < _MUCH_FASTER:
         more_memory = (
-            f" With {more} bytes it should take {share:.2g} times as long as with that."
+            f" With {more} bytes it should take {share:.2g} times as long as with "
+            f"that, for {100 * (more / needed - 1):.0f} % more memory."
         )
     said = least.whole.largest_of(least)
     largest = f" {said}" if said else ""

@@ -45,7 +45,7 @@ from ..rescheduling import with_open_loops
 from ._decision import Decision, Limit, unbeaten
 from ._fit_frontier import FitFrontier
 from ._fit_plan import FitPlan, plan_of_decision
-from ._fitted_call import FittedCall, type_split_as
+from ._fitted_call import FittedCall, says_if_planning_is_long, type_split_as
 from ._options import Way
 
 # A frontier has no more of them.
@@ -192,12 +192,15 @@ class Fit(AbstractSameCall[P, R]):
             Plans from the least memory to the least time: a table, if it is printed,
             and its `.plot()` draws it.
         """
-        with self._opened_to_plan(args, kwargs) as (formula, marks):
-            how = formula.types, self.split, _PLANS
-            found = unbeaten(formula.program, marks, *how)
+        opened = self._opened_to_plan(args, kwargs)
+        with opened as (formula, marks), says_if_planning_is_long():
+            how = self._limit, formula.types, self.split, _PLANS
+            found, best = unbeaten(formula.program, marks, *how)
             outs = formula.program.out_avals
             nbytes = self._limit.besides(formula.types, marks, outs)
-            return FitFrontier(tuple(map(self._plan_of, found)), nbytes)
+            plans = tuple(map(self._plan_of, found))
+            chosen = None if best is None else plans[found.index(best)]
+            return FitFrontier(plans, nbytes, chosen)
 
     @contextlib.contextmanager
     def _opened_to_plan(

@@ -29,8 +29,8 @@ def rule_with_loops(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     function = form_params(eqn)["call_jaxpr"]
     if not any(is_left_open(formula_of(e)) for e in equations(function)):
         return None
-    with fitting():  # not one that was traced elsewhere
-        return flattened(pushed.__wrapped__(alone(eqn), *_moves(alone(eqn))))
+    with fitting():
+        return flattened(pushed(alone(eqn), *_moves(alone(eqn))))
 
 
 def differentiated(rule: jex.ClosedJaxpr, eqn: jex.JaxprEqn) -> list[Flags]:
