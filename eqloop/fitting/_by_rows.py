@@ -20,8 +20,9 @@ import numpy as np
 from jax import lax
 
 from .._arrays import is_inexact, pick, split
-from .._compat import close, form_of, form_params, scan_counts
+from .._compat import close, form_of, form_params, is_through, scan_counts
 from .._programs import (
+    Rewriter,
     alone,
     aval_of,
     evaluated,
@@ -256,6 +257,19 @@ class ByRows:
         return found
 
 
+def without_hints(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program that does not say which outputs of a loop have no tangent (JAX 0.10).
+
+    What says so reads all inputs of the loop, and no rows of these.
+    """
+    rewriter = Rewriter(program)
+    for eqn in map(rewriter.enter, program.jaxpr.eqns):
+        is_hint = is_through(eqn)
+        if not (is_hint and rewriter.replace(eqn.outvars[0], eqn.invars[-1])):
+            rewriter.eqns.append(eqn)
+    return rewriter.result()
+
+
 def _apart(value: Value, rows: RowAxis) -> Value:
     """The array with an axis that has one entry for each row."""
     if rows.entries == 1:
@@ -414,7 +428,7 @@ def by_rows(
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
-    program = flattened(program)
+    program = without_hints(flattened(program))
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)

@@ -26,6 +26,7 @@ from ..checkpointing import (
 )
 from ..rescheduling import with_open_loops
 from ._again import Roles
+from ._by_rows import without_hints
 from ._choice import Choice, Chosen, spread
 from ._maxima import with_maxima_by_axis
 from ._options import EVERYTHING, Way, options_of_parts
@@ -85,7 +86,8 @@ class Cut:
     def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        flat = pruned(with_maxima_by_axis(flat)) if split else flat
+        if split:
+            flat = pruned(with_maxima_by_axis(without_hints(flat)))
         return cls(flat, tuple(parts_of(flat, split)), split)
 
     @property

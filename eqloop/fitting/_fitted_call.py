@@ -114,8 +114,8 @@ class FittedCall(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         marks = self._marks(perturbed)
         moves_out = self.moves_out(marks)
-        decided = self._known(marks) or self.decision(marks)
-        cut, ways = decided.cut, decided.ways
+        known = self._decided(marks) or self.decision(marks)
+        cut, ways = known.cut, known.ways
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
             outs = cut.run(ways, put(inputs, marks, moving), marks)
@@ -138,7 +138,7 @@ class FittedCall(Formula):
         """What each of its parts stores in a gradient by the marked inputs."""
         self.refuse_symbolic()
         with self.planning(), says_if_planning_is_long():
-            known = self._known(marks)
+            known = self._decided(marks)
             known = known and pinned(known, marks, self.types)
             return known or decided(self.program, marks, *self._limits)
 
@@ -146,7 +146,7 @@ class FittedCall(Formula):
     def _limits(self) -> tuple[Limit, tuple[Aval, ...], bool]:
         return self.limit, self.types, self.split
 
-    def _known(self, marks: Flags) -> Recalled | None:
+    def _decided(self, marks: Flags) -> Recalled | None:
         """What it was told, or was decided in an earlier process."""
         self.refuse_symbolic()
         if self.ways is None:
