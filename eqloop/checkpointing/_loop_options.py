@@ -86,10 +86,10 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
         The ways, or `None` if the loop has no derivative.
     """
     if isinstance(formula, Selected):
-        if not formula.may_pull(perturbed):
+        if (source := formula.source) is None or not formula.may_pull(perturbed):
             return options_of(formula.formula, perturbed)
         # Tangents are transposed: the loop that they are of goes back, all at once.
-        loop, takes = formula.source.formula, formula.source.doubled.takes
+        loop, takes = source.formula, source.doubled.takes
         found = options_of(loop, loop.in_tree.unflatten(takes))
         return found and [dataclasses.replace(option, stored=0) for option in found]
     assert isinstance(formula, PlannedLoop)
