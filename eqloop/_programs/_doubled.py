@@ -1,7 +1,7 @@
 """A formula that computes tangents beside another one, and what its tangents are of."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from .._arrays import Flags, instantiated, interleave, pick, put, zero_cotangent
@@ -107,6 +107,16 @@ class TangentSource:
             formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
         )
         return pick(formula.flat_in(pulled), doubled.takes), log
+
+    def mapped(self, change: Callable[[Any], Any]) -> Self:
+        """The same with other formulas of the same meaning."""
+        doubled = dataclasses.replace(
+            self.doubled, formula=change(self.doubled.formula)
+        )
+        both = change(self.formula), change(self.primal)
+        return dataclasses.replace(
+            self, formula=both[0], primal=both[1], doubled=doubled
+        )
 
     def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
         """Leaves the primal outputs for the equation of the primal."""

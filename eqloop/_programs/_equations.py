@@ -55,6 +55,11 @@ class HoldsPrograms(HiPrimitive):
         return [any(marks) or axis_name is not None] * len(self.out_avals_flat)
 
     @property
+    def times(self) -> int:
+        """How often it runs these programs, for all that is known."""
+        return 1
+
+    @property
     def reads(self) -> Flags:
         """Which inputs, in flat order, it reads if it is not differentiated."""
         return (True,) * len(self.in_avals_flat)

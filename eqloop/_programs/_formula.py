@@ -389,6 +389,16 @@ class Selected(Formula):
             formula = formula.formula
         return cls(formula, shown, source)
 
+    def may_pull(self, perturbed: PyTree) -> bool:
+        """Whether its outputs are tangents, and nothing but tangents is perturbed."""
+        marks = self._marks(perturbed)
+        return self.source is not None and self.source.may_pull(marks)
+
+    def mapped(self, change: Callable[[Any], Any]) -> Self:
+        """The same with another formula of the same meaning, everywhere in it."""
+        source = self.source and self.source.mapped(change)
+        return self.with_params(formula=change(self.formula), source=source)
+
     def expand(self, *inputs: PyTree) -> PyTree:
         outs = self.formula.flat_out(self.formula.expand(*inputs))
         if self.source is not None and len(outs) == len(self.source.doubled.outs):
@@ -411,8 +421,7 @@ class Selected(Formula):
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> tuple[PyTree, PyTree]:
-        source = self.source
-        if source is not None and source.may_pull(self.flat_in(perturbed)):
+        if (source := self.source) is not None and self.may_pull(perturbed):
             pulled, log = source.pull(self.flat_in(inputs), cts)
             zeros = self.flat_in(self.zero_cts())
             return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled)), log
@@ -421,7 +430,7 @@ class Selected(Formula):
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        if self.source is not None and self.source.may_pull(self._marks(perturbed)):
+        if self.may_pull(perturbed):
             out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
             return out, (Static(True), residuals), moves_out
         out, residuals, moves_out = self.formula.sweep_forward(perturbed, *inputs)

@@ -16,7 +16,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._arrays import Flags, is_inexact, reduces_examples, split
+from .._arrays import Flags, is_inexact, pick, reduces_examples, split
 from .._compat import (
     batching_rule,
     called_by,
@@ -92,6 +92,20 @@ def dependences(rule: Marking, count: int) -> list[Flags]:
     inputs = list(map(_input, range(count)))
     sources = _by_rule(rule, inputs)
     return [tuple(bool(source & bit) for bit in inputs) for source in sources]
+
+
+def moving_variables(program: jex.ClosedJaxpr, marks: Sequence[bool]) -> set[Any]:
+    """The variables of a program that are differentiated if these inputs are."""
+    moving = set[Any](pick(program.jaxpr.invars, marks))
+    for eqn in program.jaxpr.eqns:
+        flags = [isinstance(x, jex.Var) and x in moving for x in eqn.invars]
+        if not any(flags):
+            continue
+        formula = formula_of(eqn)
+        inexact = [is_inexact(x.aval) for x in eqn.outvars]
+        moves = inexact if formula is None else formula.moves_out(flags)
+        moving.update(pick(eqn.outvars, moves))
+    return moving
 
 
 def names_axis(program: AnyJaxpr, axis_name: Hashable) -> bool:

@@ -27,6 +27,7 @@ from ._jax_loops import JaxLoop, JaxPlan, gradient_loops
 from ._loop_options import (
     LoopOption,
     LoopSchedule,
+    OpenStep,
     is_left_open,
     options_of,
     with_schedule,
@@ -69,7 +70,7 @@ from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
-from .fused._axis_maps import AxisMap, axis_maps
+from .fused._axis_maps import AxisMap, axis_maps, is_loop
 from .fused._classes import NotInKernelError
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long
@@ -108,6 +109,7 @@ __all__ = [
     "NotInKernelError",
     "Offload",
     "Online",
+    "OpenStep",
     "Pinned",
     "Placements",
     "Plan",
@@ -138,6 +140,7 @@ __all__ = [
     "is_budget",
     "is_fitting",
     "is_left_open",
+    "is_loop",
     "key_of",
     "layout_by_inverse",
     "left_open",

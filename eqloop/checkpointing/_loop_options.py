@@ -4,19 +4,20 @@ A loop that is left open is one that was given no schedule.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
-from .._programs import with_formula
-from .._types import PyTree
+from .._programs import Selected, formula_of, with_formula
+from .._types import PyTree, Value
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
 from .engine._pace import Pace
 from .engine._packing import packing_of
-from .engine._planned_loop import PlannedLoop
-from .engine._problem import Problem
+from .engine._planned_loop import PlannedLoop, planned_loop
+from .engine._problem import Counted, Problem
+from .engine._step import Step
 from .engine._transformed import activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
@@ -64,6 +65,8 @@ class LoopOption:
 
 def is_left_open(formula: object) -> bool:
     """Whether a primitive is a loop that is left open."""
+    if isinstance(formula, Selected):  # a batch of while loops, or its tangents
+        return is_left_open(formula.formula)
     if not isinstance(formula, PlannedLoop) or formula.saves is not None:
         return False
     planner = formula.problem.planner
@@ -82,6 +85,13 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
     Returns:
         The ways, or `None` if the loop has no derivative.
     """
+    if isinstance(formula, Selected):
+        if (source := formula.source) is None or not formula.may_pull(perturbed):
+            return options_of(formula.formula, perturbed)
+        # Tangents are transposed: the loop that they are of goes back, all at once.
+        loop, takes = source.formula, source.doubled.takes
+        found = options_of(loop, loop.in_tree.unflatten(takes))
+        return found and [dataclasses.replace(option, stored=0) for option in found]
     assert isinstance(formula, PlannedLoop)
     problem = formula.problem
     active, y_active = activity(problem.step, perturbed)
@@ -97,9 +107,53 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
 
 def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     """The equation of a loop that was left open, with a schedule."""
-    formula: Any = eqn.params["_prim"]
-    problem = dataclasses.replace(formula.problem, planner=schedule)
-    return with_formula(eqn, formula.with_params(problem=problem))
+
+    def planned(formula: Any) -> Any:
+        if isinstance(formula, Selected):
+            return formula.mapped(planned)
+        problem = dataclasses.replace(formula.problem, planner=schedule)
+        return formula.with_params(problem=problem)
+
+    return with_formula(eqn, planned(eqn.params["_prim"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenStep:
+    """The step of a loop of known length that is left open, or was.
+
+    Attributes:
+        eqn: The equation of the loop.
+        num_carry: How many leaves the carry has.
+        x_axes: The axis of `xs` that is looped over, for each leaf.
+    """
+
+    eqn: jex.JaxprEqn
+    program: jex.ClosedJaxpr
+    num_carry: int
+    x_axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, eqn: jex.JaxprEqn) -> "OpenStep | None":
+        """That of an equation, if it is such a loop."""
+        formula = formula_of(eqn)
+        problem = formula.problem if isinstance(formula, PlannedLoop) else None
+        if not isinstance(problem, Counted):
+            return None
+        if not isinstance(problem.planner, Fitted | Pinned):
+            return None
+        step = problem.step
+        return cls(eqn, step.jaxpr, step.num_carry, problem.loop.x_axes)
+
+    def run(
+        self, program: jex.ClosedJaxpr, first: Value, values: Sequence[Value]
+    ) -> list[Value]:
+        """The results of the loop with another program, which has one more input."""
+        formula: Any = self.eqn.params["_prim"]
+        consts, init, xs = formula.in_tree.unflatten(values)
+        step = Step(program, 1 + formula.problem.step.num_consts, self.num_carry)
+        problem = dataclasses.replace(formula.problem, step=step)
+        carry, ys = planned_loop(problem, [first, *consts], init, xs)
+        return [*carry, *ys]
 
 
 def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:

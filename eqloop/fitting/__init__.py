@@ -4,10 +4,12 @@
   (`_fitted_call.py`), so that it is planned where it is differentiated.
 - **Parts**: `_parts.py` cuts the program of the function into loops and what lies
   between them, `_options.py` finds what each part may store, and what that takes.
+  `_rules.py` puts decided loops into the rule of a `jax.custom_jvp`.
 - **Rows**: `_ranges.py` finds the parts that can run some of their rows at a time, and
   `_by_rows.py` runs them so. `_maxima.py` leaves maxima over rows for later.
 - **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers
   and without JAX. `_decision.py` compiles the whole gradient, and corrects the price.
+  `_remembered.py` writes what was decided for other processes.
 - **On the way back**: `_again.py` runs parts again, and keeps XLA from merging the two
   runs. `_written.py` finds which values it writes to memory.
 - **Plans** for the user: `_fit_plan.py`; several of them: `_fit_frontier.py`.

@@ -19,12 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import is_inexact, pick
-from .._compat import form_of, form_params
-from .._programs import alone, aval_of, evaluated, pushed, traced, value_of
-from .._types import Aval, PyTree, Value
-from ..checkpointing import AxisMap, axis_maps
+from .._arrays import is_inexact, pick, split
+from .._compat import close, form_of, form_params, is_through, scan_counts
+from .._programs import (
+    Rewriter,
+    alone,
+    aval_of,
+    evaluated,
+    formula_of,
+    pushed,
+    traced,
+    value_of,
+)
+from .._types import Aval, Value
+from ..checkpointing import AxisMap, OpenStep, axis_maps, is_loop
 from ..mapping import mapped_in_chunks
+from ._rules import with_rule
 from ._written import flattened
 
 
@@ -83,6 +93,8 @@ class Layouts:
 
     def of(self, eqn: jex.JaxprEqn, place: Place, rows: RowAxis) -> Laid | None:
         """How they lie in an operation if they lie like this in one of its values."""
+        if formula_of(eqn) is not None and OpenStep.of(eqn) is None:
+            return None
         if id(eqn) not in self._maps:
             self._maps[id(eqn)] = eqn, axis_maps(eqn)
         side, n = place
@@ -154,6 +166,9 @@ class ByRows:
     @property
     def can_be(self) -> bool:
         """Whether all operations do the same to fewer rows."""
+        counts = {x for eqn in filter(is_loop, self.eqns) for x in eqn.outvars}
+        if not counts.isdisjoint(self._sums):
+            return False
         size = -(-self.length // 2)
         shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
         types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]
@@ -242,6 +257,19 @@ class ByRows:
         return found
 
 
+def without_hints(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program that does not say which outputs of a loop have no tangent (JAX 0.10).
+
+    What says so reads all inputs of the loop, and no rows of these.
+    """
+    rewriter = Rewriter(program)
+    for eqn in map(rewriter.enter, program.jaxpr.eqns):
+        is_hint = is_through(eqn)
+        if not (is_hint and rewriter.replace(eqn.outvars[0], eqn.invars[-1])):
+            rewriter.eqns.append(eqn)
+    return rewriter.result()
+
+
 def _apart(value: Value, rows: RowAxis) -> Value:
     """The array with an axis that has one entry for each row."""
     if rows.entries == 1:
@@ -273,6 +301,8 @@ def _evaluated(
     form, (rows, *_) = form_of(eqn), laid.outs
     if form == "custom_jvp_call":
         outs = _with_rule(eqn, laid, length, size, numbers, values)
+    elif is_loop(eqn):
+        outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         within = np.arange(rows.entries, dtype=np.int32)[None]
         every = numbers[:, None] * rows.entries + within
@@ -334,20 +364,61 @@ def _with_rule(
     rows_in = (*laid.ins, *pick(laid.ins, moves))
     rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
 
-    @jax.custom_jvp
-    def function(numbers: Value, *values: Value) -> list[Value]:
-        return inner(size, numbers, values)
-
-    @function.defjvp
-    def push(primals: PyTree, tangents: PyTree) -> tuple[list[Value], list[Value]]:
-        numbers, *values = primals
-        found = rule(size, numbers, [*values, *pick(tangents[1:], moves)])
-        outs, dots = found[: len(gives)], iter(found[len(gives) :])
-        zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)
-        pairs = zip(outs, gives, strict=True)
-        return outs, [next(dots) if moving else zero(x) for x, moving in pairs]
-
+    function = with_rule(
+        lambda numbers, *values: inner(size, numbers, values),
+        lambda numbers, *values: rule(size, numbers, values),
+        (False, *moves),
+        gives,
+    )
     return function(numbers, *values)
+
+
+def _loop(
+    eqn: jex.JaxprEqn,
+    laid: Laid,
+    length: int,
+    size: int,
+    numbers: Value,
+    values: list[Value],
+) -> Sequence[Value]:
+    """A loop, each step of which is run for some rows."""
+    found = OpenStep.of(eqn)
+    if found is None:
+        program, (consts, num_carry) = (
+            close(eqn.params["jaxpr"]),
+            scan_counts(eqn.params),
+        )
+        x_axes = (0,) * (len(values) - consts - num_carry)
+    else:
+        program, num_carry, x_axes = found.program, found.num_carry, found.x_axes
+    count = len(values) - len(x_axes)
+    ins = [*laid.ins[:count], *map(_of_step, laid.ins[count:], x_axes)]
+    outs = [*laid.outs[:num_carry], *(_of_step(y, 0) for y in laid.outs[num_carry:])]
+    step = by_rows(program, ins, outs, length)
+    if found is None:
+        return _scan(eqn, lambda *flat: step(size, numbers, flat), values)
+    pairs = zip(program.in_avals, ins, strict=True)
+    types = [x.update(shape=_shape_of_chunk(x, rows, size)) for x, rows in pairs]
+    of_chunk = lambda numbers, *flat: step(size, numbers, flat)
+    return found.run(traced(of_chunk, [jax.typeof(numbers), *types]), numbers, values)
+
+
+def _of_step(rows: RowAxis | None, looped: int) -> RowAxis | None:
+    """The rows of what one step has of an array that is looped over."""
+    if rows is None:
+        return None
+    return RowAxis(rows.axis - (looped < rows.axis), rows.entries)
+
+
+def _scan(
+    eqn: jex.JaxprEqn, step: Callable[..., list[Value]], values: Sequence[Value]
+) -> Sequence[Value]:
+    num_consts, num_carry = scan_counts(eqn.params)
+    consts, init, xs = split(values, num_consts, num_carry)
+    body = lambda carry, x: split(step(*consts, *carry, *x), num_carry)
+    how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carry, ys = lax.scan(body, init, xs, **how)
+    return [*carry, *ys]
 
 
 def by_rows(
@@ -357,7 +428,7 @@ def by_rows(
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
-    program = flattened(program)
+    program = without_hints(flattened(program))
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)
@@ -367,7 +438,7 @@ def by_rows(
     laid = dict[int, Laid]()
 
     def lay(i: int, found: Laid | None) -> None:
-        if found is None or None in found.outs:
+        if found is None or (None in found.outs and not is_loop(jaxpr.eqns[i])):
             raise NotByRowsError
         laid[i] = found
         lies.update(zip(jaxpr.eqns[i].outvars, found.outs, strict=True))

@@ -1,10 +1,11 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -14,7 +15,7 @@ from .._arrays import Flags, as_arrays, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._compiled import largest_array
 from .._device import remembered_per_device
-from .._programs import formula_of, pruned, temporary_bytes, value_of
+from .._programs import moving_variables, pruned, temporary_bytes, value_of
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
@@ -25,10 +26,12 @@ from ..checkpointing import (
 )
 from ..rescheduling import with_open_loops
 from ._again import Roles
+from ._by_rows import without_hints
 from ._choice import Choice, Chosen, spread
 from ._maxima import with_maxima_by_axis
 from ._options import EVERYTHING, Way, options_of_parts
 from ._parts import Part, flat_program, parts_of
+from ._remembered import as_text, from_text
 
 _T = TypeVar("_T")
 
@@ -41,8 +44,9 @@ _HOPEFUL = 1.3
 _WORTHWHILE = 0.05
 # To run a whole gradient is not worth it if it takes less, in nanoseconds.
 _WORTH_RUNNING = 1e6
-# An error also says what a little more memory does, if the time is this part then.
-_LITTLE_MORE, _MUCH_FASTER = 1.1, 0.7
+# What is faster within so much more memory is tried before one is refused. An error
+# also says what more memory does, up to so much, if the time is this part then.
+_LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -82,7 +86,8 @@ class Cut:
     def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        flat = pruned(with_maxima_by_axis(flat)) if split else flat
+        if split:
+            flat = pruned(with_maxima_by_axis(without_hints(flat)))
         return cls(flat, tuple(parts_of(flat, split)), split)
 
     @property
@@ -124,7 +129,7 @@ class Cut:
 
     def _roles(self, marks: Flags) -> list[Roles]:
         """What each part reads, if some inputs of the program are differentiated."""
-        moving = _moving(self.program, marks)
+        moving = moving_variables(self.program, marks)
         weights = moving.intersection(self.program.jaxpr.invars)
         return [
             Roles(
@@ -142,6 +147,7 @@ class Decision:
     Attributes:
         peak_bytes: The bytes that the gradient takes besides inputs and outputs.
         is_compiled: Whether the compiler says so, or it is estimated.
+        seen: How long it was seen to take, relative to storing everything, if it was.
     """
 
     whole: "_Whole"
@@ -149,6 +155,14 @@ class Decision:
     peak_bytes: int
     is_compiled: bool
     chosen: Chosen
+    seen: float | None = None
+
+    @property
+    def relative_time(self) -> float:
+        """How long it takes, relative to storing everything."""
+        choice = self.choice
+        whole = choice.nanoseconds(choice.fastest) or 1.0
+        return self.seen or choice.nanoseconds(self.chosen) / whole
 
     @property
     def cut(self) -> Cut:
@@ -177,12 +191,12 @@ def decided(
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    wholes = [plain := _Whole.of(Cut.of(program), marks, types)]
+    wholes = [plain := _Whole(Cut.of(program), marks, types)]
     smallest = plain.choice.peak(plain.choice.smallest())
     is_hopeful = not split or smallest <= _HOPEFUL * most
     fits = _that_fit(plain, most) if is_hopeful else []
     if split and not any(decision.is_fastest for decision in fits):
-        by_rows = _Whole.of(Cut.of(program, split=True), marks, types)
+        by_rows = _Whole(Cut.of(program, split=True), marks, types)
         if by_rows.cut.has_rows:
             wholes = [by_rows, plain]
     if not fits:
@@ -199,7 +213,47 @@ def decided(
         faster = least.whole.decision(chosen)
         fits += [faster] if faster.peak_bytes <= most else []
     best = min(fits, key=time)
-    return best.whole.faster_if_leaner(best, most)
+    best = best.whole.faster_if_leaner(best, most)
+    if (text := as_text(best.ways)) is not None and best.is_compiled:
+        key = _key_of_decision(program, marks, limit, types, split)
+        about = {"ways": text, "split": float(best.cut.split)}
+        remember({key: about | ({"seen": best.seen} if best.seen else {})})
+    return best
+
+
+class Recalled(NamedTuple):
+    """What was decided for a function in an earlier process."""
+
+    cut: Cut
+    ways: tuple[Way, ...]
+    seen: float | None
+
+
+@remembered_per_device(maxsize=64)
+def recalled(
+    program: jex.ClosedJaxpr,
+    marks: Flags,
+    limit: Limit,
+    types: tuple[Aval, ...],
+    split: bool,
+) -> Recalled | None:
+    """What was decided for a function in an earlier process, if it still holds."""
+    known = recall(_key_of_decision(program, marks, limit, types, split))
+    ways = None if known is None else from_text(known["ways"])
+    if known is None or ways is None:
+        return None
+    cut = Cut.of(program, bool(known["split"]))
+    most = limit.besides(types, marks, program.out_avals)
+    if not cut.takes(ways):
+        return None
+    size = _Whole(cut, marks, types).nbytes(ways)
+    if size is None or size > most:
+        return None
+    return Recalled(cut, ways, known.get("seen"))
+
+
+def _key_of_decision(*about: object) -> str:
+    return key_of(("fit", *about))
 
 
 def _that_fit(
@@ -227,30 +281,31 @@ def _that_fit(
     return [t for t in tries if t.peak_bytes <= most]
 
 
-def pinned(
-    cut: Cut, ways: Sequence[Way], marks: Flags, types: tuple[Aval, ...]
-) -> Decision | None:
+def pinned(known: Recalled, marks: Flags, types: tuple[Aval, ...]) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole.of(cut, marks, types)
-    if not all(map(operator.contains, whole.ways, ways)):
+    whole = _Whole(known.cut, marks, types)
+    if not all(map(operator.contains, whole.ways, known.ways)):
         return None
-    return whole.decision(tuple(map(list.index, whole.ways, ways)))
+    decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
+    return dataclasses.replace(decision, seen=known.seen)
 
 
 def unbeaten(
     program: jex.ClosedJaxpr,
     marks: Flags,
+    limit: Limit,
     types: tuple[Aval, ...],
     split: bool,
     count: int,
-) -> list[Decision]:
+) -> tuple[list[Decision], Decision | None]:
     """Up to so many decisions, none of which takes more memory and time than another.
 
-    They go from the least memory to the least time.
+    They go from the least memory to the least time. And that of them which is decided
+    on for a limit, if one fits: the others that fit are not faster.
     """
-    wholes = [_Whole.of(Cut.of(program), marks, types)]
+    wholes = [_Whole(Cut.of(program), marks, types)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [_Whole.of(cut, marks, types)] if cut.has_rows else []
+    wholes += [_Whole(cut, marks, types)] if cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -258,8 +313,15 @@ def unbeaten(
     ]
     pairs = spread(_least_of_both(estimated), count)
     tried = [whole.decision(chosen) for whole, chosen in pairs]
-    time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    return _least_of_both([(one.peak_bytes, time(one), one) for one in tried])
+    most = limit.besides(types, marks, program.out_avals)
+    best = None
+    if any(one.peak_bytes <= most for one in tried):
+        best = decided(program, marks, limit, types, split)
+        fits = lambda one: one.peak_bytes <= most
+        is_slower = lambda one: one.relative_time > best.relative_time
+        tried = [best, *(one for one in tried if is_slower(one) or not fits(one))]
+    both = [(one.peak_bytes, one.relative_time, one) for one in tried]
+    return _least_of_both(both), best
 
 
 def _least_of_both(items: Iterable[tuple[float, float, _T]]) -> list[_T]:
@@ -283,8 +345,12 @@ def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
         (low, at_low), (high, at_high) = below[-1], above[0]
         part = (most - low) / (high - low)
         return at_low + (1 - _MARGIN) * part * (at_high - at_low)
-    (size, estimated), margin = (below[-1], 0.0) if below else (above[0], _MARGIN)
-    return most + estimated - size - margin * most
+    if below:
+        size, estimated = below[-1]
+        return most + estimated - size
+    # It may be off by so many bytes, or by such a factor. The larger one is tried.
+    size, estimated = above[0]
+    return max(most + estimated - size, most * estimated / size) - _MARGIN * most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,15 +358,23 @@ class _Whole:
     """The whole gradient of a function, in any of the ways to run its parts."""
 
     cut: Cut
-    ways: list[list[Way]]
-    choice: Choice
     marks: Flags
     types: tuple[Aval, ...]
+    tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
-    @classmethod
-    def of(cls, cut: Cut, marks: Flags, types: tuple[Aval, ...]) -> Self:
-        """That of a program, with the ways to run its parts."""
-        return cls(cut, *cut.choice(marks), marks, types)
+    @functools.cached_property
+    def _found(self) -> tuple[list[list[Way]], Choice]:
+        return self.cut.choice(self.marks)
+
+    @property
+    def ways(self) -> list[list[Way]]:
+        """The ways to run each part, the fastest first."""
+        return self._found[0]
+
+    @property
+    def choice(self) -> Choice:
+        """What these take."""
+        return self._found[1]
 
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
@@ -312,14 +386,20 @@ class _Whole:
         return self._decision(ways, self.choice.fastest)
 
     def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
-        key = self._key(ways)
-        if (known := recall(key)) is not None:
-            size = int(known["bytes"])
-        elif (size := self._bytes(ways)) is not None:
-            remember({key: {"bytes": float(size)}})
+        size = self.nbytes(ways)
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
-        return Decision(self, ways, estimated, is_known, chosen)
+        self.tried.append(Decision(self, ways, estimated, is_known, chosen))
+        return self.tried[-1]
+
+    def nbytes(self, ways: tuple[Way, ...]) -> int | None:
+        """The bytes that it takes, as its compiler says, if it does."""
+        key = self._key(ways)
+        if (known := recall(key)) is not None:
+            return int(known["bytes"])
+        if (size := self._bytes(ways)) is not None:
+            remember({key: {"bytes": float(size)}})
+        return size
 
     def largest_of(self, decision: Decision) -> str:
         """A sentence on the largest array in the gradient, if its compiler tells."""
@@ -350,7 +430,9 @@ class _Whole:
             # Noise does not decide.
             most_likely = leaner_time * (1 + scatter + other_scatter)
             remember({key: (known := {"factor": most_likely / time})})
-        return other if known["factor"] < 1 - _WORTHWHILE else best
+        seen = known["factor"] * best.relative_time
+        is_faster = known["factor"] < 1 - _WORTHWHILE
+        return dataclasses.replace(other, seen=seen) if is_faster else best
 
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
@@ -404,8 +486,7 @@ class _Whole:
 
 def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
-    whole, tries = wholes[0], list[Decision]()
-    choice = whole.choice
+    whole, choice = wholes[0], wholes[0].choice
     smallest = choice.smallest()
     better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
     # Which of them takes the least, only the compiler knows. They do not depend on the
@@ -414,29 +495,29 @@ def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
     pairs = [(whole, chosen) for chosen in options]
     pairs += [(other, other.choice.smallest()) for other in wholes[1:]]
     for whole, chosen in pairs:
-        tries.append(last := whole.decision(chosen))
-        if last.peak_bytes <= most:
+        if (last := whole.decision(chosen)).peak_bytes <= most:
             return last
     # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
     # any schedule: what lies close to its cores is not counted.
-    tries.append(last := wholes[-1].plain())
-    if last.peak_bytes <= most:
+    if (last := wholes[-1].plain()).peak_bytes <= most:
         return last
-    _refuse(tries, limit, most)
+    _refuse([one for whole in wholes for one in whole.tried], limit, most)
 
 
 def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
-    little = [t for t in tries if t.peak_bytes <= _LITTLE_MORE * least.peak_bytes]
+    # All of these were compiled to see whether they fit.
+    larger = [t for t in tries if t.peak_bytes <= _MUCH_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)
-    better = min(little, key=time)
+    better = min(larger, key=lambda t: t.peak_bytes * time(t))
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
     needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
     more_memory, share = "", time(better) / (time(least) or 1.0)
     if share < _MUCH_FASTER:
         more_memory = (
-            f" With {more} bytes it should take {share:.2g} times as long as with that."
+            f" With {more} bytes it should take {share:.2g} times as long as with "
+            f"that, for {100 * (more / needed - 1):.0f} % more memory."
         )
     said = least.whole.largest_of(least)
     largest = f" {said}" if said else ""
@@ -476,17 +557,3 @@ def takes_gradient(program: jex.ClosedJaxpr) -> bool:
     """Whether a function takes a gradient itself."""
     scopes = (str(e.source_info.name_stack) for e in program.jaxpr.eqns)
     return any("transpose(" in scope for scope in scopes)
-
-
-def _moving(program: jex.ClosedJaxpr, marks: Flags) -> set[Any]:
-    """The variables of a program that are differentiated."""
-    moving = set[Any](pick(program.jaxpr.invars, marks))
-    for eqn in program.jaxpr.eqns:
-        flags = [isinstance(x, jex.Var) and x in moving for x in eqn.invars]
-        if not any(flags):
-            continue
-        formula = formula_of(eqn)
-        inexact = [is_inexact(x.aval) for x in eqn.outvars]
-        moves = inexact if formula is None else formula.moves_out(flags)
-        moving.update(pick(eqn.outvars, moves))
-    return moving

@@ -9,7 +9,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from .._arrays import (
     Flags,
@@ -36,15 +36,16 @@ from .._calls import (
     parse_bytes,
     setting,
 )
+from .._compat import form_of
 from .._device import DeviceLike, check_device, planning_for_call
-from .._programs import is_ref, traced
+from .._programs import is_ref, map_equations, traced
 from .._types import Aval, PyTree, Value
 from ..checkpointing import fitting
 from ..rescheduling import with_open_loops
 from ._decision import Decision, Limit, unbeaten
 from ._fit_frontier import FitFrontier
 from ._fit_plan import FitPlan, plan_of_decision
-from ._fitted_call import FittedCall, type_split_as
+from ._fitted_call import FittedCall, says_if_planning_is_long, type_split_as
 from ._options import Way
 
 # A frontier has no more of them.
@@ -191,12 +192,15 @@ class Fit(AbstractSameCall[P, R]):
             Plans from the least memory to the least time: a table, if it is printed,
             and its `.plot()` draws it.
         """
-        with self._opened_to_plan(args, kwargs) as (formula, marks):
-            how = formula.types, self.split, _PLANS
-            found = unbeaten(formula.program, marks, *how)
+        opened = self._opened_to_plan(args, kwargs)
+        with opened as (formula, marks), says_if_planning_is_long():
+            how = self._limit, formula.types, self.split, _PLANS
+            found, best = unbeaten(formula.program, marks, *how)
             outs = formula.program.out_avals
             nbytes = self._limit.besides(formula.types, marks, outs)
-            return FitFrontier(tuple(map(self._plan_of, found)), nbytes)
+            plans = tuple(map(self._plan_of, found))
+            chosen = None if best is None else plans[found.index(best)]
+            return FitFrontier(plans, nbytes, chosen)
 
     @contextlib.contextmanager
     def _opened_to_plan(
@@ -242,6 +246,22 @@ class Fit(AbstractSameCall[P, R]):
         check_device("Fit", self.device)
 
 
+def _without_source(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+    """A `device_put` of an array that may come from anywhere.
+
+    What a function closes over is an input here. Its cotangent is not to be put on the
+    one device where it happens to be, in a program that runs on many.
+    """
+    if form_of(eqn) != "device_put":
+        return eqn
+    ends = src, target = eqn.params["srcs"], eqn.params["devices"]
+    devices = lambda one: isinstance(one, Sharding) and one.device_set
+    if list(map(devices, src)) == list(map(devices, target)):
+        return eqn
+    srcs = [None if devices(a) != devices(b) else a for a, b in zip(*ends, strict=True)]
+    return eqn.replace(params=eqn.params | {"srcs": tuple(srcs)})
+
+
 @dataclasses.dataclass(frozen=True)
 class _OpenFit:
     """A call of a function.
@@ -281,6 +301,7 @@ class _OpenFit:
                 "them, or put `Fit` around the part that does not write to it."
             )
 
+        closed = map_equations(closed, _without_source)
         # Constants of NumPy stay what they are, so that the very program is compiled
         # that will run.
         every = [*consts, *arrays]

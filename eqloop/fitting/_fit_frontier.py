@@ -20,6 +20,7 @@ class FitFrontier(AbstractFrontier[FitPlan]):
     Attributes:
         plans: The plans. Each has a `pinned` function.
         budget: The bytes that a gradient may take besides its inputs and outputs.
+        chosen: The fastest of them within the budget, if one is: what `Fit.plan` gives.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -36,12 +37,7 @@ class FitFrontier(AbstractFrontier[FitPlan]):
     """
 
     budget: int
-
-    @property
-    def chosen(self) -> FitPlan | None:
-        """The fastest of them within the budget, if one is."""
-        fits = [plan for plan in self.plans if plan.peak_bytes <= self.budget]
-        return fits[-1] if fits else None
+    chosen: FitPlan | None
 
     def __repr__(self) -> str:
         return f"FitFrontier({len(self)} plans, budget={self.budget})"

@@ -57,6 +57,7 @@ class FitPlan:
             outputs, on each device.
         is_compiled: Whether the compiler says so. Otherwise it is estimated.
         relative_time: The time of a gradient, relative to storing everything.
+        is_measured: Whether both were run to see that. Otherwise it is estimated.
         pinned: The function with these decisions: it needs no search, and can be passed
             to other processes.
         device: What it was made for: a kind of device, as JAX calls it.
@@ -80,6 +81,7 @@ class FitPlan:
     peak_bytes: int
     is_compiled: bool
     relative_time: float
+    is_measured: bool
     pinned: Callable[..., Any] = dataclasses.field(repr=False)
     device: str
 
@@ -96,7 +98,8 @@ class FitPlan:
         how = "compiled" if self.is_compiled else "estimated"
         lines.append(
             f"in all: {format_bytes(self.peak_bytes)} on {self.device}, {how}; "
-            f"{self.relative_time:.2f} x the time of storing everything, estimated"
+            f"{self.relative_time:.2f} x the time of storing everything, "
+            f"{'measured' if self.is_measured else 'estimated'}"
         )
         return "\n".join(lines)
 
@@ -154,7 +157,8 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
         parts=parts,
         peak_bytes=decision.peak_bytes,
         is_compiled=decision.is_compiled,
-        relative_time=choice.nanoseconds(chosen) / whole,
+        relative_time=decision.relative_time,
+        is_measured=decision.seen is not None,
         pinned=pinned,
         device=planning_device().kind,
     )

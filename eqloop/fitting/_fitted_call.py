@@ -5,7 +5,7 @@ Its tangents, and the function under `vmap`, are functions with the same budget.
 
 import contextlib
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Self
 
 import jax
@@ -39,9 +39,18 @@ from .._programs import (
     warn_once,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
-from ..checkpointing import says_if_long
+from ..checkpointing import fitting, says_if_long
 from ..progress import Again, BarChange
-from ._decision import Cut, Decision, Limit, decided, pinned, takes_gradient
+from ._decision import (
+    Cut,
+    Decision,
+    Limit,
+    Recalled,
+    decided,
+    pinned,
+    recalled,
+    takes_gradient,
+)
 from ._options import Way
 
 
@@ -122,7 +131,8 @@ class FittedCall(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         marks = self._marks(perturbed)
         moves_out = self.moves_out(marks)
-        cut, ways = self._decided(marks)
+        known = self._decided(marks) or self.decision(marks)
+        cut, ways = known.cut, known.ways
 
         def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
             with jax.named_scope(FITTED):
@@ -133,29 +143,33 @@ class FittedCall(Formula):
         residuals, structure = jax.tree.flatten(pull)
         return outs, (Static((marks, structure)), residuals), moves_out
 
-    def planning(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
         """A context in which plans are for the device that it will run on."""
-        return planning_for_call(self.device, self.types, meshes_in(self.program))
+        on_device = planning_for_call(self.device, self.types, meshes_in(self.program))
+        # JAX traces the rule of a function once, and that is where a program is first
+        # looked at: loops in it are left open, too.
+        with on_device, fitting():
+            yield
 
     def decision(self, marks: Flags) -> Decision:
         """What each of its parts stores in a gradient by the marked inputs."""
         self.refuse_symbolic()
-        what = "the gradient of a function"
-        how = "short loops and, a few times, all of it"
-        with self.planning(), says_if_long("Fit", what, how):
-            if self.ways is not None:
-                known = pinned(*self._decided(marks), marks, self.types)
-                if known is not None:
-                    return known
-            limits = self.limit, self.types, self.split
-            return decided(self.program, marks, *limits)
+        with self.planning(), says_if_planning_is_long():
+            known = self._decided(marks)
+            known = known and pinned(known, marks, self.types)
+            return known or decided(self.program, marks, *self._limits)
 
-    def _decided(self, marks: Flags) -> tuple[Cut, tuple[Way, ...]]:
-        """The parts of the function, and the way to run each."""
-        if self.ways is None:
-            decision = self.decision(marks)
-            return decision.cut, decision.ways
+    @property
+    def _limits(self) -> tuple[Limit, tuple[Aval, ...], bool]:
+        return self.limit, self.types, self.split
+
+    def _decided(self, marks: Flags) -> Recalled | None:
+        """What it was told, or was decided in an earlier process."""
         self.refuse_symbolic()
+        if self.ways is None:
+            with self.planning():
+                return recalled(self.program, marks, *self._limits)
         cut = Cut.of(self.program, self.split)
         if not cut.takes(self.ways):
             raise ValueError(
@@ -163,7 +177,7 @@ class FittedCall(Formula):
                 f"sizes: it has {len(self.ways)} parts, and this function "
                 f"{len(cut.parts)}. Make a plan for these inputs, by `plan`."
             )
-        return cut, self.ways
+        return Recalled(cut, self.ways, None)
 
     def refuse_symbolic(self) -> None:
         instead = (
@@ -213,6 +227,12 @@ class FittedCall(Formula):
     ) -> "FittedCall":
         how = self.limit, self.device, ways, self.split
         return FittedCall(program, types, *how)
+
+
+def says_if_planning_is_long() -> contextlib.AbstractContextManager[None]:
+    """A context for decisions, which are said to be made if they take long."""
+    how = "short loops and, a few times, all of it"
+    return says_if_long("Fit", "the gradient of a function", how)
 
 
 def _values(program: jex.ClosedJaxpr) -> list[Aval]:

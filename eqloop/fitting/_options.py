@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -21,7 +22,7 @@ from ..checkpointing import (
 )
 from ._again import Roles, again
 from ._choice import Option
-from ._parts import Part, with_schedules
+from ._parts import OpenLoop, Part, with_schedules
 from ._written import flattened, written
 
 # The operations whose results are worth keeping before all others.
@@ -63,20 +64,19 @@ class Way:
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
-        if self.rows is not None:
-            return part.by_rows is not None and self.rows < part.by_rows.length
-        return not self.schedules or len(self.schedules) == len(part.loops)
+        if self.schedules and len(self.schedules) != len(part.loops):
+            return False
+        by_rows = part.by_rows
+        return self.rows is None or (by_rows is not None and self.rows < by_rows.length)
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
+        if self.schedules:
+            part = with_schedules(part, self.schedules)
         if self.rows is not None and part.by_rows is not None:
             known = dict(zip(part.reads, inputs, strict=True))
             found = part.by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
-        if self.schedules:
-            (eqn,) = part.eqns
-            eqns = (with_schedules(eqn, self.schedules),)
-            part = dataclasses.replace(part, eqns=eqns)
         program = part.program
         of_arrays = functools.partial(run, program)
         if self.is_again:
@@ -149,15 +149,15 @@ def _without_the_beaten(
 
 def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] | None:
     """The ways to run its loops, the smallest first; `None` if there is no choice."""
-    if has_io(part.eqns[0].effects):  # steps cannot be run again
+    if any(has_io(eqn.effects) for eqn in part.eqns):  # steps cannot be run again
         return None
     marked = {id(x) for x, mark in zip(part.reads, marks, strict=True) if mark}
-    is_itself = part.loops[0].eqn is part.eqns[0]
+    is_itself = part.is_loop and part.loops[0].eqn is part.eqns[0]
     each = list[list[LoopOption]]()
     for loop in part.loops:
         formula: Any = formula_of(loop.eqn)
         # Of a loop within a program all may be differentiated.
-        moves = [
+        moves = loop.marks or [
             id(x) in marked if is_itself else is_inexact(aval_of(x))
             for x in loop.eqn.invars
         ]
@@ -165,7 +165,7 @@ def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] 
         ask = functools.partial(_options_here, formula, marks, is_itself)
         if not (options := loop.on_device(ask)):
             return None
-        each.append([_repeated(option, loop.times) for option in options])
+        each.append([_repeated(option, loop) for option in options])
     # Loops that are in one equation are decided alike.
     most = max(map(len, each))
     at = lambda options, i: options[round(i * (len(options) - 1) / max(most - 1, 1))]
@@ -181,15 +181,16 @@ def _options_here(
     return options_of(formula, marks) if is_itself or not names else None
 
 
-def _repeated(option: LoopOption, times: int) -> LoopOption:
-    """The same of a loop that is run so often, and stores all of that."""
-    seen = option.nanoseconds, option.forward, option.estimated
-    nanoseconds, forward, estimated = (times * x for x in seen)
-    more = (times - 1) * option.stored
+def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:
+    """The same of a loop that is run more than once."""
+    again = 0.0 if loop.is_kept else option.forward
+    seen = option.nanoseconds + again, option.forward, option.estimated + again
+    nanoseconds, forward, estimated = (loop.times * x for x in seen)
+    stored = loop.abreast * option.stored
     return dataclasses.replace(
         option,
-        stored=option.stored + more,
-        peak=option.peak + more,
+        stored=stored if loop.is_kept else 0,
+        peak=stored + option.peak - option.stored,
         nanoseconds=nanoseconds,
         forward=forward,
         estimated=estimated,
@@ -232,6 +233,20 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
+class _LoopsInChunk(NamedTuple):
+    """How the loops of a chunk are run: without schedules, they store everything.
+
+    Attributes:
+        longer: How much longer that takes than the fastest way.
+        share: The part that they take of what a chunk takes at once.
+    """
+
+    schedules: tuple[LoopSchedule, ...] = ()
+    stores: str = ""
+    longer: float = 0.0
+    share: float = 1.0
+
+
 def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
@@ -248,14 +263,33 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
     while count < 2 * min(by_rows.length, _MOST_CHUNKS):
         sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
         count *= 2
-    for rows in dict.fromkeys(sizes):
+    loops = [*_loops_in_chunks(part, roles)]
+    for rows, inner in itertools.product(dict.fromkeys(sizes), loops):
         chunks = -(-by_rows.length // rows)
-        of_chunk = max(again.working - cts, 0) * rows // by_rows.length
-        time = again.nanoseconds + chunks * _NANOSECONDS_OF_CHUNK
+        of_chunk = max(again.working - cts, 0) * rows / by_rows.length
+        time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
         each = f"{rows} rows" if rows > 1 else "a row"
-        way = Way(f"in {chunks} parts of {each}", rows=rows)
+        stores = f"in {chunks} parts of {each}{inner.stores}"
+        way = Way(stores, inner.schedules, rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
-        yield way, Option(time, 0, shared, cts + of_chunk)
+        yield way, Option(time, 0, shared, cts + int(of_chunk * inner.share))
+
+
+def _loops_in_chunks(part: Part, roles: Roles) -> Iterator[_LoopsInChunk]:
+    """The ways to run the loops of a part that is run by rows."""
+    yield _LoopsInChunk()
+    options = _options_of_loops(part, roles.moving) if part.loops else None
+    total = lambda field, each: sum(getattr(option, field) for option in each)
+    times, peaks = (
+        [total(f, o) for o in options or ()] for f in ("nanoseconds", "peak")
+    )
+    for each, time, peak in zip(options or (), times, peaks, strict=True):
+        yield _LoopsInChunk(
+            tuple(option.schedule for option in each),
+            ", " + "; ".join(dict.fromkeys(option.stores for option in each)),
+            time - min(times),
+            peak / (max(peaks) or 1),
+        )
 
 
 class _Alike:

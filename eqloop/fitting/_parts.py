@@ -13,7 +13,7 @@ from typing import TypeVar
 import jax
 import jax.extend.core as jex
 
-from .._arrays import nbytes
+from .._arrays import Flags, nbytes
 from .._compat import CALLS, form_of, is_for_kernels
 from .._programs import (
     Place,
@@ -31,6 +31,7 @@ from .._programs import (
 from ..checkpointing import LoopSchedule, is_left_open, with_schedule
 from ._by_rows import ByRows
 from ._ranges import ranges_of
+from ._rules import differentiated, rule_with_loops, with_rule_program
 
 _T = TypeVar("_T")
 
@@ -61,8 +62,8 @@ class Part:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop that is left open, or holds such loops."""
-        return bool(self.loops)
+        """Whether it is a loop that is left open, or one equation that holds some."""
+        return bool(self.loops) and self.by_rows is None
 
     @property
     def program(self) -> jex.ClosedJaxpr:
@@ -111,13 +112,35 @@ class OpenLoop:
 
     Attributes:
         eqn: Its own equation.
-        times: How often it is run, and what it stores is kept, for all that is known.
+        times: How often it is run, for all that is known.
+        abreast: Of how many of these runs what they store is there at once.
+        is_kept: Whether that is kept until the way back, or it is run again there.
+        marks: Which of its inputs are differentiated, if that is known.
         split_by: The equation of a `jax.shard_map` that it is in, if it is in one.
     """
 
     eqn: jex.JaxprEqn
     times: int = 1
+    abreast: int = 1
+    is_kept: bool = True
+    marks: Flags | None = None
     split_by: jex.JaxprEqn | None = None
+
+    def inside(self, eqn: jex.JaxprEqn) -> "OpenLoop":
+        """The same of an equation in a program of this one."""
+        own, form = self.eqn, form_of(self.eqn)
+        if form == "scan":
+            length = own.params["length"]
+            counts = dict(times=self.times * length, abreast=self.abreast * length)
+            return dataclasses.replace(self, eqn=eqn, marks=None, **counts)
+        if form == "shard_map":
+            return dataclasses.replace(self, eqn=eqn, marks=None, split_by=own)
+        formula = formula_of(own)
+        if formula is None and form != "remat2":
+            return dataclasses.replace(self, eqn=eqn, marks=None)
+        # A map runs a chunk again, and a loop a step: they take one of them at a time.
+        times = self.times * (1 if formula is None else formula.times)
+        return OpenLoop(eqn, times, is_kept=False, split_by=self.split_by)
 
     def on_device(self, f: Callable[[], _T]) -> _T:
         """Calls a function where the axes of devices have their names."""
@@ -153,13 +176,13 @@ def open_loops(eqn: jex.JaxprEqn) -> tuple[OpenLoop, ...]:
     return tuple(found)
 
 
-def with_schedules(
-    eqn: jex.JaxprEqn, schedules: Sequence[LoopSchedule]
-) -> jex.JaxprEqn:
-    """The equation with a schedule for each of these loops."""
+def with_schedules(part: Part, schedules: Sequence[LoopSchedule]) -> Part:
+    """The part with a schedule for each of its loops."""
     left = iter(schedules)
     taken = lambda loop: with_schedule(loop.eqn, next(left))
-    return _at_open_loops(OpenLoop(eqn), taken)
+    eqns = tuple(_at_open_loops(OpenLoop(eqn), taken) for eqn in part.eqns)
+    by_rows = part.by_rows and dataclasses.replace(part.by_rows, eqns=eqns)
+    return dataclasses.replace(part, eqns=eqns, by_rows=by_rows)
 
 
 def _at_open_loops(
@@ -168,19 +191,34 @@ def _at_open_loops(
     eqn = one.eqn
     if is_left_open(formula := formula_of(eqn)):
         return change(one)
+    if (rule := rule_with_loops(eqn)) is not None:
+        return _at_loops_of_rule(one, rule, change)
     # Others decide what is stored in a function with derivative rules, or a `Fit`.
     if form_of(eqn).startswith("custom_") or getattr(formula, "is_decided", False):
         return eqn
-    times = one.times * eqn.params["length"] if form_of(eqn) == "scan" else one.times
-    split_by = eqn if form_of(eqn) == "shard_map" else one.split_by
 
     def inside(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-        inner = (OpenLoop(eqn, times, split_by) for eqn in program.jaxpr.eqns)
-        eqns = [_at_open_loops(one, change) for one in inner]
+        inner = map(one.inside, program.jaxpr.eqns)
+        eqns = [_at_open_loops(each, change) for each in inner]
         is_same = all(map(operator.is_, eqns, program.jaxpr.eqns))
         return program if is_same else with_equations(program, eqns)
 
     return map_programs(eqn, inside)
+
+
+def _at_loops_of_rule(
+    one: OpenLoop, rule: jex.ClosedJaxpr, change: Callable[[OpenLoop], jex.JaxprEqn]
+) -> jex.JaxprEqn:
+    """The same of a function with a `jax.custom_jvp`, whose rule is run instead."""
+    # Its tangents are transposed on the way back: there all of it is run.
+    at = lambda eqn, marks: OpenLoop(eqn, one.times, 1, False, marks, one.split_by)
+    marks = differentiated(rule, one.eqn)
+    eqns = [
+        _at_open_loops(at(eqn, flags), change) if any(flags) else eqn
+        for eqn, flags in zip(rule.jaxpr.eqns, marks, strict=True)
+    ]
+    new = with_equations(rule, eqns)
+    return one.eqn if new is rule else with_rule_program(one.eqn, new)
 
 
 def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
@@ -205,7 +243,8 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
             read, gives = (
                 dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
             )
-            parts.append(Part(rows.eqns, (*read,), (*gives,), by_rows=rows))
+            inside = tuple(loop for eqn in rows.eqns for loop in open_loops(eqn))
+            parts.append(Part(rows.eqns, (*read,), (*gives,), inside, rows))
             continue
         read = dict.fromkeys(
             x

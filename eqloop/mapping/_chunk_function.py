@@ -6,6 +6,7 @@ under `vmap`, are chunk functions again.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from .._arrays import (
     strongly_typed,
     sum_dtype,
 )
-from .._programs import joined, pruned, reached, run, traced
+from .._programs import Rewrite, joined, pruned, reached, run, traced
 from .._types import Aval, PyTree, Value
 from ..checkpointing import Step
 from ..progress import NO_BARS, BarChange, Meter
@@ -106,6 +107,23 @@ class ChunkFunction:
             self, meter=change.meter(self.meter), changes=changes
         )
 
+    def rewritten(
+        self, rewrite: Rewrite, sizes: Sequence[tuple[int, bool]]
+    ) -> "ChunkFunction":
+        """The same with rewritten programs, in chunks of these sizes alone.
+
+        Args:
+            rewrite: From a program to one of the same meaning.
+            sizes: The sizes, each with whether there are `visits`.
+        """
+        old = itertools.starmap(self.program, sizes)
+        pairs = [(program, rewrite(program)) for program in old]
+        if all(program is new for program, new in pairs):
+            return self
+        known = [(size, twice and self.uses_visits) for size, twice in sizes]
+        trace = _Given(tuple(zip(known, (new for _, new in pairs), strict=True)))
+        return dataclasses.replace(self, trace=trace, changes=())
+
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         """The program for a chunk: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
         return _chunk_program(self, size, has_visits and self.uses_visits)
@@ -173,6 +191,16 @@ def _chunk_program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJ
     for change in f.changes:
         program = change(program)
     return pruned(program)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Programs of a chunk function that have been traced, each with its size."""
+
+    programs: tuple[tuple[tuple[int, bool], jex.ClosedJaxpr], ...]
+
+    def __call__(self, _: ChunkFunction, *size: Any) -> jex.ClosedJaxpr:
+        return dict(self.programs)[size]
 
 
 # The function of one row, applied to many.

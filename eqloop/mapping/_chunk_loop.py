@@ -350,6 +350,15 @@ class AtMost:
         chunks = equal_chunks(length, self.size, exact=self.exact)
         return chunks.size, chunks.overlap > 0
 
+    def sizes(self, length: int) -> list[tuple[int, bool]]:
+        """The size of all chunks but the rest, as in `probe`, and that of the rest."""
+        rest = equal_chunks(length, self.size, exact=self.exact).rest
+        return [self.probe(length), *[(rest, False)] * bool(rest)]
+
+    def count(self, length: int) -> int:
+        """How many chunks there are, as far as that is known."""
+        return equal_chunks(length, self.size, exact=self.exact).count
+
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         """How to run a map."""
         chunks = equal_chunks(f.length, self.size, exact=self.exact)

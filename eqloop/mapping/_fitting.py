@@ -47,6 +47,12 @@ class Within:
     def probe(self, length: int) -> tuple[int, bool]:
         return length, False
 
+    def sizes(self, length: int) -> list[tuple[int, bool]]:
+        return []
+
+    def count(self, length: int) -> int:
+        return 1
+
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         _refuse_symbolic(f)
         search = self._search(f, _whole_map, "run")

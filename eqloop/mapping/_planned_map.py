@@ -34,7 +34,7 @@ from .._arrays import (
     strongly_typed,
     with_tangent_types,
 )
-from .._programs import Doubled, Formula, Static, recall, refuse_callbacks
+from .._programs import Doubled, Formula, Rewrite, Static, recall, refuse_callbacks
 from .._types import BatchAxis, PyTree, Value
 from ..checkpointing import Saveable
 from ..progress import BarChange, tied
@@ -168,8 +168,17 @@ class PlannedMap(Formula):
         # collective in `f`, then under the `vmap` that it is for.
         return [self.f.program(*self.f.probe)]
 
+    @property
+    def times(self) -> int:
+        return self.planner.count(self.f.length)
+
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(f=self.f.with_bars(change))
+
+    def rewritten(self, rewrite: Rewrite) -> Self:
+        # A budget asks for programs of any size.
+        sizes = self.planner.sizes(self.f.length)
+        return self.with_params(f=self.f.rewritten(rewrite, sizes)) if sizes else self
 
 
 def mapped_in_chunks(

@@ -54,6 +54,13 @@ def test_the_fastest_within_the_budget_is_chosen():
     assert len(frontier.plot().lines) == 1
 
 
+def test_the_chosen_one_is_the_plan():
+    for budget in (9000, 10_500, 12_000):
+        fit = el.Fit(mixed, budget)
+        plan, chosen = fit.plan(W, X), fit.frontier(W, X).chosen
+        assert (plan.peak_bytes, str(plan)) == (chosen.peak_bytes, str(chosen))
+
+
 def head(w, h, labels):
     for _ in range(2):
         h = jnp.tanh(h @ w[:, :16]) + h

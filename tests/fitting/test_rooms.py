@@ -60,6 +60,59 @@ def in_a_batch(w):
     return squares(jax.vmap(lambda x: loop(w, x))(X))
 
 
+def in_chunks(w):
+    return squares(el.ChunkedVmap(lambda x: loop(w, x), 6, exact=True)(X))
+
+
+def in_overlapping_chunks(w):
+    mean = el.ChunkedVmap(lambda x: squares(loop(w, x)), 5, reduce="mean")
+    return 16 * mean(X)
+
+
+def in_chunks_of_devices(w):
+    return squares(el.ParallelMap(lambda x: loop(w, x), chunk_size=2)(X))
+
+
+def in_shares_of_ours(w):
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    specs = dict(in_specs=(P(), P("data")), out_specs=P("data"))
+    return squares(el.ShardMap(loop, mesh=mesh, **specs)(w, X))
+
+
+@jax.custom_jvp
+def with_rule(w, x):
+    return loop(w, x)
+
+
+@with_rule.defjvp
+def _(primals, tangents):
+    y, dot = jax.jvp(loop, primals, tangents)
+    return y, 2 * dot
+
+
+def in_a_rule(w):
+    return squares(with_rule(w, X))
+
+
+def in_a_tangent(w):
+    return squares(jax.jvp(lambda x: loop(w, x), (X,), (jnp.cos(X),))[1])
+
+
+def in_a_batch_of_whiles(w):
+    def one(x):
+        until = lambda c: (c[0] < 60) & (jnp.sum(c[1]) < 1e3)
+        step = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w))
+        return el.CheckpointedWhileLoop(until, step, max_steps=200)((0, x))[1]
+
+    return squares(jax.vmap(one)(X))
+
+
+def in_a_batch_of_scans_that_end(w):
+    step = lambda h, _: (jnp.tanh(h @ w), None)
+    until = lambda h: jnp.sum(h) > 1e-3
+    return squares(jax.vmap(el.ScanWhile(until, step, max_steps=64))(X)[0])
+
+
 ROOMS = {
     "shard_map": in_shares,
     "cond": in_branches,
@@ -68,20 +121,42 @@ ROOMS = {
     "Remat": in_a_remat,
     "scan": in_a_scan,
     "vmap": in_a_batch,
+    "ChunkedVmap": in_chunks,
+    "overlapping chunks": in_overlapping_chunks,
+    "ParallelMap": in_chunks_of_devices,
+    "ShardMap": in_shares_of_ours,
+    "custom_jvp": in_a_rule,
+    "jvp": in_a_tangent,
+    "batch of whiles": in_a_batch_of_whiles,
+    "batch of ScanWhile": in_a_batch_of_scans_that_end,
 }
+NAMES = ("Scan", "CheckpointedWhileLoop", "ScanWhile")
 
 
-EVERY_DAY = ("shard_map", "checkpoint")
+EVERY_DAY = ("shard_map", "ChunkedVmap", "ParallelMap", "custom_jvp")
 
 
 @pytest.mark.parametrize("name", slow_if(lambda name: name not in EVERY_DAY, ROOMS))
 def test_loops_are_decided_in_every_room(name):
     f = ROOMS[name]
-    plain = temp_bytes(jax.grad(f), W)
-    fit = el.Fit(f, plain // 4)
-    assert temp_bytes(jax.grad(fit), W) <= plain // 4
+    budget = temp_bytes(jax.grad(f), W) * 2 // 5
+    fit = el.Fit(f, budget)
+    assert temp_bytes(jax.grad(fit), W) <= budget
     assert_close(jax.jit(jax.grad(fit))(W), jax.jit(jax.grad(f))(W), 1e-5, 1e-6)
-    assert any(part.name == "Scan" for part in fit.plan(W).parts)
+    assert any(part.name in NAMES for part in fit.plan(W).parts)
+
+
+def test_loops_of_jax_in_chunks_are_decided_for():
+    step = lambda w: lambda h, _: (jnp.tanh(h @ w), None)
+    one = lambda w, x: jax.lax.scan(step(w), x, length=64)[0]
+    f = lambda w: squares(el.ChunkedVmap(lambda x: one(w, x), 4)(X))
+    fit = el.Fit(f, temp_bytes(jax.grad(f), W) // 3, foreign=True)
+    assert_close(jax.jit(jax.grad(fit))(W), jax.jit(jax.grad(f))(W), 1e-5, 1e-6)
+
+
+def test_chunks_of_a_budget_keep_their_loops():
+    f = lambda w: squares(el.ChunkedVmap(lambda x: loop(w, x), el.Budget("64KiB"))(X))
+    assert all(part.name != "Scan" for part in el.Fit(f, "1MiB").plan(W).parts)
 
 
 def test_two_loops_of_a_room_are_named_by_what_they_store():

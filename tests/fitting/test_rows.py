@@ -96,6 +96,19 @@ def keys(w: Any, x: Any) -> Any:
     return jnp.sum(jnp.sin(x @ w + noise(jax.random.split(jax.random.key(1), N))))
 
 
+def recurrent(w: Any, u: Any, x: Any) -> Any:
+    """Loops over the rows of wide values: one of JAX, which counts, and one of ours."""
+    wide = jnp.tanh(x @ w).reshape(len(x), D, 16)
+
+    def add(i: Any, c: Any) -> Any:
+        return jnp.sin(c @ u) + wide[:, :, i]
+
+    last = jax.lax.fori_loop(0, 16, add, jnp.zeros((len(x), D)))
+    step = lambda c, t: ((c := jnp.sin(c @ u + t)), jnp.sum(c**2, -1))
+    scan = el.Scan(step, in_axes=2, reverse=True)
+    return jnp.sum(scan(last, wide)[0] ** 2) + jnp.sum(scan(x, wide)[1])
+
+
 # With the shapes of their arguments, and the sizes of chunks.
 TOKENS = (D, WORDS), (N, D)
 ROWS = (N, D), (N, D)
@@ -109,6 +122,7 @@ CASES = [
     slow(attention, ((D, 12), (2, N, D)), 8),
     (network, ((D, 16 * D), (16 * D, D), (N, D)), 12),
     slow(convolutions, ((3, 3, 2, 32), (6, 5, 5, 2)), 2),
+    (recurrent, (WIDE[0], (D, D), WIDE[1]), 10),
     (farthest, ROWS, 10),
     slow(all_together, ROWS, 10),
     slow(standardised, WIDE, 10),

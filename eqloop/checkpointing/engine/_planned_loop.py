@@ -322,6 +322,10 @@ class PlannedLoop(Formula):
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return [self.problem.step.jaxpr]
 
+    @property
+    def times(self) -> int:
+        return self.problem.loop.length or 1
+
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(problem=self.problem.with_bars(change))
 

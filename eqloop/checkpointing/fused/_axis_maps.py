@@ -5,22 +5,22 @@ read along two axes is in two classes.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.extend.core as jex
 
 from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
-from ..._programs import aval_of
+from ..._programs import alone, aval_of, formula_of
 from ._axes import open_call, put_into_classes
 from ._axis_rules import dot_axes
 from ._classes import Classes, NotInKernelError, Op, Val
 
 # Sums over axes that no result has: what these contract.
 _SUMS = ("reduce_sum", "dot_general")
-# Programs of their own, with rows in some of what they carry.
-_LOOPS = ("scan", "while", "cond")
+# Programs of their own. A condition may depend on the row.
+_WITH_CONDITIONS = ("while", "cond")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,8 @@ class AxisMap:
 
     Attributes:
         ins: For each operand, which of its axes it is. `None`: all of it is read.
-        outs: The same for each result. `None`: it is a sum.
+        outs: The same for each result. `None`: it is a sum. Of a loop, it is the same
+            for all rows, such as a counter.
     """
 
     ins: tuple[int | None, ...]
@@ -51,11 +52,11 @@ def axis_maps(eqn: jex.JaxprEqn) -> list[AxisMap]:
 
 
 def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[Val]:
-    if form_of(eqn) in _LOOPS or eqn.effects:
+    if form_of(eqn) in _WITH_CONDITIONS or eqn.effects:
         raise NotInKernelError
-    if form_of(eqn) == "custom_jvp_call":
-        outs, ops = open_call(classes, form_params(eqn)["call_jaxpr"], ins)
-        for op in ops:
+    if (program := _program_of(eqn)) is not None:
+        outs, ops = open_call(classes, program, ins)
+        for op in _every(ops):
             for root in _summed(classes, op):
                 classes.spoil(root, lambda: "it is a sum")
         return outs
@@ -63,6 +64,27 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
     rule = _OTHERS.get(form_of(eqn), put_into_classes)
     rule(classes, op)
     return op.outs
+
+
+def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The program of a loop, or of a function with a derivative rule."""
+    if form_of(eqn) == "custom_jvp_call":
+        return form_params(eqn)["call_jaxpr"]
+    if (formula := formula_of(eqn)) is not None:
+        return formula.expanded
+    return alone(eqn) if is_loop(eqn) else None
+
+
+def is_loop(eqn: jex.JaxprEqn) -> bool:
+    """Whether it is a loop of JAX, or one of this library's that are asked about."""
+    return form_of(eqn) == "scan" or formula_of(eqn) is not None
+
+
+def _every(ops: Sequence[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        for program in op.inner:
+            yield from _every(program.ops)
 
 
 def _name(classes: Classes, op: Op) -> None:
@@ -111,5 +133,5 @@ def _maps_in(
             continue  # every pair of them is looked at
         of = lambda each: tuple(axes[0] if axes else None for axes in each)
         is_sum = not any(of_outs) and form_of(eqn) in _SUMS
-        if all(of_outs) or is_sum:
+        if all(of_outs) or is_sum or (is_loop(eqn) and any(of_outs)):
             yield AxisMap(of(of_ins), of(of_outs))

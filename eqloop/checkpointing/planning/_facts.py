@@ -22,8 +22,8 @@ from ..._device import planning_device
 from ..._programs import digest_of
 from ..._tracebacks import border
 
-# Numbers by their names, such as `bytes`.
-Fact: TypeAlias = Mapping[str, float]
+# Numbers by their names, such as `bytes`, and text.
+Fact: TypeAlias = Mapping[str, Any]
 
 _FILE_FORMAT = 2
 _IN_CACHE = "eqloop.json"
@@ -155,7 +155,10 @@ def _read(path: pathlib.Path) -> dict[str, Fact]:
             return {}
         if found == _FILE_FORMAT:
             return {
-                str(key): {str(name): float(x) for name, x in fact.items()}
+                str(key): {
+                    str(name): x if isinstance(x, str) else float(x)
+                    for name, x in fact.items()
+                }
                 for key, fact in content["facts"].items()
             }
     except FileNotFoundError:

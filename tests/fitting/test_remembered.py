@@ -1,0 +1,88 @@
+"""What was decided is remembered with the program, and not searched for again."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing import recall
+from eqloop.fitting import _choice, _decision
+from eqloop.fitting._options import Way
+from eqloop.fitting._remembered import as_text, from_text
+
+from ..asserts import assert_close
+from .functions import TIGHT, W, X, layers, mixed
+
+
+def until(w, x):
+    step = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w))
+    loop = el.CheckpointedWhileLoop(lambda c: c[0] < 50, step, max_steps=100)
+    return jnp.sum(loop((0, x))[1] ** 2)
+
+
+@pytest.fixture
+def forget(tmp_path):
+    """Goes on as another process would, which reads the same file."""
+
+    def forget():
+        _decision.decided.cache_clear()
+        _decision.recalled.cache_clear()
+        el.measurements(tmp_path / "facts.json")
+
+    forget()
+    yield forget
+    _decision.decided.cache_clear()
+    _decision.recalled.cache_clear()
+    el.measurements(None)
+
+
+@pytest.mark.parametrize("f", [layers, mixed, until])
+def test_a_second_process_plans_nothing(f, forget, monkeypatch):
+    fit = el.Fit(f, TIGHT)
+    gradient, plan = jax.jit(jax.grad(fit))(W, X), fit.plan(W, X)
+    forget()
+
+    def searched(*args, **kwargs):
+        raise AssertionError("it is planned again")
+
+    for name in ("within", "smallest"):
+        monkeypatch.setattr(_choice.Choice, name, searched)
+    monkeypatch.setattr(_decision, "temporary_bytes", searched)
+    again = el.Fit(f, TIGHT)
+    assert_close(jax.jit(jax.grad(again))(W, X), gradient)
+    assert str(again.plan(W, X)) == str(plan)
+    # Of another budget, or another function, nothing is known.
+    for other in (el.Fit(f, TIGHT + 64), el.Fit(lambda *x: 2 * f(*x), TIGHT)):
+        with pytest.raises(AssertionError, match="planned again"):
+            jax.grad(other)(W, X)
+
+
+def test_a_plan_that_does_not_fit_any_more_is_made_anew(forget, monkeypatch):
+    fit = el.Fit(layers, TIGHT)
+    before = fit.plan(W, X)
+    forget()
+
+    def more(key):
+        """As if the compiler told more of what was decided."""
+        known = recall(key)
+        is_of_plan = known is not None and known.get("bytes") == before.peak_bytes
+        return {"bytes": 2.0 * TIGHT} if is_of_plan else known
+
+    monkeypatch.setattr(_decision, "recall", more)
+    plan = fit.plan(W, X)
+    assert plan.peak_bytes <= TIGHT
+    assert str(plan) != str(before)
+
+
+def test_nothing_but_what_was_written_is_made_of_text():
+    ways = (Way("everything"), Way("in 2 parts of 3 rows", rows=3))
+    assert from_text(as_text(ways)) == ways
+    assert as_text((Way("x", policy=lambda *_: True),)) is None
+    for wrong in (
+        "no json",
+        "[3]",
+        '[{"class": "os:system"}]',
+        '[{"class": "eqloop:Fit"}]',
+        '[{"name": "builtins:eval"}]',
+    ):
+        assert from_text(wrong) is None
