@@ -26,9 +26,10 @@ from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
 from ..engine._problem import Counted, slot_types
 from ..engine._short_loops import without_short_loops
+from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._dce import dce_step
-from ._stopping import AbstractStopping, of_whole_carry
+from ._stopping import AbstractStopping, unconditional, with_leaves
 
 _most = over_examples(jnp.max)
 
@@ -38,6 +39,15 @@ class Ending(AbstractStopping[Layout]):
     """A number of steps, or fewer if the first leaf of the carry says so."""
 
     count_at: int = 1
+
+    # Of examples that were joined more than once, these are all leaves that say whether
+    # any goes on.
+    @property
+    def lead(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return max(self.joints, 1)
+
+    def reversed_step(self, step: Step) -> Step:
+        return _without_leaves(step, self.lead)
 
     @property
     def own_leaves(self) -> int:
@@ -71,7 +81,7 @@ class Ending(AbstractStopping[Layout]):
             if saves is None:
                 reached = primal(step, loop, consts, init, xs)
                 return reached.carry, (reached.ys, Stored.of())
-            layout, held = saves.layout, of_whole_carry(saves).held
+            layout, held = saves.layout, with_leaves(saves, self.lead).held
             order = layout.order.by_carries()
             inputs = order.checked(step, loop, held, (consts, init, xs))
             segments = order.in_segments(step, loop, inputs[0], inputs[2])
@@ -83,10 +93,8 @@ class Ending(AbstractStopping[Layout]):
         return carry, ys, stored
 
     def stored_types(self, saves: Saves[Layout]) -> Stored:
-        types = self.step.carry_types
-        return Stored.of(
-            [types[self.count_at]], slot_types(self.step, of_whole_carry(saves))
-        )
+        types, whole = self.step.carry_types, with_leaves(saves, self.lead)
+        return Stored.of([types[self.count_at]], slot_types(self.step, whole))
 
     def reverse(
         self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
@@ -104,4 +112,12 @@ class Ending(AbstractStopping[Layout]):
         return layout.reverse(sweep, stored, carried)
 
     def joined(self) -> Self:
-        return dataclasses.replace(self, count_at=self.count_at + 1)
+        joined = super().joined()
+        return dataclasses.replace(joined, count_at=self.count_at + 1)
+
+
+def _without_leaves(step: Step, count: int) -> Step:
+    """The step without the first leaves of its carry, which it does not read."""
+    for _ in range(count):
+        step = unconditional(step)
+    return step
