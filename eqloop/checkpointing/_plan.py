@@ -328,7 +328,8 @@ def plan_of(
     device, runner = planning_device(), layout.runner
     takes, kernel = layout.duration(how_long), None
     if runner is not None:
-        kernel = runner.described(problem.step, problem.as_run.loop)
+        run = problem.as_run
+        kernel = runner.described(run.row_step, run.loop)
         found = kernel_of(problem, active, layout, schedule.measures_steps)
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)

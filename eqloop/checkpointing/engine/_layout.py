@@ -322,10 +322,8 @@ class Layout(AbstractLayout):
             The cotangents of all inputs.
         """
         order, slots = self.slot_order, stored.carries
-        if self.runner is not None:
-            ran = self.runner.reverse(sweep, self, slots, ct_carry)
-            if ran is not None:
-                return ran
+        if (ran := self.by_runner(sweep, stored, ct_carry)) is not None:
+            return ran
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         sweep = sweep if order.is_flat else sweep.opaque()
         cts = sweep.start(ct_carry, jax.tree.leaves(stored))
@@ -334,6 +332,21 @@ class Layout(AbstractLayout):
         saved = order.saved_of(step, held)
         carries = self.slots.holding(slots, step.carry_types, tuple(saved))
         return self.slots.released(slots, order.reverse(sweep, carries, cts))
+
+    def by_runner(
+        self, sweep: Sweep, stored: "Stored", ct_carry: Arrays
+    ) -> Cotangents | None:
+        """The same by what runs the loop in place of the engine, if that can do it.
+
+        Args:
+            sweep: The way back. `own` is how many steps examples have run.
+            stored: What the primal has stored.
+            ct_carry: What is carried back from the end of the loop.
+
+        Returns:
+            The cotangents of all inputs, or `None`.
+        """
+        return self.runner and self.runner.reverse(sweep, self, stored.carries, ct_carry)
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.

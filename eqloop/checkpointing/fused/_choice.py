@@ -18,6 +18,7 @@ from ..planning._cost import outputs_wanted, step_cost
 from ..planning._memory import peak_bytes, registers_of_kernel
 from ..planning._trials import StepsAlone, trials
 from ..planning._work import rates
+from ..whiles._ending import Ending
 from ._backward import Backward
 from ._classes import NotInKernelError
 from ._forward import Forward
@@ -157,8 +158,8 @@ def _is_possible(problem: Problem, active: Active) -> bool:
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return False
     try:
-        runner = FusedRunner(Settings())
-        is_one = runner.why_not(problem.step, problem.as_run.loop) is None
+        runner, run = FusedRunner(Settings()), problem.as_run
+        is_one = runner.why_not(run.row_step, run.loop) is None
         return is_one and bool(_kernels(problem, active))
     except NotInKernelError:
         return False
@@ -168,7 +169,8 @@ def _seen(
     problem: Problem, active: Active, layout: Layout, measure: bool
 ) -> float | None:
     """The time of a loop, from that of a few of its steps."""
-    if not (measure and planning_device().is_here):
+    # On made-up numbers, who knows when a loop stops?
+    if not (measure and planning_device().is_here) or problem.as_run.loop.stops:
         return None
     length = problem.loop.length
     count = min(length, _STEPS_TO_RUN)
@@ -200,7 +202,8 @@ def _told(
 
 def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
-    step = again(settled_problem(problem, active, reverse=True))
-    back = gradient_back(problem, active, outputs_wanted(problem))
-    there = forward_kernel(step, problem.loop, Settings())
-    return there, backward_kernel(step, problem.loop_back, back, Settings())
+    run = settled_problem(problem.as_run, active, reverse=True)
+    own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
+    back = gradient_back(problem.as_run, active, outputs_wanted(problem))
+    there = forward_kernel(run.row_step, run.loop, Settings())
+    return there, backward_kernel(again(run), run.loop_back, back, Settings(), own)

@@ -6,12 +6,13 @@ import warnings
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from ..._arrays import Arrays, axes_of
+from ..._arrays import Arrays, axes_of, type_of
 from ..._programs import refuse_callbacks
-from ..._types import PyTree, Value
+from ..._types import Aval, PyTree, Value
 from ..engine._backward_step import BackwardStep
 from ..engine._layout import AbstractRunner, Layout, Saves
 from ..engine._loop import Loop
@@ -54,28 +55,32 @@ class FusedRunner(AbstractRunner):
             return None
         kernel = forward_kernel(step, loop, self.settings)
         if saves is None:
-            return kernel((Nest((1, loop.length)),), (), 0, False, *inputs)
-        order = saves.layout.slot_order
-        rows = len(order.starts) + 1
-        made = kernel(self.nests, saves.held, rows, order.keeps_last, *inputs)
-        carry, ys, carries = made
+            return kernel((Nest((1, loop.length)),), (), 0, *inputs)
+        rows = len(saves.layout.slot_order.starts) + 1
+        carry, ys, carries = kernel(self.nests, saves.held, rows, *inputs)
         return carry, ys, saves.layout.slots.packed(carries)
 
     def reverse(
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
-        # A loop that stops, or shows a bar, and a part of another one.
+        # A loop that shows a bar, a part of another one, and one that was left to the
+        # engine before.
         is_whole = sweep.count is None and sweep.first is None and not _is_checked()
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
-        kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
+        own = sweep.own
+        if own is not None and own.ndim and not (carried or sweep.step.num_carry):
+            own = jnp.max(own)
+        about = sweep.step, sweep.loop, sweep.back, self.settings
+        kernel = backward_kernel(*about, own if own is None else type_of(own))
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
         if _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
-        made = kernel(self.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
+        given = sweep.consts, sweep.xs, sweep.zs, stored, carried
+        made = kernel(self.nests, *given, own)
         return Cotangents(*made)
 
     def described(self, step: Step, loop: Loop) -> str:
@@ -89,8 +94,6 @@ class FusedRunner(AbstractRunner):
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
-        if loop.stops:
-            return "a loop that may end early runs as `Chunked` does"
         if loop.meter.is_shown:
             return "a kernel cannot report to a progress bar"
         if _is_checked():
@@ -135,12 +138,16 @@ def _warn(why: str) -> None:
 @functools.lru_cache(maxsize=64)
 def forward_kernel(step: Step, loop: Loop, settings: Settings) -> Forward:
     """The kernel that runs a loop."""
-    return Forward(step, loop, settings)
+    return Forward(step, loop, settings.of(loop))
 
 
 @functools.lru_cache(maxsize=64)
 def backward_kernel(
-    step: Step, loop: Loop, back: BackwardStep, settings: Settings
+    step: Step,
+    loop: Loop,
+    back: BackwardStep,
+    settings: Settings,
+    own: Aval | None = None,
 ) -> Backward:
     """The kernel that goes back through a loop."""
-    return Backward(step, loop, back, settings)
+    return Backward(step, loop, back, settings.of(loop), own)

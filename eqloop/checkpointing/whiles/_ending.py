@@ -69,9 +69,31 @@ class Ending(AbstractStopping[Layout]):
         loop = dataclasses.replace(self.loop, stops=False)
         return Counted(**self.settings(loop=loop), ending=self)
 
+    @property
+    def row_step(self) -> Step:
+        # Its first leaf says whether an example goes on.
+        return _without_leaves(self.step, self.joints)
+
+    def by_runner(
+        self, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        consts, init, xs = inputs
+        saves = saves and with_leaves(saves, self.lead - self.joints)
+        ran = super().by_runner(saves, (consts, init[self.joints :], xs))
+        if ran is None:
+            return None
+        (goes_on, *carry), ys, carries = ran
+        axes = range(self.joints), range(goes_on.ndim)
+        any_goes_on = [jnp.any(goes_on, tuple(axes[1][i:])) for i in axes[0]]
+        return [*any_goes_on, goes_on, *carry], ys, carries
+
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
+        if (ran := self.by_runner(saves, inputs)) is not None:
+            carry, ys, carries = ran
+            counts = [] if saves is None else [carry[self.count_at]]
+            return carry, ys, Stored.of(counts, carries)
         consts, init, xs = inputs
         step = dce_step(self.step)
         # The steps report here, not the loop.
@@ -100,6 +122,9 @@ class Ending(AbstractStopping[Layout]):
         self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
         (own,) = stored.integers
+        of_runner = dataclasses.replace(sweep, own=own)
+        if (ran := layout.by_runner(of_runner, stored, carried)) is not None:
+            return ran
         # In a joint loop, `own` has an entry for each example. There the step selects
         # itself for which examples it is run, so all of them count as having run most.
         # A batch of gradients is different: `own` is a number under `vmap`. `_most` is
