@@ -346,7 +346,9 @@ class Layout(AbstractLayout):
         Returns:
             The cotangents of all inputs, or `None`.
         """
-        return self.runner and self.runner.reverse(sweep, self, stored.carries, ct_carry)
+        return self.runner and self.runner.reverse(
+            sweep, self, stored.carries, ct_carry
+        )
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.

@@ -5,6 +5,7 @@ and reverses them one by one, level by level. Of a loop that stops, a block goes
 from the last step that any of its rows has run.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +18,11 @@ from jax import lax
 
 from ..._arrays import Arrays, split, sum_dtype
 from ..._types import Aval, Index, Value
-from ..engine._backward_step import BackwardStep, program_of
 from ..engine._loop import Loop
-from ..engine._step import Step
 from ..engine.orders._levels import Nest
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes, Rows, Val
+from ._leaves import Leaf
 from ._pending import find_rows, mark, refuse_pending, settled_rows
 from ._pieces import Pieces, joined_nests, steps_of
 from ._row_programs import (
@@ -41,29 +41,44 @@ from ._sums import Matrix, Summed, is_matrix
 from ._tiles import NotTiledError
 
 
+@dataclasses.dataclass(frozen=True)
+class WayBack:
+    """The programs of a way back.
+
+    Attributes:
+        again: Runs a step again, from `[*consts, *carry, *x]` to the carry after it.
+        pull: Goes back past a step, from `[*consts, *carry, *x, *z, *carried]` to
+            `[*sums, *carried, *xs]`.
+        counts: How many consts, leaves of the carry, of `x` and of `z` there are.
+        const_of: For each of the sums, the const whose type it has.
+        x_of: For each of the returned `xs`, the leaf of `x` whose type it has.
+        own: The type of how many steps were run; `None` if they are all.
+        is_masked: Whether the last two consts are that number and the position of the
+            step, which changes nothing if it was not run.
+    """
+
+    again: jex.ClosedJaxpr
+    pull: jex.ClosedJaxpr
+    counts: tuple[int, ...]
+    const_of: tuple[int, ...]
+    x_of: tuple[int, ...]
+    own: Aval | None
+    is_masked: bool = False
+
+
 class Backward:
     """The kernel that takes cotangents back through a loop."""
 
-    def __init__(
-        self,
-        step: Step,
-        loop: Loop,
-        back: BackwardStep,
-        settings: Settings,
-        own: Aval | None = None,
-    ):
+    def __init__(self, way: WayBack, loop: Loop, settings: Settings):
         classes = Classes()
-        again = program_of_jaxpr(classes, step.jaxpr)
-        pull = program_of_jaxpr(classes, program_of(back))
-        (_, _, x), (carried, z) = back.types, back.end_types
-        counts = step.num_consts, step.num_carry
-        c1, h1, x1 = split(again.ins, *counts)
-        c2, h2, x2, z2, g2 = split(pull.ins, *counts, len(x), len(z))
-        sums, before, ct_x = split(pull.outs, len(back.const_of), len(carried))
+        again, pull = (program_of_jaxpr(classes, p) for p in (way.again, way.pull))
+        c1, h1, x1 = split(again.ins, *way.counts[:2])
+        c2, h2, x2, z2, g2 = split(pull.ins, *way.counts)
+        sums, before, ct_x = split(pull.outs, len(way.const_of), len(g2))
         pairs = [*zip((*c1, *h1, *x1), (*c2, *h2, *x2), strict=True)]
         pairs += [*zip(h1, again.outs, strict=True), *zip(g2, before, strict=True)]
-        pairs += [(s, c2[i]) for s, i in zip(sums, back.const_of, strict=True)]
-        pairs += [(s, x2[i]) for s, i in zip(ct_x, back.x_of, strict=True)]
+        pairs += [(s, c2[i]) for s, i in zip(sums, way.const_of, strict=True)]
+        pairs += [(s, x2[i]) for s, i in zip(ct_x, way.x_of, strict=True)]
         for a, b in pairs:
             classes.tie(a, b)
 
@@ -75,7 +90,7 @@ class Backward:
             settled_rows([NO_ROWS] * len(g2), lambda going: outs(going)[: len(g2)])
 
         found = find_rows(classes, [again, pull], [*h1, *g2] or x1, settle)
-        self.step, self.loop, self.back = step, loop, back
+        self.loop, self.way = loop, way
         self.programs = RowPrograms(classes, found, settings)
         # A scratch has a number for each row: one row must not read that of another.
         self.programs.carries = True
@@ -83,9 +98,13 @@ class Backward:
         # Which sums are no matrices in tiles, and which was added to last.
         self._not_tiled, self.added = set[int](), 0
         self.vals = c2, h2, x2, z2, g2, sums, before, ct_x
-        # Examples that stop by themselves have their axes first in all that is carried.
-        like = [*g2, *h1][0].dims if own is not None and own.shape else []
-        self.own = own and self.programs.leaf(Val(own, like[: len(own.shape)]))
+        self.own: Leaf | None = None
+        if (own := way.own) is not None:
+            # Examples that stop by themselves have their axes first in all that is
+            # carried.
+            like = [c2[-2]] if way.is_masked else [*g2, *h1][: len(own.shape)]
+            dims = like[0].dims[: len(own.shape)] if like else []
+            self.own = self.programs.leaf(Val(own, dims))
 
     @functools.cached_property
     def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
@@ -105,27 +124,28 @@ class Backward:
     def __call__(
         self,
         nests: Sequence[Nest],
+        own: Arrays,
         consts: Arrays,
         xs: Arrays,
         zs: Arrays,
         stored: Arrays,
         carried: Arrays,
-        own: Value = None,
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Goes back: the cotangents of consts, of the initial carry, and of `xs`.
 
         Args:
             nests: Where the stored carries are from, and how to go back between them.
+            own: How many steps each row has run, if these are not all.
             consts: The consts of the step.
             xs: The `xs` of the loop.
             zs: The `z` of all steps.
             stored: The stored carries.
             carried: What is carried back from the end.
-            own: How many steps each row has run; `None` for all.
         """
         of, way = self.programs, _Way(self, nests, xs, zs, stored)
-        counts = [own] if self.own else []
-        arrays = [*counts, *consts, *of.lifted_values, *xs, *zs, *stored, *carried]
+        # The position of a step is in the place of this number in the kernel.
+        more = [*own, np.int32(0)] if self.way.is_masked else []
+        arrays = [*own, *consts, *more, *of.lifted_values, *xs, *zs, *stored, *carried]
         leaves = [leaf for group in way.ins for leaf in group]
         given = [leaf.opened(a) for leaf, a in zip(leaves, arrays, strict=True)]
         before, going = split(given, len(given) - len(carried))
@@ -133,7 +153,7 @@ class Backward:
             return way.launched(before, going, carried, own)
         except NotTiledError:
             self._not_tiled.add(self.added)
-            return self(nests, consts, xs, zs, stored, carried, own)
+            return self(nests, own, consts, xs, zs, stored, carried)
 
     def over(self, val: Val) -> Rows:
         """The rows over which a sum is yet to be added up."""
@@ -156,8 +176,8 @@ class _Way:
 
     Attributes:
         back: What goes back.
-        ins: How inputs lie in memory: numbers of steps, consts, constant arrays, `xs`, `zs`, stored
-            carries, and what is carried back.
+        ins: How inputs lie in memory: numbers of steps, consts, constant arrays, `xs`,
+            `zs`, stored carries, and what is carried back.
         groups: The outputs: sums, what is carried back, and the cotangents of `xs`.
         nests: The nests with the number of their steps.
         first_row: How many carries are stored.
@@ -180,7 +200,7 @@ class _Way:
         own = [back.own] if back.own else []
         self.ins = own, of_c, of.lifted, of_x, stacked(z, zs), stacked(h, stored), of_g
         plain = lambda val, *time: Summed.of(of, val, val.aval.dtype, *time)
-        ct_times = [times[i] for i in back.back.x_of]
+        ct_times = [times[i] for i in back.way.x_of]
         self.groups = (
             back.sums_of(sums),
             list(map(plain, before)),
@@ -204,7 +224,7 @@ class _Way:
         ]
 
     def launched(
-        self, given: Arrays, going: Arrays, carried: Arrays, own: Value
+        self, given: Arrays, going: Arrays, carried: Arrays, own: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the kernel, several times if the loop is long."""
         groups, pieces = self.groups, self.pieces
@@ -225,8 +245,8 @@ class _Way:
             return totals, _totals(groups[1], g), so_far
 
         steps, start = pieces.size * self.nests[0][0].stride, 0
-        if own is not None:
-            start = pieces.count - lax.div(jnp.max(own) + (steps - 1), steps)
+        if own:
+            start = pieces.count - lax.div(jnp.max(own[0]) + (steps - 1), steps)
         state = zeros(groups[0]), list(carried), so_far
         made = lax.fori_loop(start, pieces.count, piece_before, state)
         return _totals(groups[0], made[0]), made[1], _totals(groups[2], made[2])
@@ -301,11 +321,21 @@ class _Block:
             of, going, firsts
         )
 
+    def _consts_at(self, position: Index) -> list[np.ndarray]:
+        if not self.back.way.is_masked:
+            return self._consts
+        return [*self._consts[:-1], objects([jnp.asarray(position, jnp.int32)], ())]
+
     def _advanced(self, position: Index, carry: Any) -> Any:
         """The carry after a step that is run again."""
         vals, again = self.back.vals[1], self.back.of_row[0]
         x_now = self._read(3, self._ins[0], self.back.loop.index(position))
-        ins = *self._consts, *opened(vals, self.way.carry, carry), *x_now, *self._more
+        ins = (
+            *self._consts_at(position),
+            *opened(vals, self.way.carry, carry),
+            *x_now,
+            *self._more,
+        )
         return carried_of(self.of, vals, self._numbers.run(again, ins))
 
     def _taken(self, position: Index, carry: Any, state: Any) -> Any:
@@ -317,7 +347,7 @@ class _Block:
         zs = self._read(4, z, row)
         if is_kept is not True:
             zs = [_or_zeros(array, is_kept) for array in zs]
-        ins = [*self._consts, *opened(h_vals, self.way.carry, carry)]
+        ins = self._consts_at(position) + opened(h_vals, self.way.carry, carry)
         ins += [*self._read(3, x, index), *zs, *opened(g_vals, self.way.ins[6], going)]
         made = self._numbers.run(back.of_row[1], [*ins, *self._more])
         terms, going, cts = split(made, len(sums), len(g_vals))

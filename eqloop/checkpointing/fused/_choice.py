@@ -22,9 +22,10 @@ from ..whiles._ending import Ending
 from ._backward import Backward
 from ._classes import NotInKernelError
 from ._forward import Forward
+from ._more_rows import backward_kernel, forward_kernel, way_back
 from ._nests import nests_to_try
 from ._row_programs import Settings
-from ._runner import FusedRunner, backward_kernel, forward_kernel
+from ._runner import FusedRunner
 
 # A search compiles so many kernels at the most: each takes seconds.
 _MOST_TRIALS = 3
@@ -206,4 +207,5 @@ def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
     there = forward_kernel(run.row_step, run.loop, Settings())
-    return there, backward_kernel(again(run), run.loop_back, back, Settings(), own)
+    way = way_back(again(run), back, own)
+    return there, backward_kernel(way, run.loop_back, Settings())

@@ -1,7 +1,6 @@
 """Runs a loop as one kernel each way, where that is possible."""
 
 import dataclasses
-import functools
 import warnings
 from typing import ClassVar
 
@@ -12,8 +11,7 @@ from jax.sharding import AxisType
 
 from ..._arrays import Arrays, axes_of, type_of
 from ..._programs import refuse_callbacks
-from ..._types import Aval, PyTree, Value
-from ..engine._backward_step import BackwardStep
+from ..._types import PyTree, Value
 from ..engine._layout import AbstractRunner, Layout, Saves
 from ..engine._loop import Loop
 from ..engine._step import Step
@@ -21,9 +19,8 @@ from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
-from ._backward import Backward
 from ._classes import FoundRows
-from ._forward import Forward
+from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, way_back
 from ._pallas import NAME
 from ._row_programs import Settings
 
@@ -53,12 +50,12 @@ class FusedRunner(AbstractRunner):
         if (why := self.why_not(step, loop)) is not None:
             _warn(why)
             return None
-        kernel = forward_kernel(step, loop, self.settings)
-        if saves is None:
-            return kernel((Nest((1, loop.length)),), (), 0, *inputs)
-        rows = len(saves.layout.slot_order.starts) + 1
-        carry, ys, carries = kernel(self.nests, saves.held, rows, *inputs)
-        return carry, ys, saves.layout.slots.packed(carries)
+        saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
+        if saves is not None:
+            rows, slots = len(saves.layout.slot_order.starts) + 1, saves.layout.slots
+            saved = self.nests, saves.held, rows
+        carry, ys, carries = run_forward(step, loop, self.settings, saved, inputs)
+        return carry, ys, slots.packed(carries)
 
     def reverse(
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
@@ -71,17 +68,17 @@ class FusedRunner(AbstractRunner):
         own = sweep.own
         if own is not None and own.ndim and not (carried or sweep.step.num_carry):
             own = jnp.max(own)
-        about = sweep.step, sweep.loop, sweep.back, self.settings
-        kernel = backward_kernel(*about, own if own is None else type_of(own))
+        way = way_back(sweep.step, sweep.back, own if own is None else type_of(own))
+        kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
         if _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
-        given = sweep.consts, sweep.xs, sweep.zs, stored, carried
-        made = kernel(self.nests, *given, own)
-        return Cotangents(*made)
+        counts = [] if own is None else [own]
+        given = counts, sweep.consts, sweep.xs, sweep.zs, stored, carried
+        return Cotangents(*run_back(way, sweep.loop, self.settings, self.nests, given))
 
     def described(self, step: Step, loop: Loop) -> str:
         if (why := self.why_not(step, loop)) is not None:
@@ -133,21 +130,3 @@ def _is_checked() -> bool:
 
 def _warn(why: str) -> None:
     warnings.warn(f"Fused: a loop is not one kernel: {why}.", stacklevel=2)
-
-
-@functools.lru_cache(maxsize=64)
-def forward_kernel(step: Step, loop: Loop, settings: Settings) -> Forward:
-    """The kernel that runs a loop."""
-    return Forward(step, loop, settings.of(loop))
-
-
-@functools.lru_cache(maxsize=64)
-def backward_kernel(
-    step: Step,
-    loop: Loop,
-    back: BackwardStep,
-    settings: Settings,
-    own: Aval | None = None,
-) -> Backward:
-    """The kernel that goes back through a loop."""
-    return Backward(step, loop, back, settings.of(loop), own)
