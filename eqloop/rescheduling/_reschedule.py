@@ -30,8 +30,10 @@ from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
+    AsScan,
     Binomial,
     Bounded,
+    Fused,
     LoopPolicy,
     Online,
     Plans,
@@ -58,6 +60,10 @@ _told_of: dict[object, dict[Any, Any]] = {}
 # With a smaller base, so many steps as a counter can hold take a dozen levels, which
 # are loops within loops, and half a minute to compile.
 _LEAST_BASE = 8
+
+# A kernel has a copy of the step for each level: this many steps are six equal ones.
+# It would take hours to run them.
+_MOST_STEPS = 35**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +118,9 @@ class Reschedule(AbstractSameCall[P, R]):
             it cannot be by itself: in how many checkpoints, as for
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
-            the greatest bound, with a `base` of at least 8. By default it has no
-            reverse mode.
+            the greatest bound, with a `base` of at least 8; or `el.Fused()`, as one
+            kernel each way, which is the default if `schedule` is a
+            [`Fused`][eqloop.Fused]. Otherwise it has no reverse mode by default.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
@@ -124,9 +131,9 @@ class Reschedule(AbstractSameCall[P, R]):
     Raises:
         TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
             When called, if `only` returns anything but a bool.
-        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a
-            gradient is taken through a while loop, if there are no `whiles`; the error
-            names its line.
+        ValueError: If `whiles` is less than 1, its `base` less than 8, or if it is a
+            `Fused` with an `every`. When a gradient is taken through a while loop, if
+            there are no `whiles`; the error names its line.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -245,7 +252,7 @@ class Reschedule(AbstractSameCall[P, R]):
         rewriting = Rewriting(
             self.schedule,
             self._policy(),
-            _planner(self.whiles),
+            _planner(self.whiles, self.schedule),
             self.progress,
             self.only,
             leaves_gradients,
@@ -279,7 +286,7 @@ class Reschedule(AbstractSameCall[P, R]):
     def __check_init__(self) -> None:
         check_schedule("Reschedule", self.schedule)
         self._policy()
-        _planner(self.whiles)
+        _planner(self.whiles, self.schedule)
         check_progress("Reschedule", self.progress)
         if not (self.only is None or callable(self.only)):
             raise TypeError(
@@ -288,10 +295,22 @@ class Reschedule(AbstractSameCall[P, R]):
             )
 
 
-def _planner(whiles: object) -> Bounded | Online | None:
+def _planner(
+    whiles: object, schedule: AbstractSchedule | None
+) -> Bounded | Online | AsScan | None:
     """How while loops are run, as a setting says it."""
+    if whiles is None and isinstance(schedule, Fused):
+        whiles = dataclasses.replace(schedule, every=None)
     if whiles is None:
         return None
+    if isinstance(whiles, Fused):
+        if whiles.every is not None:
+            raise ValueError(
+                f"Reschedule: `whiles` is {whiles}, and a carry every {whiles.every} "
+                f"steps is too many where nobody knows how many steps there are. Use "
+                f"`whiles=el.Fused()`, which stores some at each of several levels."
+            )
+        return AsScan(_MOST_STEPS, whiles)
     if isinstance(whiles, Recursive):
         check_least("Reschedule", "base` of `whiles", whiles.base, _LEAST_BASE)
         return Bounded(UNLIMITED, whiles.base)

@@ -32,6 +32,7 @@ from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
+    AsScan,
     Bounded,
     Fitted,
     ForwardOnly,
@@ -111,7 +112,7 @@ class Rewriting:
 
     schedule: AbstractSchedule | None
     policy: LoopPolicy
-    whiles: Bounded | Online | None
+    whiles: Bounded | Online | AsScan | None
     progress: ProgressBar | None
     only: Callable[[ForeignLoop], bool] | None
     leaves_gradients: bool = False

@@ -5,6 +5,8 @@ import math
 import warnings
 from collections.abc import Iterator
 
+import jax
+
 from ..._arrays import nbytes
 from ..._device import planning_device
 from ..._programs import Registers
@@ -15,6 +17,7 @@ from ..engine._transformed import again, gradient_back, settled_problem
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
 from ..planning._cost import outputs_wanted, step_cost
+from ..planning._gradient_program import Fixed, input_types
 from ..planning._memory import peak_bytes, registers_of_kernel
 from ..planning._trials import StepsAlone, trials
 from ..planning._work import rates
@@ -23,7 +26,7 @@ from ._backward import Backward
 from ._classes import NotInKernelError
 from ._forward import Forward
 from ._more_rows import backward_kernel, forward_kernel, way_back
-from ._nests import nests_to_try
+from ._nests import nests_to_try, usual_nests
 from ._row_programs import Settings
 from ._runner import FusedRunner
 
@@ -138,6 +141,24 @@ def kernel_of(
     known = like.registers if like else registers_of_kernel(problem, active, layout)
     seen = _seen(problem, active, layout, measure)
     return Kernel(layout, seen or _told(problem, active, layout, known), known)
+
+
+def on_a_gpu(problem: Problem, active: Active) -> str:
+    """What becomes of a loop on a GPU, if it is to be a kernel there."""
+    # The kernels of all GPUs have the same operations, which are found by tracing one.
+    runner = FusedRunner(Settings(interpret=True))
+    nests = usual_nests(problem.loop.length)
+    runner = runner.storing(nests)
+    fixed = Fixed(Layout(Nested(nests), runner=runner))
+    run = dataclasses.replace(problem.as_run, planner=fixed)
+    try:
+        if runner.why_not(run.row_step, run.loop) is None:
+            _kernels(problem, active)
+            types = input_types(problem)
+            jax.eval_shape(lambda *inputs: run.by_runner(None, inputs), *types)
+        return runner.described(run.row_step, run.loop, fixed.only)
+    except (TypeError, ValueError) as error:
+        return f"an error. {error}"
 
 
 def _layouts(problem: Problem) -> list[Layout]:

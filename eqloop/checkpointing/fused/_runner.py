@@ -2,7 +2,8 @@
 
 import dataclasses
 import warnings
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,12 @@ class FusedRunner(AbstractRunner):
         given = counts, sweep.consts, sweep.xs, sweep.zs, stored, carried
         return Cotangents(*run_back(way, sweep.loop, self.settings, self.nests, given))
 
-    def described(self, step: Step, loop: Loop) -> str:
+    def storing(self, nests: Sequence[Nest]) -> Self:
+        return dataclasses.replace(self, nests=tuple(nests))
+
+    def described(self, step: Step, loop: Loop, layout: Layout) -> str:
+        if not self._is_of(layout):
+            return "none: a schedule around this one stores other carries, or elsewhere"
         if (why := self.why_not(step, loop)) is not None:
             return f"none: {why}"
         found = forward_kernel(step, loop, self.settings).programs.found

@@ -55,7 +55,7 @@ class Ending(AbstractStopping[Layout]):
 
     def in_lockstep(self) -> Self:
         # The number of steps is one of the leaves that are added.
-        return dataclasses.replace(self, count_at=1)
+        return dataclasses.replace(self, count_at=1, joints=0)
 
     def decided(self, active: Active) -> Layout:
         # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
