@@ -316,9 +316,9 @@ def _by_one_runner(
             nests += [Nest((1, *levels)) for levels in within] * count
     if len(nests) > _MOST_NESTS:
         why = (
-            f"it would have the step {len(nests)} times: for each segment of `loop.cut`, "
-            f"and for what is left over in each. Let segments be equal, and `every` "
-            f"divide them"
+            f"it would have the step {len(nests)} times: for each segment of "
+            f"`loop.cut`, and for what is left over in each. Let segments be equal, "
+            f"and `every` divide them"
         )
         return dataclasses.replace(whole, why_left=why)
     return Layout(Nested(tuple(nests)), runner=runner.storing(nests))
