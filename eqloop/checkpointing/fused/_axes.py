@@ -116,6 +116,8 @@ def _opened(
         elif eqn.primitive.name == "constant":
             array = np.asarray(eqn.params["numbers"], np.int32)
             outs = [constant(array.reshape(eqn.params["shape"]))]
+        elif not _is_known(eqn) and (inner := _written_in_jax(eqn)) is not None:
+            outs = _opened(classes, inner, given, ops)
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):
@@ -131,6 +133,24 @@ def _opened(
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
+
+
+def _is_known(eqn: jex.JaxprEqn) -> bool:
+    name = eqn.primitive.name
+    return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
+
+
+def _written_in_jax(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The program of a primitive of another library, such as Equinox, if it has one."""
+    run = getattr(eqn.primitive, "impl", None)
+    module = getattr(getattr(run, "func", run), "__module__", None) or "jax"
+    if module.split(".")[0] in ("jax", "jaxlib"):
+        return None
+    of = lambda *operands: run(*operands, **eqn.params)
+    try:
+        return jax.make_jaxpr(of)(*map(aval_of, eqn.invars))
+    except Exception:
+        return None  # it needs numbers
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
@@ -191,7 +211,13 @@ def _scan(classes: Classes, op: Op) -> None:
     op.inner = [body]
 
 
+def _unvmapped(classes: Classes, op: Op) -> None:
+    if not classes.saves_work:
+        _mixed(classes, op, op.ins[0], range(len(op.ins[0].shape)))
+
+
 _RULES: dict[str, Callable[[Classes, Op], None]] = {
+    "unvmap_any": _unvmapped,
     "broadcast_in_dim": broadcast_axes,
     "reshape": reshape_axes,
     "squeeze": squeeze_axes,

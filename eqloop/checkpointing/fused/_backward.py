@@ -70,7 +70,7 @@ class Backward:
     """The kernel that takes cotangents back through a loop."""
 
     def __init__(self, way: WayBack, loop: Loop, settings: Settings):
-        classes = Classes()
+        classes = Classes(way.own is not None and bool(way.own.shape))
         again, pull = (program_of_jaxpr(classes, p) for p in (way.again, way.pull))
         c1, h1, x1 = split(again.ins, *way.counts[:2])
         c2, h2, x2, z2, g2 = split(pull.ins, *way.counts)

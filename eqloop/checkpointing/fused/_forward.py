@@ -23,7 +23,7 @@ from ._classes import NO_ROWS, Classes, Val
 from ._leaves import Leaf, RowNumbers
 from ._pallas import when
 from ._pending import find_rows, mark, refuse_pending
-from ._pieces import Pieces, any_row, joined_nests, repeated, steps_of
+from ._pieces import Pieces, joined_nests, repeated, steps_of
 from ._row_programs import (
     RowPrograms,
     Settings,
@@ -34,6 +34,7 @@ from ._row_programs import (
     sum_is_carried,
     zeros_of,
 )
+from ._scope import any_row
 
 
 class Forward:
@@ -45,7 +46,8 @@ class Forward:
     """
 
     def __init__(self, step: Step, loop: Loop, settings: Settings):
-        classes = Classes()
+        # Rows that stop by themselves have a flag each.
+        classes = Classes(loop.stops and bool(step.carry_types[0].shape))
         program = program_of_jaxpr(classes, step.jaxpr)
         consts, carry, x = split(program.ins, step.num_consts, step.num_carry)
         after, y = split(program.outs, step.num_carry)

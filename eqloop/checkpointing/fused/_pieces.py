@@ -83,8 +83,3 @@ def repeated(
     again = lambda at: (at[0] < high) & goes_on(at[1])
     start = jnp.asarray(low, jnp.int32), state
     return lax.while_loop(again, lambda at: (at[0] + 1, body(*at)), start)[1]
-
-
-def any_row(flag: Value) -> Value:
-    """Whether a flag holds of any row of a block."""
-    return jnp.max(flag.astype(jnp.int32)) > 0 if jnp.ndim(flag) else flag
