@@ -119,8 +119,8 @@ class Reschedule(AbstractSameCall[P, R]):
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
             the greatest bound, with a `base` of at least 8; or `el.Fused()`, as one
-            kernel each way, which is the default if `schedule` is a
-            [`Fused`][eqloop.Fused]. Otherwise it has no reverse mode by default.
+            kernel each way. By default it has no reverse mode, unless `schedule` is a
+            [`Fused`][eqloop.Fused] and it is in no other loop: then it is a kernel.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
@@ -248,14 +248,17 @@ class Reschedule(AbstractSameCall[P, R]):
     ) -> tuple[Any, list[Note]]:
         """The result of a call, and what has become of each loop."""
         call, arrays = open_call(self.f, args, kwargs)
-        program = jax.make_jaxpr(call.on_arrays)(arrays)
+        program, fused = jax.make_jaxpr(call.on_arrays)(arrays), self.schedule
+        if isinstance(fused, Fused):
+            fused = dataclasses.replace(fused, every=None)
         rewriting = Rewriting(
             self.schedule,
             self._policy(),
-            _planner(self.whiles, self.schedule),
+            _planner(self.whiles),
             self.progress,
             self.only,
             leaves_gradients,
+            _planner(fused) if isinstance(fused, Fused) else None,
         )
         new, notes = rewriting(program)
         return call.kept.join(run(new, *arrays)), notes
@@ -286,7 +289,7 @@ class Reschedule(AbstractSameCall[P, R]):
     def __check_init__(self) -> None:
         check_schedule("Reschedule", self.schedule)
         self._policy()
-        _planner(self.whiles, self.schedule)
+        _planner(self.whiles)
         check_progress("Reschedule", self.progress)
         if not (self.only is None or callable(self.only)):
             raise TypeError(
@@ -295,12 +298,8 @@ class Reschedule(AbstractSameCall[P, R]):
             )
 
 
-def _planner(
-    whiles: object, schedule: AbstractSchedule | None
-) -> Bounded | Online | AsScan | None:
+def _planner(whiles: object) -> Bounded | Online | AsScan | None:
     """How while loops are run, as a setting says it."""
-    if whiles is None and isinstance(schedule, Fused):
-        whiles = dataclasses.replace(schedule, every=None)
     if whiles is None:
         return None
     if isinstance(whiles, Fused):

@@ -1,5 +1,6 @@
 """Puts the axes of a program into classes: calls in it are opened."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._programs import aval_of, formula_of, place_of
+from ..._programs import Formula, Selected, Vmapped, aval_of, formula_of, place_of
+from ..engine._layout import AbstractLayout, Layout
+from ..engine._planned_loop import PlannedLoop
+from ..engine._problem import Problem
+from ..engine._reverse import AbstractReverse
+from ..whiles._while_layout import ForwardOnly
 from ._axis_rules import (
     _mixed,
     arg_axes,
@@ -72,7 +78,7 @@ def open_call(
 
 
 # Calls that are the program that they call. Nothing differentiates it any more.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 _CALL_NAMES = {
@@ -87,6 +93,7 @@ _CALL_NAMES = {
     "remat2",
     "checkpoint",
     "custom_lin",
+    "custom_vmap_call",
 }
 
 
@@ -112,7 +119,7 @@ def _opened(
     for eqn in jaxpr.eqns:
         given, outs = list(map(read, eqn.invars)), None
         if (formula := formula_of(eqn)) is not None:
-            outs = _opened(classes, formula.expanded, given, ops)
+            outs = _opened(classes, _by_engine(formula).expanded, given, ops)
         elif eqn.primitive.name == "constant":
             array = np.asarray(eqn.params["numbers"], np.int32)
             outs = [constant(array.reshape(eqn.params["shape"]))]
@@ -133,6 +140,33 @@ def _opened(
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
+
+
+def _by_engine(formula: Formula) -> Formula:
+    """A loop in a step, which is a part of its kernel and none of its own."""
+    if isinstance(formula, Vmapped | Selected):
+        return formula.with_params(formula=_by_engine(formula.formula))
+    if isinstance(formula, AbstractReverse):
+        layout = _without_runner(formula.layout)
+        return formula.with_params(layout=layout, problem=_planned_anyhow(formula))
+    if isinstance(formula, PlannedLoop):
+        saves = formula.saves
+        if saves is not None:
+            saves = dataclasses.replace(saves, layout=_without_runner(saves.layout))
+        return formula.with_params(saves=saves, problem=_planned_anyhow(formula))
+    return formula
+
+
+def _without_runner(layout: AbstractLayout) -> AbstractLayout:
+    has_one = isinstance(layout, Layout) and layout.runner is not None
+    return dataclasses.replace(layout, runner=None) if has_one else layout
+
+
+def _planned_anyhow(loop: PlannedLoop | AbstractReverse) -> Problem:
+    # What is stored is decided, so nobody asks for more than what runs it.
+    if loop.problem.planner.runner is None:
+        return loop.problem
+    return dataclasses.replace(loop.problem, planner=ForwardOnly())
 
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:

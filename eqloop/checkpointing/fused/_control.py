@@ -82,7 +82,9 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
 
     def run(branch: Any) -> list[Value]:
         made = scope.run(branch, given)
-        return leaves_of(BlockScope(scope.block), made, avals, differ)
+        found = leaves_of(BlockScope(scope.block), made, avals, differ)
+        # Pallas takes no literal as the result of a branch.
+        return [jnp.where(at >= 0, x, x) for x in found]
 
     at = jnp.minimum(
         jnp.maximum(jnp.asarray(at).astype(jnp.int32), 0), len(branches) - 1
