@@ -158,8 +158,9 @@ def _by_engine(formula: Formula) -> Formula:
 
 
 def _without_runner(layout: AbstractLayout) -> AbstractLayout:
-    has_one = isinstance(layout, Layout) and layout.runner is not None
-    return dataclasses.replace(layout, runner=None) if has_one else layout
+    if isinstance(layout, Layout) and layout.runner is not None:
+        return dataclasses.replace(layout, runner=None)
+    return layout
 
 
 def _planned_anyhow(loop: PlannedLoop | AbstractReverse) -> Problem:
@@ -176,7 +177,7 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 
 def _written_in_jax(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The program of a primitive of another library, such as Equinox, if it has one."""
-    run = getattr(eqn.primitive, "impl", None)
+    run: Any = getattr(eqn.primitive, "impl", None)
     module = getattr(getattr(run, "func", run), "__module__", None) or "jax"
     if module.split(".")[0] in ("jax", "jaxlib"):
         return None

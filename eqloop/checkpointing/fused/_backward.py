@@ -102,9 +102,9 @@ class Backward:
         if (own := way.own) is not None:
             # Examples that stop by themselves have their axes first in all that is
             # carried.
-            like = [c2[-2]] if way.is_masked else [*g2, *h1][: len(own.shape)]
-            dims = like[0].dims[: len(own.shape)] if like else []
-            self.own = self.programs.leaf(Val(own, dims))
+            n, like = len(own.shape), [c2[-2]] if way.is_masked else [*g2, *h1]
+            found = (val.dims[:n] for val in like if val.shape[:n] == own.shape)
+            self.own = self.programs.leaf(Val(own, next(found, [])))
 
     @functools.cached_property
     def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
@@ -246,7 +246,7 @@ class _Way:
 
         steps, start = pieces.size * self.nests[0][0].stride, 0
         if own:
-            start = pieces.count - lax.div(jnp.max(own[0]) + (steps - 1), steps)
+            start = pieces.count - (jnp.max(own[0]) + (steps - 1)) // steps
         state = zeros(groups[0]), list(carried), so_far
         made = lax.fori_loop(start, pieces.count, piece_before, state)
         return _totals(groups[0], made[0]), made[1], _totals(groups[2], made[2])
@@ -276,7 +276,7 @@ class _Way:
             position, row = position - length, row - segments
             if block.steps is not None:
                 length = jnp.clip(block.steps - position, 0, length)
-                segments = lax.div(length + (nest.stride - 1), nest.stride)
+                segments = (length + (nest.stride - 1)) // nest.stride
             only = self.pieces.bounds(segments, first)
             state = block.reverse(-1, nest, (position, row), length, state, only)
         for group, refs, arrays in zip(self.groups[:2], outs[:2], state, strict=True):

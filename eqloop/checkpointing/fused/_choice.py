@@ -149,14 +149,14 @@ def on_a_gpu(problem: Problem, active: Active) -> str:
     runner = FusedRunner(Settings(interpret=True))
     nests = usual_nests(problem.loop.length)
     runner = runner.storing(nests)
-    fixed = Fixed(Layout(Nested(nests), runner=runner))
-    run = dataclasses.replace(problem.as_run, planner=fixed)
+    layout = Layout(Nested(nests), runner=runner)
+    run = dataclasses.replace(problem.as_run, planner=Fixed(layout))
     try:
         if runner.why_not(run.row_step, run.loop) is None:
             _kernels(problem, active)
             types = input_types(problem)
             jax.eval_shape(lambda *inputs: run.by_runner(None, inputs), *types)
-        return runner.described(run.row_step, run.loop, fixed.only)
+        return runner.described(run.row_step, run.loop, layout)
     except (TypeError, ValueError) as error:
         return f"an error. {error}"
 

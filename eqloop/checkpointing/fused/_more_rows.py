@@ -164,11 +164,9 @@ def _batched_step(step: Step, stops: bool, size: int, consts: Flags, xs: Flags) 
 def _batched_way(
     way: WayBack, size: int, own: Flags, consts: Flags, xs: Flags, zs: Flags
 ) -> WayBack:
-    if way.own is not None and any(own):
-        if not way.own.shape:
-            way = _masked(way)
-        wide = way.own.update(shape=(size, *way.own.shape))
-        way = dataclasses.replace(way, own=wide)
+    if (one := way.own) is not None and any(own):
+        way = way if one.shape else _masked(way)
+        way = dataclasses.replace(way, own=one.update(shape=(size, *one.shape)))
     # The position of a step is the same for all.
     consts = (*consts, True, False) if way.is_masked else consts
     carry = [True] * way.counts[1]
@@ -203,10 +201,11 @@ def _masked(way: WayBack) -> WayBack:
         sums, ct_x = (_where(runs, cts, _zeros(cts)) for cts in others_of)
         return [*sums, *_where(runs, before, going), *ct_x]
 
-    programs = (
-        jax.make_jaxpr(f)(*types[:n], *more, *types[n:])
-        for f, types in ((again, way.again.in_avals), (pull, way.pull.in_avals))
-    )
-    return WayBack(
-        *programs, (n + 2, m, *others), way.const_of, way.x_of, way.own, is_masked=True
+    of = lambda f, types: jax.make_jaxpr(f)(*types[:n], *more, *types[n:])
+    return dataclasses.replace(
+        way,
+        again=of(again, way.again.in_avals),
+        pull=of(pull, way.pull.in_avals),
+        counts=(n + 2, m, *others),
+        is_masked=True,
     )

@@ -41,7 +41,7 @@ class Pieces:
         """The first segment of a piece, as an array for a kernel."""
         return jnp.full((1,), piece * self.size, np.dtype("int32"))
 
-    def bounds(self, segments: int, refs: Sequence[Any]) -> tuple[Index, Index]:
+    def bounds(self, segments: Index, refs: Sequence[Any]) -> tuple[Index, Index]:
         """From which segment on, and up to which, a launch runs."""
         if not self.are_several:
             return 0, segments

@@ -67,8 +67,10 @@ class FusedRunner(AbstractRunner):
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
         own = sweep.own
-        if own is not None and own.ndim and not (carried or sweep.step.num_carry):
-            own = jnp.max(own)
+        if own is not None:
+            # Examples have their axes first in what is carried, if anything is.
+            shapes = [x.shape[: own.ndim] for x in (*carried, *sweep.step.carry_types)]
+            own = own if own.shape in shapes else jnp.max(own)
         way = way_back(sweep.step, sweep.back, own if own is None else type_of(own))
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
