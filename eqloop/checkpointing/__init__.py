@@ -47,7 +47,7 @@ from ._policies import (
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible, layout_by_inverse
 from ._rule_loops import RuleLoop
-from ._run import form_to_plan, run_loop, run_while
+from ._run import AsScan, form_to_plan, run_loop, run_while
 from ._schedules import (
     AbstractSchedule,
     Binomial,
@@ -85,6 +85,7 @@ __all__ = [
     "UNLIMITED",
     "AbstractFrontier",
     "AbstractSchedule",
+    "AsScan",
     "AxisMap",
     "Binomial",
     "Bounded",

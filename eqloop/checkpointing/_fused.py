@@ -38,12 +38,15 @@ class Fused(AbstractSchedule):
     same order in every run.
 
     On a CPU and a TPU the loop runs as [`Chunked`][eqloop.Chunked] with the same
-    number would. [A guide](../guides/fused.md) says which steps can be in a kernel.
+    number would. Its plan says so, and what it would be on a GPU. [A
+    guide](../guides/fused.md) says which steps can be in a kernel.
 
     Args:
         every: A carry is stored every so many steps, and the steps between two of them
-            are run again on the way back. By default there are as many levels as it
-            takes to need at most twice the memory of [`Recursive()`][eqloop.Recursive].
+            are run again on the way back. If it is at least the length of the loop,
+            these are all steps, as for `Chunked`. By default there are as many levels
+            as it takes to need at most twice the memory of
+            [`Recursive()`][eqloop.Recursive].
         block: How many rows one block of threads has, a power of two. By default it is
             chosen by the number of rows.
         interpret: Whether the kernels are run by Pallas's interpreter, on any device.
@@ -103,8 +106,12 @@ class Fused(AbstractSchedule):
     def layout(self, loop: LoopSpec) -> Layout:
         """Segments of so many steps, or levels of them."""
         nests, runner = usual_nests(loop.length, self.every), self.runner
-        runner = runner and dataclasses.replace(runner, nests=nests)
-        return Layout(Nested(nests), runner=runner)
+        if runner is not None:
+            return Layout(Nested(nests), runner=runner.storing(nests))
+        here = planning_device().platform.upper()
+        how = "Chunked" if self.every is None else f"Chunked({self.every})"
+        why = f"on a {here} it runs as `{how}` does"
+        return Layout(Nested(nests), why_left=why, is_for_gpu=True)
 
     @property
     def runner(self) -> FusedRunner | None:

@@ -24,7 +24,7 @@ from .engine._step import Step, make_step
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
 from .engine.leaves._find_lists import reasons_for_whole
 from .engine.orders._all_at_once import AllAtOnce
-from .fused._choice import kernel_of
+from .fused._choice import kernel_of, on_a_gpu
 from .planning._alike import alike
 from .planning._computed_again import computed_again
 from .planning._cost import as_stored, step_cost
@@ -292,7 +292,9 @@ def estimated_plan(
     schedule: AbstractSchedule, problem: Problem, active: Active, layout: Layout
 ) -> Plan:
     """The plan of a layout, whose time is measured if the schedule decides by that."""
-    times = paces(problem, active, schedule.measures_steps)
+    # A kernel is compared with what a budget would compare it with.
+    is_kernel = layout.runner is not None and planning_device().platform == "gpu"
+    times = paces(problem, active, schedule.measures_steps or is_kernel)
     return plan_of(schedule, problem, active, layout, times)
 
 
@@ -316,7 +318,9 @@ def plan_of(
     """
     everything = Layout(AllAtOnce(layout.order.length))
     times = times.keeping(problem, active, layout.kept)
-    if schedule.budgeted_bytes is not None:
+    device, runner = planning_device(), layout.runner
+    is_kernel = runner is not None and device.platform == "gpu"
+    if schedule.budgeted_bytes is not None or is_kernel:
         seen = [everything] if layout.runner else [everything, layout]
         times = tried(problem, active, times, seen)
     how_long, whole = times.of(layout), times.duration(everything)
@@ -325,11 +329,17 @@ def plan_of(
     cost = step_cost(stored, active) if differs else how_long.cost
     cost = layout.stored_cost(cost)
     problem = problem.under(layout)
-    device, runner = planning_device(), layout.runner
     takes, kernel = layout.duration(how_long), None
+    if layout.why_left is not None:
+        kernel = f"none: {layout.why_left}"
+        if layout.is_for_gpu:
+            kernel += f". On a GPU: {on_a_gpu(problem, active)}"
     if runner is not None:
-        kernel = runner.described(problem.step, problem.as_run.loop)
-        found = kernel_of(problem, active, layout, schedule.measures_steps)
+        run = problem.as_run
+        kernel = runner.described(run.row_step, run.loop, layout)
+        measure = schedule.measures_steps or schedule.budgeted_bytes is None
+        is_none = kernel.startswith("none")
+        found = None if is_none else kernel_of(problem, active, layout, measure)
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
     if size is None:

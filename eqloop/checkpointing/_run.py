@@ -6,10 +6,20 @@ plan only when the primitive is differentiated.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from .._arrays import Arrays, axes_of, stack_type, strongly_typed, vary, zero_array
+from .._arrays import (
+    Arrays,
+    axes_of,
+    split,
+    stack_type,
+    strongly_typed,
+    vary,
+    zero_array,
+)
 from .._programs import CannotVaryError, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
@@ -44,6 +54,7 @@ def run_loop(
     loop: Loop,
     schedule: AbstractSchedule,
     policy: LoopPolicy = None,
+    joints: int = 0,
 ) -> StepResult:
     """Runs a step in a loop.
 
@@ -56,6 +67,7 @@ def run_loop(
         schedule: How the loop is differentiated.
         policy: Which residuals of a step may be stored, as for `jax.checkpoint`; or
             `AUTO` if the schedule is to choose it.
+        joints: Of a loop that stops, how many times its examples were joined already.
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
@@ -91,10 +103,23 @@ def run_loop(
         return stored(step, loop, policy, consts, init, xs)
     # The place in the carry of the number of steps. A bar has two leaves of its own
     # before it, see `_counting`.
-    count_at = 3 if loop.meter.is_shown else 1
-    kind = functools.partial(Ending, count_at=count_at) if loop.stops else Counted
+    at = dict(count_at=(3 if loop.meter.is_shown else 1) + joints, joints=joints)
+    kind = functools.partial(Ending, **at) if loop.stops else Counted
     problem = kind(step, loop, policy, schedule, chooses_policy=chooses)
     return _run_planned(problem, consts, init, xs)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsScan:
+    """A while loop that runs as a scan which may end early.
+
+    Attributes:
+        max_steps: The most steps that it runs.
+        schedule: The schedule of the scan.
+    """
+
+    max_steps: int
+    schedule: AbstractSchedule
 
 
 def run_while(
@@ -102,8 +127,9 @@ def run_while(
     consts: Arrays,
     init: Arrays,
     starts: tuple[int | None, ...],
-    planner: ForwardOnly | Bounded | Online,
+    planner: ForwardOnly | Bounded | Online | AsScan,
     meter: Meter,
+    joints: int = 0,
 ) -> list[Value]:
     """Runs a step for as long as the first leaf of the carry says so.
 
@@ -115,6 +141,8 @@ def run_while(
         starts: The integers that leaves of `init` are, as far as they are known.
         planner: How many steps there may be, and how they are differentiated.
         meter: Its progress bars.
+        joints: How many times its examples were joined, if it runs `AsScan`: so many
+            leaves of the carry are before that which says of each whether it goes on.
 
     Returns:
         The final carry.
@@ -122,8 +150,41 @@ def run_while(
     if not planner.max_steps:
         return list(init)
     loop = Loop(planner.max_steps, meter=meter, starts=starts)
+    if isinstance(planner, AsScan):
+        return _run_as_scan(step, consts, init, loop, planner.schedule, joints)
     problem = UntilStopped(step, loop, None, planner)
     return _run_planned(problem, consts, init, [])[0]
+
+
+def _run_as_scan(
+    step: Step,
+    consts: Arrays,
+    init: Arrays,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    joints: int,
+) -> list[Value]:
+    """A while loop as an `Ending`, which has the number of its steps in the carry."""
+    at = joints + 1
+
+    def counted(
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        before, (count,), after = split(carry, at, 1)
+        # The first leaf is no input of a step; of joined examples, each has its own.
+        count = count + (before[joints].astype(count.dtype) if joints else 1)
+        made, _ = step(consts, [*before, *after], x)
+        return [*made[:at], count, *made[at:]], []
+
+    starts = loop.padded_starts(len(init))
+    starts = (*starts[:at], None, *starts[at:])
+    loop = dataclasses.replace(loop, stops=True, starts=starts)
+    init = [*init[:at], jnp.zeros_like(init[joints], jnp.int32), *init[at:]]
+    types = step.const_types, list(map(jax.typeof, init)), []
+    inputs = make_step(counted, *types), consts, init, []
+    settings = dict[str, Any](loop=loop, schedule=schedule, joints=joints)
+    carry, _ = run_loop(*inputs, **settings)
+    return [*carry[:at], *carry[at + 1 :]]
 
 
 def form_to_plan(

@@ -34,6 +34,8 @@ from .._programs import loop_scope, refuse_refs, without_derivatives
 from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
+    AbstractSchedule,
+    AsScan,
     Bounded,
     ForwardOnly,
     Online,
@@ -46,6 +48,7 @@ from ..checkpointing import (
 )
 from ..progress import Label, ProgressBar, as_progress, check_progress, make_meter
 from ._carry import Carry, Words, trace_stable
+from ._loop import check_schedule
 from ._step_checks import is_truth
 
 _Carry = TypeVar("_Carry")
@@ -89,7 +92,7 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
             )
 
     @abc.abstractmethod
-    def _planner(self) -> ForwardOnly | Bounded | Online:
+    def _planner(self) -> ForwardOnly | Bounded | Online | AsScan:
         """How many steps there may be, and how they are differentiated."""
 
     @compiled_once
@@ -170,9 +173,12 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         max_steps: The most steps that are run. A loop that reaches it stops, and
             returns its carry. If you want an error instead, test `cond` on that carry.
         base: How many segments a level of nesting has.
+        schedule: How to store carries instead: the loop then runs as a
+            [`ScanWhile`][eqloop.ScanWhile] with this schedule, on a GPU as one kernel
+            each way by [`Fused`][eqloop.Fused].
 
     Raises:
-        TypeError: If `cond` or `body` is not callable, or a setting is not an `int`.
+        TypeError: If `cond` or `body` is not callable, or a setting is not of its type.
         ValueError: If `max_steps` is negative, or `base` less than 2. `__call__` lists
             what the call raises.
 
@@ -191,16 +197,22 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
 
     max_steps: int = eqx.field(static=True, kw_only=True)
     base: int = eqx.field(default=16, static=True, kw_only=True)
+    schedule: AbstractSchedule | None = eqx.field(
+        default=None, static=True, kw_only=True
+    )
     progress: ProgressBar | None = eqx.field(
         default=None, static=True, converter=as_progress, kw_only=True
     )
 
-    def _planner(self) -> Bounded:
+    def _planner(self) -> Bounded | AsScan:
+        if self.schedule is not None:
+            return AsScan(self.max_steps, self.schedule)
         return Bounded(self.max_steps, self.base)
 
     def __check_init__(self) -> None:
         _check_static_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
         Recursive(self.base)  # raises, should `base` not be valid
+        check_schedule("BoundedWhileLoop", self.schedule)
 
 
 @final
@@ -301,7 +313,7 @@ _WORDS = Words(
 
 def run_call(
     owner: str,
-    planner: ForwardOnly | Bounded | Online,
+    planner: ForwardOnly | Bounded | Online | AsScan,
     progress: ProgressBar | None,
     cond: Callable[..., PyTree],
     body: Callable[..., PyTree],

@@ -27,6 +27,7 @@ from .._programs import (
 from .._types import Value
 from ..checkpointing import (
     AbstractSchedule,
+    AsScan,
     Bounded,
     ForwardOnly,
     Loop,
@@ -98,11 +99,15 @@ def while_in_place(
     found: ForeignLoop,
     cond: jex.ClosedJaxpr,
     body: jex.ClosedJaxpr,
-    planner: ForwardOnly | Bounded | Online,
+    planner: ForwardOnly | Bounded | Online | AsScan,
     progress: ProgressBar | None,
 ) -> jex.ClosedJaxpr:
     """The program of a while loop with the inputs and outputs of an equation."""
     counts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    # If JAX has batched the loop, examples that have stopped keep their carry. As a
+    # scan it has a leaf that says of each whether it goes on.
+    is_batched = bool(cond.out_avals[0].shape)
+    joints = int(is_batched and isinstance(planner, AsScan))
 
     def holds(of_cond: list[Value], carry: list[Value]) -> Value:
         # As in JAX, the condition is not differentiated.
@@ -112,27 +117,37 @@ def while_in_place(
     def step(
         consts: list[Value], carry: list[Value], _: list[Value]
     ) -> tuple[list[Value], list[Value]]:
-        (of_cond, of_body), before = split(consts, counts[0]), carry[1:]
+        of_cond, of_body = split(consts, counts[0])
+        _, flags, before = split(carry, 1, joints)
         after = run(body, *of_body, *before)
-        if cond.out_avals[0].shape:
-            # JAX has batched the loop: examples that have stopped keep their carry.
-            again = holds(of_cond, before)
+        if is_batched:
+            again = flags[0] if flags else holds(of_cond, before)
             after = [where_leading(again, *x) for x in zip(after, before, strict=True)]
-        return [holds(of_cond, after).any(), *after], []
+        return [*started(of_cond, after), *after], []
+
+    def started(of_cond: list[Value], carry: list[Value]) -> list[Value]:
+        """The leaves before the carry."""
+        flag = holds(of_cond, carry)
+        return [flag.any(), *[flag] * joints]
 
     def loop(*operands: Value) -> list[Value]:
         of_cond, of_body, init = split(operands, *counts)
-        consts, carry = [*of_cond, *of_body], [holds(of_cond, init).any(), *init]
+        consts, carry = [*of_cond, *of_body], [*started(of_cond, init), *init]
         types = list(map(jax.typeof, consts)), list(map(jax.typeof, carry))
         opened = make_step(step, *types, [])
         label = lambda desc: Label.of(
-            desc, opened.carry_types, [], lambda carry: tuple(carry[1:]), lambda y: None
+            desc,
+            opened.carry_types,
+            [],
+            lambda carry: tuple(carry[at:]),
+            lambda y: None,
         )
         meter = make_meter("Reschedule", progress, None, label)
-        arguments = opened, consts, carry, (None, *starts), planner, meter
+        arguments = opened, consts, carry, (*[None] * at, *starts), planner, meter
         with loop_scope(found.name):
-            return run_while(*arguments)[1:]
+            return run_while(*arguments, joints)[at:]
 
+    at = 1 + joints
     literals = eqn.invars[sum(counts) :]
     starts = [_integer(x) for x in literals]
     return in_place_of(eqn, loop)

@@ -29,8 +29,10 @@ from .._types import PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
+    AsScan,
     Binomial,
     Bounded,
+    Fused,
     LoopPolicy,
     Online,
     Plans,
@@ -54,6 +56,10 @@ _IN_VAIN = (
 # With a smaller base, so many steps as a counter can hold take a dozen levels, which
 # are loops within loops, and half a minute to compile.
 _LEAST_BASE = 8
+
+# A kernel has a copy of the step for each level: this many steps are six equal ones.
+# It would take hours to run them.
+_MOST_STEPS = 35**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +114,9 @@ class Reschedule(AbstractSameCall[P, R]):
             it cannot be by itself: in how many checkpoints, as for
             [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]; or
             `el.Recursive()`, as for [`BoundedWhileLoop`][eqloop.BoundedWhileLoop] with
-            the greatest bound, with a `base` of at least 8. By default it has no
-            reverse mode.
+            the greatest bound, with a `base` of at least 8; or `el.Fused()`, as one
+            kernel each way. By default it has no reverse mode, unless `schedule` is a
+            [`Fused`][eqloop.Fused] and it is in no other loop: then it is a kernel.
         progress: Shows a progress bar for each loop that is not inside of another one,
             or for each that `only` picks: `True`, an int (after how many steps it
             moves) or a [`ProgressBar`][eqloop.ProgressBar].
@@ -120,9 +127,9 @@ class Reschedule(AbstractSameCall[P, R]):
     Raises:
         TypeError: If `f` or `only` is not callable, or a setting has the wrong type.
             When called, if `only` returns anything but a bool.
-        ValueError: If `whiles` is less than 1, or its `base` less than 8. When a
-            gradient is taken through a while loop, if there are no `whiles`; the error
-            names its line.
+        ValueError: If `whiles` is less than 1, its `base` less than 8, or if it is a
+            `Fused` with an `every`. When a gradient is taken through a while loop, if
+            there are no `whiles`; the error names its line.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -237,7 +244,9 @@ class Reschedule(AbstractSameCall[P, R]):
     ) -> tuple[Any, list[Note]]:
         """The result of a call, and what has become of each loop."""
         call, arrays = open_call("Reschedule", self.f, args, kwargs)
-        program = jax.make_jaxpr(call.on_arrays)(arrays)
+        program, fused = jax.make_jaxpr(call.on_arrays)(arrays), self.schedule
+        if isinstance(fused, Fused):
+            fused = dataclasses.replace(fused, every=None)
         rewriting = Rewriting(
             self.schedule,
             self._policy(),
@@ -245,6 +254,7 @@ class Reschedule(AbstractSameCall[P, R]):
             self.progress,
             self.only,
             leaves_gradients,
+            _planner(fused) if isinstance(fused, Fused) else None,
         )
         new, notes = rewriting(program)
         return call.kept.join(run(new, *arrays)), notes
@@ -276,10 +286,18 @@ class Reschedule(AbstractSameCall[P, R]):
             )
 
 
-def _planner(whiles: object) -> Bounded | Online | None:
+def _planner(whiles: object) -> Bounded | Online | AsScan | None:
     """How while loops are run, as a setting says it."""
     if whiles is None:
         return None
+    if isinstance(whiles, Fused):
+        if whiles.every is not None:
+            raise ValueError(
+                f"Reschedule: `whiles` is {whiles}, and a carry every {whiles.every} "
+                f"steps is too many where nobody knows how many steps there are. Use "
+                f"`whiles=el.Fused()`, which stores some at each of several levels."
+            )
+        return AsScan(_MOST_STEPS, whiles)
     if isinstance(whiles, Recursive):
         check_least("Reschedule", "base` of `whiles", whiles.base, _LEAST_BASE)
         return Bounded(UNLIMITED, whiles.base)

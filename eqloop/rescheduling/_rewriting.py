@@ -32,6 +32,7 @@ from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
+    AsScan,
     Bounded,
     Fitted,
     ForwardOnly,
@@ -107,14 +108,17 @@ class Rewriting:
         progress: The bar of the outermost loops, or of those that are picked.
         only: Picks loops; `None` for all.
         leaves_gradients: Whether to leave those to JAX that are part of a gradient.
+        outer_whiles: How while loops are run that are in no other loop, if `whiles`
+            does not say it.
     """
 
     schedule: AbstractSchedule | None
     policy: LoopPolicy
-    whiles: Bounded | Online | None
+    whiles: Bounded | Online | AsScan | None
     progress: ProgressBar | None
     only: Callable[[ForeignLoop], bool] | None
     leaves_gradients: bool = False
+    outer_whiles: Bounded | Online | AsScan | None = None
     # Those that are part of a gradient, by the identity of their equations.
     _of_gradients: dict[int, JaxLoop | RuleLoop] = dataclasses.field(
         default_factory=dict, init=False
@@ -247,10 +251,11 @@ class Rewriting:
         if why := self._why_left(eqn, loop):
             new, notes = self._with_inner(eqn, inside)
             return new, [Note(loop, why), *notes]
-        if self.whiles is None:
+        whiles = self.whiles or (None if loop.depth else self.outer_whiles)
+        if whiles is None:
             planner, why = ForwardOnly(name=f"The {loop}", advice=_ADVICE), _NO_WHILES
         else:
-            planner, why = self.whiles, ""
+            planner, why = whiles, ""
         inside = dataclasses.replace(inside, is_taken=True)
         (cond, _), (body, notes) = (
             self._of(eqn.params[name], inside) for name in ("cond_jaxpr", "body_jaxpr")

@@ -1,5 +1,6 @@
 """Loops that are one kernel each way, interpreted, beside `lax.scan`."""
 
+import dataclasses
 import functools
 import warnings
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from ..asserts import assert_close, assert_raises
 from .fused_steps import STEPS, numbers
 
 FUSED = el.Fused(3, interpret=True)
+FUSED_4 = el.Fused(4, interpret=True)
 LENGTH = 7
 # Those that are interpreted in a moment.
 QUICK = ("lorenz", "neuron", "izhikevich", "branches", "noisy", "newton")
@@ -291,7 +293,9 @@ def test_small_layers_are_one_kernel():
 def test_on_a_cpu_it_is_chunked():
     scan = el.Scan(functools.partial(step, W), schedule=el.Fused(3))
     plan = scan.plan(H[0], XS[0])
-    assert plan.kernel is None
+    assert plan.kernel.startswith(
+        "none: on a CPU it runs as `Chunked(3)` does. On a GPU: one"
+    )
     assert plan.levels == ((2, 3), (1, 1))
     expected = el.Scan(functools.partial(step, W))(H[0], XS[0])
     assert_close(scan(H[0], XS[0]), expected)
@@ -343,24 +347,60 @@ def test_in_a_map_over_devices_it_is_a_kernel_unless_marks_are_checked(checks):
         alike(run, H)
 
 
+def test_on_a_cpu_the_plan_says_what_would_be_an_error_on_a_gpu():
+    step = lambda v, _: (jnp.fft.fft(v).real, None)
+    scan = el.Scan(step, schedule=el.Fused(3))
+    said = scan.plan(H[0], length=LENGTH).kernel
+    assert "On a GPU: an error" in said
+    assert "`fft` at" in said
+    assert scan(H[0], length=LENGTH)[0].shape == (2,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut(el.AbstractSchedule):
+    """Segments, each with a schedule of its own."""
+
+    lengths: tuple[int, ...]
+    schedules: tuple[el.AbstractSchedule, ...]
+
+    def layout(self, loop):
+        return loop.cut(zip(self.lengths, self.schedules, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "schedules", "levels", "said"),
+    [
+        ((8, 8, 8), (FUSED_4,) * 3, ((3, 2, 4),), "one each way"),
+        (
+            (5, 8),
+            (FUSED_4, el.Fused(1, interpret=True)),
+            ((1, 1, 4), (1, 1, 1), (1, 8)),
+            "one each way",
+        ),
+        ((8, 8), (FUSED_4, el.Chunked(4)), (), "none: the segments"),
+        ((9,) * 6, (FUSED_4,) * 6, (), "none: it would have the step 12 times"),
+        ((8, 8), (el.Fused(4),) * 2, (), "none: on a CPU"),
+    ],
+)
+def test_segments_of_a_cut_are_one_kernel_or_the_plan_says_why_not(
+    lengths, schedules, levels, said
+):
+    step = lambda v, _: (jnp.sin(v) + 0.1 * v, v)
+    scan = lambda s: el.Scan(step, schedule=s)
+    schedule, v = Cut(lengths, schedules), numbers(30)
+    plan = scan(schedule).plan(v, length=sum(lengths))
+    assert plan.kernel.startswith(said)
+    assert plan.levels == levels
+    of = lambda s: jax.grad(lambda v: total(scan(s)(v, length=sum(lengths))))
+    assert_close(jax.jit(of(schedule))(v), jax.jit(of(el.StoreAll()))(v))
+
+
 @pytest.mark.parametrize("around", [el.Offload, lambda s: el.StoreLast(s, 2)])
 def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
+    plan = el.Scan(functools.partial(step, W), schedule=around(FUSED)).plan(H[0], XS[0])
+    assert plan.kernel.startswith("none: a schedule around")
     of = lambda s: jax.grad(lambda h: total(rows(s, W, h, XS)))(H)
     assert_close(of(around(FUSED)), of(el.StoreAll()))
-
-
-def test_a_scan_that_ends_early_is_left_to_the_engine():
-    def run(s, h):
-        step = lambda h, _: (h + jnp.sin(h) * 0.3, h.sum())
-        goes_on = lambda h: h.sum() < 5
-        return el.ScanWhile(goes_on, step, max_steps=9, schedule=s)(h)[0]
-
-    def of(s):
-        return jax.grad(lambda h: total(jax.vmap(functools.partial(run, s))(h)))(H + 1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        assert_close(of(FUSED), of(el.StoreAll()))
 
 
 def test_a_long_loop_takes_several_launches(monkeypatch):

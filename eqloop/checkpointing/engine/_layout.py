@@ -18,6 +18,7 @@ from ._loop import Loop
 from ._pace import Pace, Piece
 from ._step import Step
 from ._sweep import AbstractReversal, Cotangents, Sweep
+from .orders._levels import Nest
 from .orders._order import AbstractOrder, AbstractSlotOrder
 from .reversals._block_reversals import ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
@@ -97,8 +98,12 @@ class AbstractRunner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def described(self, step: Step, loop: Loop) -> str:
+    def described(self, step: Step, loop: Loop, layout: "Layout") -> str:
         """How it runs a loop, or why it does not, for the table of a plan."""
+
+    @abc.abstractmethod
+    def storing(self, nests: Sequence[Nest]) -> Self:
+        """The same for a loop that stores the carries of other nests."""
 
 
 class AbstractLayout(abc.ABC):
@@ -175,6 +180,8 @@ class Layout(AbstractLayout):
         kept: The names of the values that a step keeps when it is reversed, if the
             schedule has chosen them; it computes the rest again. Otherwise `None`.
         runner: What runs the loop in place of the engine, if anything does.
+        why_left: Why the loop is left to the engine, if something else was to run it.
+        is_for_gpu: Whether something else runs it on a GPU.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -191,6 +198,8 @@ class Layout(AbstractLayout):
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
     kept: tuple[str, ...] | None = None
     runner: AbstractRunner | None = None
+    why_left: str | None = dataclasses.field(default=None, compare=False, repr=False)
+    is_for_gpu: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def block(self) -> int:
@@ -322,10 +331,8 @@ class Layout(AbstractLayout):
             The cotangents of all inputs.
         """
         order, slots = self.slot_order, stored.carries
-        if self.runner is not None:
-            ran = self.runner.reverse(sweep, self, slots, ct_carry)
-            if ran is not None:
-                return ran
+        if (ran := self.by_runner(sweep, stored, ct_carry)) is not None:
+            return ran
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         sweep = sweep if order.is_flat else sweep.opaque()
         cts = sweep.start(ct_carry, jax.tree.leaves(stored))
@@ -334,6 +341,23 @@ class Layout(AbstractLayout):
         saved = order.saved_of(step, held)
         carries = self.slots.holding(slots, step.carry_types, tuple(saved))
         return self.slots.released(slots, order.reverse(sweep, carries, cts))
+
+    def by_runner(
+        self, sweep: Sweep, stored: "Stored", ct_carry: Arrays
+    ) -> Cotangents | None:
+        """The same by what runs the loop in place of the engine, if that can do it.
+
+        Args:
+            sweep: The way back. `own` is how many steps examples have run.
+            stored: What the primal has stored.
+            ct_carry: What is carried back from the end of the loop.
+
+        Returns:
+            The cotangents of all inputs, or `None`.
+        """
+        return self.runner and self.runner.reverse(
+            sweep, self, stored.carries, ct_carry
+        )
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..._arrays import Arrays, Flags, describe, nbytes, pick, refuse_symbolic
@@ -21,8 +21,13 @@ from ._layout import AbstractRunner, Layout
 from ._problem import Problem
 from ._step import Step
 from ._transformed import activity, needs_of_gradient
+from .orders._levels import Nest
+from .orders._nested import Nested
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
+
+# A kernel has a copy of the step for each nest.
+_MOST_NESTS = 8
 
 
 class Undo(NamedTuple):
@@ -226,7 +231,8 @@ class LoopSpec:
         segment first, each segment is run again from there, and reversed as its own
         schedule plans; a segment of one step is reversed at once. Equal segments that
         follow one another share one loop in the program. Steps are reversed together if
-        all schedules have the same `batch`.
+        all schedules have the same `batch`. If all of them are the same
+        [`Fused`][eqloop.Fused], the whole loop is one kernel each way.
 
         Args:
             segments: How many steps each segment has, and the schedule for it. One of 0
@@ -262,7 +268,8 @@ class LoopSpec:
         # A sweep has one reversal for all of its blocks.
         reversals = {layout.reversal for layout in layouts}
         reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
-        return Layout(Segmented(tuple(parts)), reversal=reversal)
+        whole = Layout(Segmented(tuple(parts)), reversal=reversal)
+        return _by_one_runner(whole, parts, layouts)
 
     def _layout_of(self, count: int, schedule: object) -> Layout:
         """The layout that a segment's schedule decides on."""
@@ -306,6 +313,35 @@ class LoopSpec:
         # `active` is closed already; this only finds the outputs that have a tangent.
         _, y_active = activity(step, self._active)
         return needs_of_gradient(self._problem, self._active, y_active).held
+
+
+def _by_one_runner(
+    whole: Layout, parts: Sequence[tuple[int, Any]], layouts: Sequence[Layout]
+) -> Layout:
+    """A loop in segments, run by what runs each of them, if that can run all of it."""
+    runners = {layout.runner and layout.runner.storing(()) for layout in layouts}
+    if not any(runners):
+        left = next((layout for layout in layouts if layout.why_left), whole)
+        about = dict[str, Any](why_left=left.why_left, is_for_gpu=left.is_for_gpu)
+        return dataclasses.replace(whole, **about)
+    (runner, *others), nests = runners, list[Nest]()
+    if runner is None or others:
+        why = "the segments of `loop.cut` have other schedules, or other settings, too"
+        return dataclasses.replace(whole, why_left=why)
+    for count, order in parts:
+        within = [n.levels if n.levels != (1,) else () for n in order.nests]
+        if len(within) == 1:
+            nests.append(Nest((count, *within[0])))
+        else:
+            nests += [Nest((1, *levels)) for levels in within] * count
+    if len(nests) > _MOST_NESTS:
+        why = (
+            f"it would have the step {len(nests)} times: for each segment of "
+            f"`loop.cut`, and for what is left over in each. Let segments be equal, "
+            f"and `every` divide them"
+        )
+        return dataclasses.replace(whole, why_left=why)
+    return Layout(Nested(tuple(nests)), runner=runner.storing(nests))
 
 
 def _pairs(owner: str, segments: object) -> Iterator[tuple[int, Any]]:

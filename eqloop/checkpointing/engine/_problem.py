@@ -132,6 +132,19 @@ class Problem(abc.ABC, Generic[L]):
             The final carry, `ys`, and what is stored, but for leaves of the last carry.
         """
 
+    @property
+    def row_step(self) -> Step:
+        """The step that runs if something else than the engine runs the loop."""
+        return self.step
+
+    def by_runner(
+        self, saves: Saves[L] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        """What `AbstractRunner.forward` returns, if something runs the loop."""
+        runner = self.planner.runner if saves is None else saves.layout.runner
+        of_scan: Any = saves
+        return runner and runner.forward(self.row_step, self.loop, of_scan, inputs)
+
     def evaluated(
         self, saves: Saves[L] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
@@ -294,13 +307,10 @@ class Counted(Problem[Layout]):
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
-        runner = self.planner.runner if saves is None else saves.layout.runner
-        if runner is not None:
-            ran = runner.forward(self.step, self.loop, saves, inputs)
-            if ran is not None:
-                carry, ys, carries = ran
-                counts = [] if saves is None else [zero() + self.loop.length]
-                return carry, ys, Stored.of(counts, carries)
+        if (ran := self.by_runner(saves, inputs)) is not None:
+            carry, ys, carries = ran
+            counts = [] if saves is None else [zero() + self.loop.length]
+            return carry, ys, Stored.of(counts, carries)
         # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
         # without any arrays.
         if saves is None or not any(saves.held):

@@ -1,5 +1,6 @@
 """Puts the axes of a program into classes: calls in it are opened."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._programs import aval_of, formula_of, place_of
+from ..._programs import Formula, Selected, Vmapped, aval_of, formula_of, place_of
+from ..engine._layout import AbstractLayout, Layout
+from ..engine._planned_loop import PlannedLoop
+from ..engine._problem import Problem
+from ..engine._reverse import AbstractReverse
+from ..whiles._while_layout import ForwardOnly
 from ._axis_rules import (
     _mixed,
     arg_axes,
@@ -72,7 +78,7 @@ def open_call(
 
 
 # Calls that are the program that they call. Nothing differentiates it any more.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 _CALL_NAMES = {
@@ -87,6 +93,7 @@ _CALL_NAMES = {
     "remat2",
     "checkpoint",
     "custom_lin",
+    "custom_vmap_call",
 }
 
 
@@ -112,10 +119,12 @@ def _opened(
     for eqn in jaxpr.eqns:
         given, outs = list(map(read, eqn.invars)), None
         if (formula := formula_of(eqn)) is not None:
-            outs = _opened(classes, formula.expanded, given, ops)
+            outs = _opened(classes, _by_engine(formula).expanded, given, ops)
         elif eqn.primitive.name == "constant":
             array = np.asarray(eqn.params["numbers"], np.int32)
             outs = [constant(array.reshape(eqn.params["shape"]))]
+        elif not _is_known(eqn) and (inner := _written_in_jax(eqn)) is not None:
+            outs = _opened(classes, inner, given, ops)
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):
@@ -131,6 +140,52 @@ def _opened(
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
+
+
+def _by_engine(formula: Formula) -> Formula:
+    """A loop in a step, which is a part of its kernel and none of its own."""
+    if isinstance(formula, Vmapped | Selected):
+        return formula.with_params(formula=_by_engine(formula.formula))
+    if isinstance(formula, AbstractReverse):
+        layout = _without_runner(formula.layout)
+        return formula.with_params(layout=layout, problem=_planned_anyhow(formula))
+    if isinstance(formula, PlannedLoop):
+        saves = formula.saves
+        if saves is not None:
+            saves = dataclasses.replace(saves, layout=_without_runner(saves.layout))
+        return formula.with_params(saves=saves, problem=_planned_anyhow(formula))
+    return formula
+
+
+def _without_runner(layout: AbstractLayout) -> AbstractLayout:
+    if isinstance(layout, Layout) and layout.runner is not None:
+        return dataclasses.replace(layout, runner=None)
+    return layout
+
+
+def _planned_anyhow(loop: PlannedLoop | AbstractReverse) -> Problem:
+    # What is stored is decided, so nobody asks for more than what runs it.
+    if loop.problem.planner.runner is None:
+        return loop.problem
+    return dataclasses.replace(loop.problem, planner=ForwardOnly())
+
+
+def _is_known(eqn: jex.JaxprEqn) -> bool:
+    name = eqn.primitive.name
+    return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
+
+
+def _written_in_jax(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The program of a primitive of another library, such as Equinox, if it has one."""
+    run: Any = getattr(eqn.primitive, "impl", None)
+    module = getattr(getattr(run, "func", run), "__module__", None) or "jax"
+    if module.split(".")[0] in ("jax", "jaxlib"):
+        return None
+    of = lambda *operands: run(*operands, **eqn.params)
+    try:
+        return jax.make_jaxpr(of)(*map(aval_of, eqn.invars))
+    except Exception:
+        return None  # it needs numbers
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
@@ -191,7 +246,13 @@ def _scan(classes: Classes, op: Op) -> None:
     op.inner = [body]
 
 
+def _unvmapped(classes: Classes, op: Op) -> None:
+    if not classes.saves_work:
+        _mixed(classes, op, op.ins[0], range(len(op.ins[0].shape)))
+
+
 _RULES: dict[str, Callable[[Classes, Op], None]] = {
+    "unvmap_any": _unvmapped,
     "broadcast_in_dim": broadcast_axes,
     "reshape": reshape_axes,
     "squeeze": squeeze_axes,

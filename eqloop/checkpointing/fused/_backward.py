@@ -1,9 +1,11 @@
 """The kernel that goes back through a loop.
 
 A block of rows runs the steps of a segment again, leaves their carries in a scratch,
-and reverses them one by one, level by level.
+and reverses them one by one, level by level. Of a loop that stops, a block goes back
+from the last step that any of its rows has run.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +17,12 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import Arrays, split, sum_dtype
-from ..._types import Index, Value
-from ..engine._backward_step import BackwardStep, program_of
+from ..._types import Aval, Index, Value
 from ..engine._loop import Loop
-from ..engine._step import Step
 from ..engine.orders._levels import Nest
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes, Rows, Val
+from ._leaves import Leaf
 from ._pending import find_rows, mark, refuse_pending, settled_rows
 from ._pieces import Pieces, joined_nests, steps_of
 from ._row_programs import (
@@ -40,22 +41,44 @@ from ._sums import Matrix, Summed, is_matrix
 from ._tiles import NotTiledError
 
 
+@dataclasses.dataclass(frozen=True)
+class WayBack:
+    """The programs of a way back.
+
+    Attributes:
+        again: Runs a step again, from `[*consts, *carry, *x]` to the carry after it.
+        pull: Goes back past a step, from `[*consts, *carry, *x, *z, *carried]` to
+            `[*sums, *carried, *xs]`.
+        counts: How many consts, leaves of the carry, of `x` and of `z` there are.
+        const_of: For each of the sums, the const whose type it has.
+        x_of: For each of the returned `xs`, the leaf of `x` whose type it has.
+        own: The type of how many steps were run; `None` if they are all.
+        is_masked: Whether the last two consts are that number and the position of the
+            step, which changes nothing if it was not run.
+    """
+
+    again: jex.ClosedJaxpr
+    pull: jex.ClosedJaxpr
+    counts: tuple[int, ...]
+    const_of: tuple[int, ...]
+    x_of: tuple[int, ...]
+    own: Aval | None
+    is_masked: bool = False
+
+
 class Backward:
     """The kernel that takes cotangents back through a loop."""
 
-    def __init__(self, step: Step, loop: Loop, back: BackwardStep, settings: Settings):
-        classes = Classes()
-        again = program_of_jaxpr(classes, step.jaxpr)
-        pull = program_of_jaxpr(classes, program_of(back))
-        (_, _, x), (carried, z) = back.types, back.end_types
-        counts = step.num_consts, step.num_carry
-        c1, h1, x1 = split(again.ins, *counts)
-        c2, h2, x2, z2, g2 = split(pull.ins, *counts, len(x), len(z))
-        sums, before, ct_x = split(pull.outs, len(back.const_of), len(carried))
+    def __init__(self, way: WayBack, loop: Loop, settings: Settings):
+        classes = Classes(way.own is not None and bool(way.own.shape))
+        again, pull = (program_of_jaxpr(classes, p) for p in (way.again, way.pull))
+        c1, h1, x1 = split(again.ins, *way.counts[:2])
+        c2, h2, x2, z2, g2 = split(pull.ins, *way.counts)
+        sums, before, ct_x = split(pull.outs, len(way.const_of), len(g2))
         pairs = [*zip((*c1, *h1, *x1), (*c2, *h2, *x2), strict=True)]
         pairs += [*zip(h1, again.outs, strict=True), *zip(g2, before, strict=True)]
-        pairs += [(s, c2[i]) for s, i in zip(sums, back.const_of, strict=True)]
-        pairs += [(s, x2[i]) for s, i in zip(ct_x, back.x_of, strict=True)]
+        pairs += [(s, c2[i]) for s, i in zip(sums, way.const_of, strict=True)]
+        pairs += [(s, x2[i]) for s, i in zip(ct_x, way.x_of, strict=True)]
         for a, b in pairs:
             classes.tie(a, b)
 
@@ -67,7 +90,7 @@ class Backward:
             settled_rows([NO_ROWS] * len(g2), lambda going: outs(going)[: len(g2)])
 
         found = find_rows(classes, [again, pull], [*h1, *g2] or x1, settle)
-        self.step, self.loop, self.back = step, loop, back
+        self.loop, self.way = loop, way
         self.programs = RowPrograms(classes, found, settings)
         # A scratch has a number for each row: one row must not read that of another.
         self.programs.carries = True
@@ -75,6 +98,13 @@ class Backward:
         # Which sums are no matrices in tiles, and which was added to last.
         self._not_tiled, self.added = set[int](), 0
         self.vals = c2, h2, x2, z2, g2, sums, before, ct_x
+        self.own: Leaf | None = None
+        if (own := way.own) is not None:
+            # Examples that stop by themselves have their axes first in all that is
+            # carried.
+            n, like = len(own.shape), [c2[-2]] if way.is_masked else [*g2, *h1]
+            found = (val.dims[:n] for val in like if val.shape[:n] == own.shape)
+            self.own = self.programs.leaf(Val(own, next(found, [])))
 
     @functools.cached_property
     def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
@@ -94,6 +124,7 @@ class Backward:
     def __call__(
         self,
         nests: Sequence[Nest],
+        own: Arrays,
         consts: Arrays,
         xs: Arrays,
         zs: Arrays,
@@ -104,6 +135,7 @@ class Backward:
 
         Args:
             nests: Where the stored carries are from, and how to go back between them.
+            own: How many steps each row has run, if these are not all.
             consts: The consts of the step.
             xs: The `xs` of the loop.
             zs: The `z` of all steps.
@@ -111,15 +143,17 @@ class Backward:
             carried: What is carried back from the end.
         """
         of, way = self.programs, _Way(self, nests, xs, zs, stored)
-        arrays = [*consts, *of.lifted_values, *xs, *zs, *stored, *carried]
+        # The position of a step is in the place of this number in the kernel.
+        more = [*own, np.int32(0)] if self.way.is_masked else []
+        arrays = [*own, *consts, *more, *of.lifted_values, *xs, *zs, *stored, *carried]
         leaves = [leaf for group in way.ins for leaf in group]
         given = [leaf.opened(a) for leaf, a in zip(leaves, arrays, strict=True)]
         before, going = split(given, len(given) - len(carried))
         try:
-            return way.launched(before, going, carried)
+            return way.launched(before, going, carried, own)
         except NotTiledError:
             self._not_tiled.add(self.added)
-            return self(nests, consts, xs, zs, stored, carried)
+            return self(nests, own, consts, xs, zs, stored, carried)
 
     def over(self, val: Val) -> Rows:
         """The rows over which a sum is yet to be added up."""
@@ -142,12 +176,13 @@ class _Way:
 
     Attributes:
         back: What goes back.
-        ins: How inputs lie in memory: consts, constant arrays, `xs`, `zs`, stored
-            carries, and what is carried back.
+        ins: How inputs lie in memory: numbers of steps, consts, constant arrays, `xs`,
+            `zs`, stored carries, and what is carried back.
         groups: The outputs: sums, what is carried back, and the cotangents of `xs`.
         nests: The nests with the number of their steps.
         first_row: How many carries are stored.
         pieces: The launches.
+        is_given: Whether the cotangents of `xs` are given, as zeros to write to.
     """
 
     def __init__(
@@ -162,9 +197,10 @@ class _Way:
         of_x = list(map(of.leaf, x, times))
         of_c, of_g = list(map(of.leaf, c)), list(map(of.leaf, g))
         self.back, self.carry = back, list(map(of.leaf, h))
-        self.ins = of_c, of.lifted, of_x, stacked(z, zs), stacked(h, stored), of_g
+        own = [back.own] if back.own else []
+        self.ins = own, of_c, of.lifted, of_x, stacked(z, zs), stacked(h, stored), of_g
         plain = lambda val, *time: Summed.of(of, val, val.aval.dtype, *time)
-        ct_times = [times[i] for i in back.back.x_of]
+        ct_times = [times[i] for i in back.way.x_of]
         self.groups = (
             back.sums_of(sums),
             list(map(plain, before)),
@@ -175,6 +211,7 @@ class _Way:
             sum(n.levels[0] for n in nests),
         )
         self.pieces = Pieces.of(self.nests, of.steps_at_once(*back.of_row))
+        self.is_given = self.pieces.are_several or back.own is not None
         self.depth = max(len(nest.levels) for nest in nests) - 1
         # A scratch for each level, in which rows are adjacent.
         self._scratch = [
@@ -187,12 +224,15 @@ class _Way:
         ]
 
     def launched(
-        self, given: Arrays, going: Arrays, carried: Arrays
+        self, given: Arrays, going: Arrays, carried: Arrays, own: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the kernel, several times if the loop is long."""
         groups, pieces = self.groups, self.pieces
+        zeros = lambda outs: [zeros_of(type_of(out.leaf)) for out in outs]
+        # What no step writes stays as it is given.
+        so_far = zeros(groups[2]) if self.is_given else []
         if not pieces.are_several:
-            made = self._launched(pieces.first(0), given, going, [])
+            made = self._launched(pieces.first(0), given, going, so_far)
             sums, before, ct_xs = map(_totals, groups, made)
             return sums, before, ct_xs
 
@@ -204,9 +244,11 @@ class _Way:
             totals = [t + x for t, x in zip(totals, terms, strict=True)]
             return totals, _totals(groups[1], g), so_far
 
-        zeros = lambda outs: [zeros_of(type_of(out.leaf)) for out in outs]
-        state = zeros(groups[0]), list(carried), zeros(groups[2])
-        made = lax.fori_loop(0, pieces.count, piece_before, state)
+        steps, start = pieces.size * self.nests[0][0].stride, 0
+        if own:
+            start = pieces.count - (jnp.max(own[0]) + (steps - 1)) // steps
+        state = zeros(groups[0]), list(carried), so_far
+        made = lax.fori_loop(start, pieces.count, piece_before, state)
         return _totals(groups[0], made[0]), made[1], _totals(groups[2], made[2])
 
     def _launched(
@@ -222,10 +264,9 @@ class _Way:
         return split(made, *counts)[:3]
 
     def _kernel(self, number: Any, *refs: Any) -> None:
-        several = len(self.groups[2]) * self.pieces.are_several
-        counts = 1, *map(len, self.ins), several, *map(len, self.groups)
-        first, *parts = split(refs, *counts)
-        ins, (_, *outs, scratch) = parts[:6], parts[6:]
+        counts = 1, *map(len, self.ins), len(self.groups[2]) * self.is_given
+        first, *parts = split(refs, *counts, *map(len, self.groups))
+        ins, (_, *outs, scratch) = parts[:7], parts[7:]
         own, room = split(scratch, self.depth * len(self.carry))
         block = _Block(self, number, ins, outs[2], own, room)
         state = block.start()
@@ -233,6 +274,9 @@ class _Way:
         for nest, length in reversed(self.nests):
             segments = -(-length // nest.stride)
             position, row = position - length, row - segments
+            if block.steps is not None:
+                length = jnp.clip(block.steps - position, 0, length)
+                segments = (length + (nest.stride - 1)) // nest.stride
             only = self.pieces.bounds(segments, first)
             state = block.reverse(-1, nest, (position, row), length, state, only)
         for group, refs, arrays in zip(self.groups[:2], outs[:2], state, strict=True):
@@ -253,10 +297,13 @@ class _Block:
         self.way, self.back, self.of = way, way.back, of
         self.rows = of.numbered(number)
         self._numbers = of.evaluating(self.rows, room)
-        (c, lifted, *self._ins), self._ct_xs, n = ins, ct_xs, len(way.carry)
+        (own, c, lifted, *self._ins), self._ct_xs, n = ins, ct_xs, len(way.carry)
         self._levels = [scratch[d * n : (d + 1) * n] for d in range(way.depth)]
-        self._consts = self._read(0, c)
-        self._more = [*of.known(self.rows), *self._read(1, lifted)]
+        self._consts = self._read(1, c)
+        self._more = [*of.known(self.rows), *self._read(2, lifted)]
+        # How many steps its rows have run at the most, if that is less than all.
+        counts = [x.read(x.at) for a in self._read(0, own) for x in a.reshape(-1)]
+        self.steps = jnp.max(functools.reduce(jnp.maximum, counts)) if counts else None
 
     def _read(self, group: int, refs: Any, *time: Index) -> list[np.ndarray]:
         return read_all(self.rows, self.way.ins[group], refs, *time)
@@ -264,7 +311,7 @@ class _Block:
     def start(self) -> Any:
         """What is carried back from the end."""
         of, going = self.of, self.back.vals[4]
-        arrays = self._read(5, self._ins[3])
+        arrays = self._read(6, self._ins[3])
         over = map(self.back.over, going)
         firsts = [
             _first_only(of, a, rows, self._more)
@@ -274,11 +321,21 @@ class _Block:
             of, going, firsts
         )
 
+    def _consts_at(self, position: Index) -> list[np.ndarray]:
+        if not self.back.way.is_masked:
+            return self._consts
+        return [*self._consts[:-1], objects([jnp.asarray(position, jnp.int32)], ())]
+
     def _advanced(self, position: Index, carry: Any) -> Any:
         """The carry after a step that is run again."""
         vals, again = self.back.vals[1], self.back.of_row[0]
-        x_now = self._read(2, self._ins[0], self.back.loop.index(position))
-        ins = *self._consts, *opened(vals, self.way.carry, carry), *x_now, *self._more
+        x_now = self._read(3, self._ins[0], self.back.loop.index(position))
+        ins = (
+            *self._consts_at(position),
+            *opened(vals, self.way.carry, carry),
+            *x_now,
+            *self._more,
+        )
         return carried_of(self.of, vals, self._numbers.run(again, ins))
 
     def _taken(self, position: Index, carry: Any, state: Any) -> Any:
@@ -287,11 +344,11 @@ class _Block:
         _, h_vals, _, _, g_vals, sums, before, _ = back.vals
         (totals, going), index = state, back.loop.index(position)
         row, is_kept = back.loop.row(index)
-        zs = self._read(3, z, row)
+        zs = self._read(4, z, row)
         if is_kept is not True:
             zs = [_or_zeros(array, is_kept) for array in zs]
-        ins = [*self._consts, *opened(h_vals, self.way.carry, carry)]
-        ins += [*self._read(2, x, index), *zs, *opened(g_vals, self.way.ins[5], going)]
+        ins = self._consts_at(position) + opened(h_vals, self.way.carry, carry)
+        ins += [*self._read(3, x, index), *zs, *opened(g_vals, self.way.ins[6], going)]
         made = self._numbers.run(back.of_row[1], [*ins, *self._more])
         terms, going, cts = split(made, len(sums), len(g_vals))
         sum_outs, _, x_outs = self.way.groups
@@ -307,7 +364,7 @@ class _Block:
     def _stored(self, level: int, row: Index) -> Any:
         """A carry: one that the loop has stored, or one in the scratch of a level."""
         if level < 0:
-            carry = self._read(4, self._ins[2], row)
+            carry = self._read(5, self._ins[2], row)
             return carried_of(self.of, self.back.vals[1], carry)
         return [
             [ref[row, k, self.rows.own] for k in range(leaf.count)]

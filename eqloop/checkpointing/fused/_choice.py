@@ -5,6 +5,8 @@ import math
 import warnings
 from collections.abc import Iterator
 
+import jax
+
 from ..._arrays import nbytes
 from ..._device import planning_device
 from ..._programs import Registers
@@ -15,15 +17,18 @@ from ..engine._transformed import again, gradient_back, settled_problem
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
 from ..planning._cost import outputs_wanted, step_cost
+from ..planning._gradient_program import Fixed, input_types
 from ..planning._memory import peak_bytes, registers_of_kernel
 from ..planning._trials import StepsAlone, trials
 from ..planning._work import rates
+from ..whiles._ending import Ending
 from ._backward import Backward
 from ._classes import NotInKernelError
 from ._forward import Forward
-from ._nests import nests_to_try
+from ._more_rows import backward_kernel, forward_kernel, way_back
+from ._nests import nests_to_try, usual_nests
 from ._row_programs import Settings
-from ._runner import FusedRunner, backward_kernel, forward_kernel
+from ._runner import FusedRunner
 
 # A search compiles so many kernels at the most: each takes seconds.
 _MOST_TRIALS = 3
@@ -138,6 +143,24 @@ def kernel_of(
     return Kernel(layout, seen or _told(problem, active, layout, known), known)
 
 
+def on_a_gpu(problem: Problem, active: Active) -> str:
+    """What becomes of a loop on a GPU, if it is to be a kernel there."""
+    # The kernels of all GPUs have the same operations, which are found by tracing one.
+    runner = FusedRunner(Settings(interpret=True))
+    nests = usual_nests(problem.loop.length)
+    runner = runner.storing(nests)
+    layout = Layout(Nested(nests), runner=runner)
+    run = dataclasses.replace(problem.as_run, planner=Fixed(layout))
+    try:
+        if runner.why_not(run.row_step, run.loop) is None:
+            _kernels(problem, active)
+            types = input_types(problem)
+            jax.eval_shape(lambda *inputs: run.by_runner(None, inputs), *types)
+        return runner.described(run.row_step, run.loop, layout)
+    except (TypeError, ValueError) as error:
+        return f"an error. {error}"
+
+
 def _layouts(problem: Problem) -> list[Layout]:
     """From the most memory to the least, which is from the fastest to the slowest."""
     every = dict.fromkeys(map(tuple, nests_to_try(problem.loop.length)))
@@ -157,8 +180,8 @@ def _is_possible(problem: Problem, active: Active) -> bool:
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return False
     try:
-        runner = FusedRunner(Settings())
-        is_one = runner.why_not(problem.step, problem.as_run.loop) is None
+        runner, run = FusedRunner(Settings()), problem.as_run
+        is_one = runner.why_not(run.row_step, run.loop) is None
         return is_one and bool(_kernels(problem, active))
     except NotInKernelError:
         return False
@@ -168,7 +191,8 @@ def _seen(
     problem: Problem, active: Active, layout: Layout, measure: bool
 ) -> float | None:
     """The time of a loop, from that of a few of its steps."""
-    if not (measure and planning_device().is_here):
+    # On made-up numbers, who knows when a loop stops?
+    if not (measure and planning_device().is_here) or problem.as_run.loop.stops:
         return None
     length = problem.loop.length
     count = min(length, _STEPS_TO_RUN)
@@ -200,7 +224,9 @@ def _told(
 
 def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
-    step = again(settled_problem(problem, active, reverse=True))
-    back = gradient_back(problem, active, outputs_wanted(problem))
-    there = forward_kernel(step, problem.loop, Settings())
-    return there, backward_kernel(step, problem.loop_back, back, Settings())
+    run = settled_problem(problem.as_run, active, reverse=True)
+    own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
+    back = gradient_back(problem.as_run, active, outputs_wanted(problem))
+    there = forward_kernel(run.row_step, run.loop, Settings())
+    way = way_back(again(run), back, own)
+    return there, backward_kernel(way, run.loop_back, Settings())

@@ -14,7 +14,7 @@ from ..._types import Value
 from ._classes import refuse, scan_counts
 from ._elementwise import chosen
 from ._entries import Parts, is_known
-from ._scope import BlockScope, arrays_of, closed_of, entry, leaves_of
+from ._scope import BlockScope, any_row, arrays_of, closed_of, entry, leaves_of
 
 # An inner scan of no more steps is written out.
 _UNROLLED = 64
@@ -53,10 +53,7 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
         return BlockScope(scope.block).value(found[()])
 
     def going(values: Sequence[Value]) -> Value:
-        found = pred(values)
-        if np.ndim(found):
-            return jnp.max(found.astype(jnp.int32)) > 0
-        return jnp.asarray(found, bool)
+        return any_row(jnp.asarray(pred(values), bool))
 
     def move(values: Sequence[Value]) -> list[Value]:
         outs = scope.run(body, [*of_body, *arrays_of(values, avals)])
@@ -85,7 +82,9 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
 
     def run(branch: Any) -> list[Value]:
         made = scope.run(branch, given)
-        return leaves_of(BlockScope(scope.block), made, avals, differ)
+        found = leaves_of(BlockScope(scope.block), made, avals, differ)
+        # Pallas takes no literal as the result of a branch.
+        return [jnp.where(at >= 0, x, x) for x in found]
 
     at = jnp.minimum(
         jnp.maximum(jnp.asarray(at).astype(jnp.int32), 0), len(branches) - 1

@@ -1,7 +1,8 @@
 """The kernel that runs a loop.
 
 Each block of rows runs the whole loop by itself. What a row carries is in registers,
-and the carries that the way back starts from are in memory.
+and the carries that the way back starts from are in memory. Of a loop that stops, a
+block runs as many steps as that of its rows which goes on longest.
 """
 
 import functools
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split, zero_array
 from ..._types import Index, Value
@@ -22,7 +23,7 @@ from ._classes import NO_ROWS, Classes, Val
 from ._leaves import Leaf, RowNumbers
 from ._pallas import when
 from ._pending import find_rows, mark, refuse_pending
-from ._pieces import Pieces, joined_nests, steps_of
+from ._pieces import Pieces, joined_nests, repeated, steps_of
 from ._row_programs import (
     RowPrograms,
     Settings,
@@ -33,6 +34,7 @@ from ._row_programs import (
     sum_is_carried,
     zeros_of,
 )
+from ._scope import any_row
 
 
 class Forward:
@@ -44,7 +46,8 @@ class Forward:
     """
 
     def __init__(self, step: Step, loop: Loop, settings: Settings):
-        classes = Classes()
+        # Rows that stop by themselves have a flag each.
+        classes = Classes(loop.stops and bool(step.carry_types[0].shape))
         program = program_of_jaxpr(classes, step.jaxpr)
         consts, carry, x = split(program.ins, step.num_consts, step.num_carry)
         after, y = split(program.outs, step.num_carry)
@@ -76,7 +79,6 @@ class Forward:
         nests: Sequence[Nest],
         held: Flags,
         slots: int,
-        keeps_last: bool,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
@@ -87,7 +89,6 @@ class Forward:
             nests: Where segments begin, whose carries are stored.
             held: Which leaves of the carry are stored.
             slots: How many rows the arrays for these have.
-            keeps_last: Whether the last carry is stored as well.
             consts: The consts of the step.
             init: The initial carry.
             xs: The `xs` of the loop.
@@ -114,7 +115,9 @@ class Forward:
             joined = [(Nest((-(-joined[0][1] // at_once), at_once)), joined[0][1])]
         pieces = Pieces.of(joined, at_once)
         kept = [*y_leaves, *s_leaves]
-        counts = (1, *counts, len(kept) * pieces.are_several)
+        # What no step writes stays as it is given: zeros.
+        is_given = pieces.are_several or loop.stops
+        counts = (1, *counts, len(kept) * is_given)
         counts = (*counts, len(h_leaves), len(y_leaves), len(s_leaves))
 
         def kernel(number: Any, *refs: Any) -> None:
@@ -143,6 +146,7 @@ class Forward:
                     _write_kept(of, loop, index, y_vals, y_leaves, y, rows, ys)
                 return carried_of(of, h_vals, made)
 
+            goes_on = (lambda carry: any_row(carry[0][0])) if loop.stops else None
             start = row = 0
             for nest, length in joined:
 
@@ -153,13 +157,12 @@ class Forward:
                         store(row + i, carry)
                     first = i * nest.stride
                     go = lambda j, carry: move(start + first + j, carry)
-                    return lax.fori_loop(0, steps_of(nest, first, end), go, carry)
+                    return repeated(0, steps_of(nest, first, end), go, carry, goes_on)
 
                 count = -(-length // nest.stride)
-                carry = lax.fori_loop(*pieces.bounds(count, first), segment, carry)
+                bounds = pieces.bounds(count, first)
+                carry = repeated(*bounds, segment, carry, goes_on)
                 start, row = start + length, row + count
-            if keeps_last and stored:
-                store(row, carry)
             for leaf, ref, values in zip(h_leaves, out, carry, strict=True):
                 leaf.write(ref, rows, values)
 
@@ -172,15 +175,17 @@ class Forward:
             at = {len(inputs) + i: len(carry) + i for i in range(len(so_far))}
             return of.run(kernel, [*inputs, *so_far], [*outs, *room], at)
 
-        def next_piece(i: Value, state: list[Value]) -> list[Value]:
+        def next_piece(i: Index, state: list[Value]) -> list[Value]:
             made = launch(pieces.first(i), *split(state, len(carry)))
             return made[: len(state)]
 
+        so_far = [zeros_of(leaf.type) for leaf in kept if is_given]
         if pieces.are_several:
-            state = [*carry, *(zeros_of(leaf.type) for leaf in kept)]
-            made = lax.fori_loop(0, pieces.count, next_piece, state)
+            again = (lambda state: jnp.any(state[0])) if loop.stops else None
+            state = [*carry, *so_far]
+            made = repeated(0, pieces.count, next_piece, state, again)
         else:
-            made = launch(pieces.first(0), carry, [])
+            made = launch(pieces.first(0), carry, so_far)
         made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=False)]
         carry, ys, stored = split(made, len(h_leaves), len(y_leaves))
         if not has_rows:

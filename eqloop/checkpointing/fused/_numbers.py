@@ -19,7 +19,15 @@ from ._indexing import dynamic_slice, gather, scatter, update_slice
 from ._moves import MOVES, iota, moved
 from ._parts import KEYS, iota_pair, key_bits, of_parts, threefry, unwrap, wrap
 from ._products import added_products, dot, has_products
-from ._reductions import REDUCTIONS, arg_of, cumulated, reduced, sort_rows, top_k
+from ._reductions import (
+    REDUCTIONS,
+    any_of_block,
+    arg_of,
+    cumulated,
+    reduced,
+    sort_rows,
+    top_k,
+)
 from ._scope import BlockScope, closed_of, mapped, of_array
 from ._tiles import NotTiledError, Tiles
 
@@ -74,6 +82,7 @@ _RULES: dict[str, Callable[..., list[np.ndarray]]] = {
     "top_k": top_k,
     "iota": iota,
     "while": while_loop,
+    "unvmap_any": any_of_block,
     "cond": cond,
     "scan": scan,
     **dict.fromkeys(KEYS, key_bits),

@@ -123,6 +123,7 @@ _ALSO_PENDED = {
 _NOTHING = (
     "optimization_barrier",
     "device_put",
+    "nonbatchable",
     "sharding_constraint",
     "pvary",
     "pcast",

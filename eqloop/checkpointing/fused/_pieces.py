@@ -1,11 +1,12 @@
 """A loop in segments, and in several launches if it is long."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..._types import Index, Value
 from ..engine.orders._levels import Nest
@@ -40,7 +41,7 @@ class Pieces:
         """The first segment of a piece, as an array for a kernel."""
         return jnp.full((1,), piece * self.size, np.dtype("int32"))
 
-    def bounds(self, segments: int, refs: Sequence[Any]) -> tuple[Index, Index]:
+    def bounds(self, segments: Index, refs: Sequence[Any]) -> tuple[Index, Index]:
         """From which segment on, and up to which, a launch runs."""
         if not self.are_several:
             return 0, segments
@@ -67,3 +68,18 @@ def steps_of(nest: Nest, first: Index, end: Any) -> Any:
     if isinstance(end, int) and end % nest.stride == 0:
         return nest.stride
     return jnp.minimum(nest.stride, end - first)
+
+
+def repeated(
+    low: Index,
+    high: Index,
+    body: Callable[[Index, Any], Any],
+    state: Any,
+    goes_on: Callable[[Any], Value] | None = None,
+) -> Any:
+    """What `lax.fori_loop` gives, which may end when its state says so."""
+    if goes_on is None:
+        return lax.fori_loop(low, high, body, state)
+    again = lambda at: (at[0] < high) & goes_on(at[1])
+    start = jnp.asarray(low, jnp.int32), state
+    return lax.while_loop(again, lambda at: (at[0] + 1, body(*at)), start)[1]

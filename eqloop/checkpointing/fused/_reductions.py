@@ -15,7 +15,7 @@ from . import _formulas as formulas
 from ._elementwise import simplified
 from ._entries import Parts, is_known, parts_of
 from ._parts import COMPLEX, complex_of
-from ._scope import BlockScope, alike, mapped, objects, valued
+from ._scope import BlockScope, alike, any_row, mapped, objects, valued
 
 REDUCTIONS: dict[str, Callable[..., Value]] = {
     "reduce_sum": lax.add,
@@ -63,6 +63,13 @@ def reduced(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarr
     f = pairwise(REDUCTIONS[eqn.primitive.name], out.dtype, eqn.primitive.name)
     rows = _rows_along(valued(scope, a), eqn.params["axes"])
     return [objects([functools.reduce(f, list(row)) for row in rows], out.shape)]
+
+
+def any_of_block(
+    scope: BlockScope, eqn: Any, ins: list[np.ndarray]
+) -> list[np.ndarray]:
+    flags = map(scope.value, ins[0].reshape(-1))
+    return [objects([any_row(functools.reduce(lambda a, b: a | b, flags))], ())]
 
 
 def cumulated(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 from ..._arrays import split
 from ..._programs import aval_of, equations
 from ..._types import Index, Value
+from ..engine._loop import Loop
 from ..planning._work import CPU, work
 from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
 from ._entries import InMemory
@@ -41,6 +42,13 @@ class Settings:
     block: int | None = None
     interpret: bool = False
     most: int | None = None
+
+    def of(self, loop: Loop) -> "Settings":
+        """Those for a loop."""
+        # The rows of a block wait for the one that goes on longest, which a single warp
+        # does without a barrier.
+        block = self.block or (32 if loop.stops else None)
+        return dataclasses.replace(self, block=block)
 
     def block_of(self, rows: int) -> int:
         """How many rows a block has if there are so many: a power of two."""

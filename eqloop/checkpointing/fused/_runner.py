@@ -1,18 +1,18 @@
 """Runs a loop as one kernel each way, where that is possible."""
 
 import dataclasses
-import functools
 import warnings
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from ..._arrays import Arrays, axes_of
+from ..._arrays import Arrays, axes_of, type_of
 from ..._programs import refuse_callbacks
 from ..._types import PyTree, Value
-from ..engine._backward_step import BackwardStep
 from ..engine._layout import AbstractRunner, Layout, Saves
 from ..engine._loop import Loop
 from ..engine._step import Step
@@ -20,9 +20,8 @@ from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
-from ._backward import Backward
 from ._classes import FoundRows
-from ._forward import Forward
+from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, way_back
 from ._pallas import NAME
 from ._row_programs import Settings
 
@@ -52,33 +51,44 @@ class FusedRunner(AbstractRunner):
         if (why := self.why_not(step, loop)) is not None:
             _warn(why)
             return None
-        kernel = forward_kernel(step, loop, self.settings)
-        if saves is None:
-            return kernel((Nest((1, loop.length)),), (), 0, False, *inputs)
-        order = saves.layout.slot_order
-        rows = len(order.starts) + 1
-        made = kernel(self.nests, saves.held, rows, order.keeps_last, *inputs)
-        carry, ys, carries = made
-        return carry, ys, saves.layout.slots.packed(carries)
+        saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
+        if saves is not None:
+            rows, slots = len(saves.layout.slot_order.starts) + 1, saves.layout.slots
+            saved = self.nests, saves.held, rows
+        carry, ys, carries = run_forward(step, loop, self.settings, saved, inputs)
+        return carry, ys, slots.packed(carries)
 
     def reverse(
         self, sweep: Sweep, layout: Layout, carries: Arrays, carried: Arrays
     ) -> Cotangents | None:
-        # A loop that stops, or shows a bar, and a part of another one.
+        # A loop that shows a bar, a part of another one, and one that was left to the
+        # engine before.
         is_whole = sweep.count is None and sweep.first is None and not _is_checked()
         if not is_whole or sweep.loop.meter.is_shown or not self._is_of(layout):
             return None
-        kernel = backward_kernel(sweep.step, sweep.loop, sweep.back, self.settings)
+        own = sweep.own
+        if own is not None:
+            # Examples have their axes first in what is carried, if anything is.
+            shapes = [x.shape[: own.ndim] for x in (*carried, *sweep.step.carry_types)]
+            own = own if own.shape in shapes else jnp.max(own)
+        way = way_back(sweep.step, sweep.back, own if own is None else type_of(own))
+        kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
         if _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
-        made = kernel(self.nests, sweep.consts, sweep.xs, sweep.zs, stored, carried)
-        return Cotangents(*made)
+        counts = [] if own is None else [own]
+        given = counts, sweep.consts, sweep.xs, sweep.zs, stored, carried
+        return Cotangents(*run_back(way, sweep.loop, self.settings, self.nests, given))
 
-    def described(self, step: Step, loop: Loop) -> str:
+    def storing(self, nests: Sequence[Nest]) -> Self:
+        return dataclasses.replace(self, nests=tuple(nests))
+
+    def described(self, step: Step, loop: Loop, layout: Layout) -> str:
+        if not self._is_of(layout):
+            return "none: a schedule around this one stores other carries, or elsewhere"
         if (why := self.why_not(step, loop)) is not None:
             return f"none: {why}"
         found = forward_kernel(step, loop, self.settings).programs.found
@@ -89,8 +99,6 @@ class FusedRunner(AbstractRunner):
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
-        if loop.stops:
-            return "a loop that may end early runs as `Chunked` does"
         if loop.meter.is_shown:
             return "a kernel cannot report to a progress bar"
         if _is_checked():
@@ -130,17 +138,3 @@ def _is_checked() -> bool:
 
 def _warn(why: str) -> None:
     warnings.warn(f"Fused: a loop is not one kernel: {why}.", stacklevel=2)
-
-
-@functools.lru_cache(maxsize=64)
-def forward_kernel(step: Step, loop: Loop, settings: Settings) -> Forward:
-    """The kernel that runs a loop."""
-    return Forward(step, loop, settings)
-
-
-@functools.lru_cache(maxsize=64)
-def backward_kernel(
-    step: Step, loop: Loop, back: BackwardStep, settings: Settings
-) -> Backward:
-    """The kernel that goes back through a loop."""
-    return Backward(step, loop, back, settings)

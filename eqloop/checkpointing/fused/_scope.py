@@ -171,3 +171,8 @@ def closed_of(program: Any) -> jex.ClosedJaxpr:
     if isinstance(program, jex.ClosedJaxpr):
         return program
     return jex.ClosedJaxpr(program, ())
+
+
+def any_row(flag: Value) -> Value:
+    """Whether a flag holds of any row of a block."""
+    return jnp.max(flag.astype(jnp.int32)) > 0 if jnp.ndim(flag) else flag

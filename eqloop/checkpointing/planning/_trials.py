@@ -39,6 +39,7 @@ from ..engine._pace import Pace
 from ..engine._planned_loop import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
 from ..engine._step import without_outputs
+from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.slots._slots import key_impl
 from ._compile_times import compiles_slowly, note_seconds
 from ._facts import key_of, recall, remember
@@ -204,7 +205,10 @@ class _ShortLoop:
             return gradient_of(
                 dataclasses.replace(short, planner=Fixed(loop)), self.active
             )
-        short = dataclasses.replace(short, step=without_outputs(short.step))
+        # They are the engine's, of a schedule for kernels as well.
+        by_engine = Fixed(Layout(AllAtOnce(short.loop.length)))
+        step = without_outputs(short.step)
+        short = dataclasses.replace(short, step=step, planner=by_engine)
         run = functools.partial(planned_loop, short)
         consts, *of_each = input_types(short)
         if loop.side_by_side == 1:

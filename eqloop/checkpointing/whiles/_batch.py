@@ -12,6 +12,9 @@ step of an example that has stopped is evaluated at a carry at which this exampl
 run: its initial one. An example that never runs borrows the initial carry of one that
 does, and everything else that is not shared.
 
+A batch of joint loops is one more of them. Its examples keep their carries already, so
+its step selects nothing, and all that is new is `any`.
+
 This would not do for steps that can see their batch. The examples of their loops keep
 in step, which is for all examples to go on or none (`_lockstep.py`).
 """
@@ -25,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import (
+    Arrays,
     Flags,
     explicit_sharding,
     pick,
@@ -54,7 +58,12 @@ def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
 
 
 def joint_loop(
-    problem: P, axis_data: BatchAxis, args: PyTree, dims: Dims, count_at: int
+    problem: P,
+    axis_data: BatchAxis,
+    args: PyTree,
+    dims: Dims,
+    count_at: int,
+    is_joint: bool,
 ) -> tuple[P, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry.
 
@@ -67,6 +76,7 @@ def joint_loop(
         args: The consts, the initial carry and `xs`.
         dims: Where these are batched.
         count_at: The place in the carry of the number of steps, which an inverse reads.
+        is_joint: Whether an example is a joint loop itself.
     """
     refuse_callbacks(
         problem.step.jaxpr.effects,
@@ -81,6 +91,10 @@ def joint_loop(
         c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
         for c, dim in zip(consts, dims[0], strict=True)
     ]
+    settings = axis_data, (dims[0], dims[2]), count_at, is_joint
+    joint: Any = _joint_problem(problem, *settings)
+    if is_joint:
+        return joint, consts, [jnp.any(init[0]), *init]
     # The guard of `x` is the element of the first step: an example that runs at all has
     # run there.
     first = problem.loop.index(0)
@@ -91,13 +105,12 @@ def joint_loop(
     # Guards are detached: an example that has stopped adds nothing to the cotangents of
     # its initial carry and of `xs`.
     guards = [detached(borrow(c)) for c in [*read, *x]]
-    joint: Any = _joint_problem(problem, axis_data, (dims[0], dims[2]), count_at)
     return joint, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)
 def _joint_problem(
-    problem: Problem, axis_data: BatchAxis, dims: PyTree, count_at: int
+    problem: Problem, axis_data: BatchAxis, dims: PyTree, count_at: int, is_joint: bool
 ) -> Problem:
     const_dims, xs_dims = dims
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
@@ -108,20 +121,30 @@ def _joint_problem(
     is_read = _not_written(problem.step)
     written = (False, *[not mark for mark in is_read])
     one_way = dataclasses.replace(problem.step, inverse=None, saved=())
-    masked = dataclasses.replace(problem, step=with_masked_writes(one_way, written))
-    in_front = ((*const_dims, 0), (0,) * num_carry, (0,) * len(xs_dims))
+    masked = one_way if is_joint else with_masked_writes(one_way, written)
+    masked = dataclasses.replace(problem, step=masked)
+    # With masked writes, the last of the consts is whether an example is active.
+    dims_of_consts = const_dims if is_joint else (*const_dims, 0)
+    in_front = (dims_of_consts, (0,) * num_carry, (0,) * len(xs_dims))
     batched, _, y_batched = batched_problem(masked, axis_data, in_front)
+
+    def with_axes(y: Arrays) -> list[Value]:
+        pairs = zip(y, y_batched, strict=True)
+        return [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
 
     def joint(
         consts: list[Value], carry: list[Value], x: list[Value]
     ) -> tuple[list[Value], list[Value]]:
+        x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
+        if is_joint:
+            (goes_on, *after), y = batched.step(consts, carry[1:], x)
+            return [jnp.any(goes_on), goes_on, *after], with_axes(y)
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
         # `safe` is what the step is evaluated at: the guards for examples that have
         # stopped, and buffers of rows as they are.
         where_active = functools.partial(where_leading, is_active)
-        safe = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
-        safe = [*pick(before, is_read), *safe]
+        safe = [*pick(before, is_read), *x]
         safe = list(map(where_active, safe, guards))
         safe, x = split(safe, sum(is_read))
         safe = put(before, is_read, safe)
@@ -129,10 +152,8 @@ def _joint_problem(
         (goes_on, *after), y = batched.step(*inputs)
         pairs = zip(pick(after, is_read), pick(before, is_read), strict=True)
         carry = put(after, is_read, [where_active(*pair) for pair in pairs])
-        pairs = zip(y, y_batched, strict=True)
-        y = [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
         # Rows for steps that an example does not run are zeros.
-        y = [where_active(e, jnp.zeros_like(e)) for e in y]
+        y = [where_active(e, jnp.zeros_like(e)) for e in with_axes(y)]
         # At its guards, the condition of an example that has stopped may hold again. So
         # the mask only ever loses examples.
         is_active = is_active & goes_on
@@ -156,8 +177,9 @@ def _joint_problem(
     step, one = problem.step, batched.step
     (any_type,) = jax.make_jaxpr(jnp.any)(one.carry_types[0]).out_avals
     guard_types = [*pick(one.carry_types[1:], is_read), *one.x_types]
+    own = one.const_types if is_joint else [*one.const_types[:-1], *guard_types]
     types = (
-        [*one.const_types[:-1], *guard_types],
+        own,
         [any_type, *one.carry_types],
         batched_types(step.x_types, x_dims, axis_data),
     )

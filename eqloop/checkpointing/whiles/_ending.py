@@ -26,9 +26,10 @@ from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
 from ..engine._problem import Counted, slot_types
 from ..engine._short_loops import without_short_loops
+from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._dce import dce_step
-from ._stopping import AbstractStopping, of_whole_carry
+from ._stopping import AbstractStopping, unconditional, with_leaves
 
 _most = over_examples(jnp.max)
 
@@ -39,13 +40,22 @@ class Ending(AbstractStopping[Layout]):
 
     count_at: int = 1
 
+    # Of examples that were joined more than once, these are all leaves that say whether
+    # any goes on.
+    @property
+    def lead(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return max(self.joints, 1)
+
+    def reversed_step(self, step: Step) -> Step:
+        return _without_leaves(step, self.lead)
+
     @property
     def own_leaves(self) -> int:
         return self.count_at + 1
 
     def in_lockstep(self) -> Self:
         # The number of steps is one of the leaves that are added.
-        return dataclasses.replace(self, count_at=1)
+        return dataclasses.replace(self, count_at=1, joints=0)
 
     def decided(self, active: Active) -> Layout:
         # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
@@ -59,9 +69,31 @@ class Ending(AbstractStopping[Layout]):
         loop = dataclasses.replace(self.loop, stops=False)
         return Counted(**self.settings(loop=loop), ending=self)
 
+    @property
+    def row_step(self) -> Step:
+        # Its first leaf says whether an example goes on.
+        return _without_leaves(self.step, self.joints)
+
+    def by_runner(
+        self, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]] | None:
+        consts, init, xs = inputs
+        saves = saves and with_leaves(saves, self.lead - self.joints)
+        ran = super().by_runner(saves, (consts, init[self.joints :], xs))
+        if ran is None:
+            return None
+        (goes_on, *carry), ys, carries = ran
+        axes = range(self.joints), range(goes_on.ndim)
+        any_goes_on = [jnp.any(goes_on, tuple(axes[1][i:])) for i in axes[0]]
+        return [*any_goes_on, goes_on, *carry], ys, carries
+
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
+        if (ran := self.by_runner(saves, inputs)) is not None:
+            carry, ys, carries = ran
+            counts = [] if saves is None else [carry[self.count_at]]
+            return carry, ys, Stored.of(counts, carries)
         consts, init, xs = inputs
         step = dce_step(self.step)
         # The steps report here, not the loop.
@@ -71,7 +103,7 @@ class Ending(AbstractStopping[Layout]):
             if saves is None:
                 reached = primal(step, loop, consts, init, xs)
                 return reached.carry, (reached.ys, Stored.of())
-            layout, held = saves.layout, of_whole_carry(saves).held
+            layout, held = saves.layout, with_leaves(saves, self.lead).held
             order = layout.order.by_carries()
             inputs = order.checked(step, loop, held, (consts, init, xs))
             segments = order.in_segments(step, loop, inputs[0], inputs[2])
@@ -83,15 +115,16 @@ class Ending(AbstractStopping[Layout]):
         return carry, ys, stored
 
     def stored_types(self, saves: Saves[Layout]) -> Stored:
-        types = self.step.carry_types
-        return Stored.of(
-            [types[self.count_at]], slot_types(self.step, of_whole_carry(saves))
-        )
+        types, whole = self.step.carry_types, with_leaves(saves, self.lead)
+        return Stored.of([types[self.count_at]], slot_types(self.step, whole))
 
     def reverse(
         self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
         (own,) = stored.integers
+        of_runner = dataclasses.replace(sweep, own=own)
+        if (ran := layout.by_runner(of_runner, stored, carried)) is not None:
+            return ran
         # In a joint loop, `own` has an entry for each example. There the step selects
         # itself for which examples it is run, so all of them count as having run most.
         # A batch of gradients is different: `own` is a number under `vmap`. `_most` is
@@ -104,4 +137,12 @@ class Ending(AbstractStopping[Layout]):
         return layout.reverse(sweep, stored, carried)
 
     def joined(self) -> Self:
-        return dataclasses.replace(self, count_at=self.count_at + 1)
+        joined = super().joined()
+        return dataclasses.replace(joined, count_at=self.count_at + 1)
+
+
+def _without_leaves(step: Step, count: int) -> Step:
+    """The step without the first leaves of its carry, which it does not read."""
+    for _ in range(count):
+        step = unconditional(step)
+    return step

@@ -44,9 +44,11 @@ class AbstractStopping(Problem[L]):
     Attributes:
         count_at: The place in the carry of the number of steps that have been run; 0 if
             it has none. Each joint loop of a batch puts one more leaf before it.
+        joints: How many times examples were joined to one loop.
     """
 
     count_at: int = 0
+    joints: int = 0
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -54,7 +56,7 @@ class AbstractStopping(Problem[L]):
     lead: ClassVar[int] = 1
 
     def reversed_step(self, step: Step) -> Step:
-        return _unconditional(step)
+        return unconditional(step)
 
     def check(self, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent, within a `shard_map`.
@@ -78,7 +80,7 @@ class AbstractStopping(Problem[L]):
 
     def joined(self) -> Self:
         """The same with one more leaf at the start of its carry, see `_batch.py`."""
-        return self
+        return dataclasses.replace(self, joints=self.joints + 1)
 
     def batched_apart(
         self,
@@ -91,12 +93,14 @@ class AbstractStopping(Problem[L]):
         dims = tuple(map(tuple, dims))
         if not stops_apart(self, axis_data, dims):
             return None
-        problem, consts, init = joint_loop(self, axis_data, args, dims, self.count_at)
+        settings = self.count_at, self.joints > 0
+        problem, consts, init = joint_loop(self, axis_data, args, dims, *settings)
         args = (consts, init, list(args[2]))
         # The joint carry starts with whether any example goes on, and then has whether
         # each of them does. `lead` counts the first; slots do not hold the second.
-        saves = saves and of_whole_carry(saves)
-        joint = PlannedLoop(problem.joined(), saves, args)
+        problem = problem.joined()
+        saves = saves and with_leaves(saves, 1 + self.lead - problem.lead)
+        joint = PlannedLoop(problem, saves, args)
         # All outputs but whether any example goes on.
         carry, ys, stored = joint.out_aval
         shown = (False, *[True] * (len(joint.out_avals_flat) - 1))
@@ -122,25 +126,25 @@ class AbstractStopping(Problem[L]):
         )
 
 
-def of_whole_carry(saves: Saves[L]) -> Saves[L]:
-    """The same for a carry with one more leaf at its start, which is not stored."""
-    return saves.of_leaves(lambda flags: (False, *flags))
+def with_leaves(saves: Saves[L], count: int) -> Saves[L]:
+    """The same for a carry with more leaves at its start, which are not stored."""
+    return saves.of_leaves(lambda flags: (*[False] * count, *flags))
 
 
 @functools.lru_cache(maxsize=128)
-def _unconditional(step: Step) -> Step:
+def unconditional(step: Step) -> Step:
     """The step without the first leaf of its carry, and what only this leaf needs."""
     # The way back takes as many steps as were run, and does not ask the condition
     # again.
     kept = [True] * len(step.jaxpr.in_avals)
     kept[step.num_consts] = False
 
-    def unconditional(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    def without(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         used = [False] + [True] * (len(program.out_avals) - 1)
         return without_dead_code(program, used, kept)[0]
 
-    inverse = step.inverse and unconditional(step.inverse)
-    program, saved = unconditional(step.jaxpr), step.saved[1:]
+    inverse = step.inverse and without(step.inverse)
+    program, saved = without(step.jaxpr), step.saved[1:]
     return Step(program, step.num_consts, step.num_carry - 1, inverse, saved)
 
 
