@@ -41,16 +41,8 @@ from .._programs import (
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import fitting, says_if_long
 from ..progress import Again, BarChange
-from ._decision import (
-    Cut,
-    Decision,
-    Limit,
-    Recalled,
-    decided,
-    pinned,
-    recalled,
-    takes_gradient,
-)
+from ._cut import Cut, takes_gradient
+from ._decision import Decision, Limit, Recalled, decided, pinned, recalled
 from ._options import Way
 
 

@@ -9,7 +9,7 @@ from eqloop._programs import run
 from eqloop.checkpointing import fitting
 from eqloop.fitting import _options
 from eqloop.fitting._again import Roles
-from eqloop.fitting._decision import Cut
+from eqloop.fitting._cut import Cut
 from eqloop.fitting._parts import flat_program, parts_of
 
 from ..asserts import assert_same

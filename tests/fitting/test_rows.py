@@ -9,7 +9,7 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import axis_maps, fitting
-from eqloop.fitting._decision import Cut
+from eqloop.fitting._cut import Cut
 from eqloop.fitting._options import EVERYTHING, Way
 
 from ..asserts import assert_close

@@ -1,0 +1,114 @@
+"""A program in parts, each of which can be run in several ways."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.extend.core as jex
+
+from .._arrays import Flags, as_arrays, nbytes
+from .._programs import moving_variables, pruned, value_of
+from .._types import Value
+from ..rescheduling import with_open_loops
+from ._again import Roles
+from ._by_rows import without_hints
+from ._choice import Choice
+from ._maxima import with_maxima_by_axis
+from ._options import Way, options_of_parts
+from ._parts import Part, flat_program, parts_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A program, cut into parts.
+
+    Attributes:
+        program: The program, in which nothing is called.
+        split: Whether parts are such that some can be run by rows.
+    """
+
+    program: jex.ClosedJaxpr
+    parts: tuple[Part, ...]
+    split: bool = False
+
+    @classmethod
+    def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
+        """Cuts a program, so that some parts can be run by rows if they are split."""
+        flat = flat_program(program)
+        if split:
+            flat = pruned(with_maxima_by_axis(without_hints(flat)))
+        return cls(flat, tuple(parts_of(flat, split)), split)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a part can be run some rows at a time."""
+        return any(part.by_rows is not None for part in self.parts)
+
+    def run(
+        self, ways: Sequence[Way], inputs: Sequence[Value], marks: Flags
+    ) -> list[Value]:
+        """Runs the program, each part in its way."""
+        jaxpr = self.program.jaxpr
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        known |= zip(jaxpr.constvars, as_arrays(self.program.consts), strict=True)
+        for part, way, role in zip(self.parts, ways, self._roles(marks), strict=True):
+            outs = way.run(part, [known[x] for x in part.reads], role)
+            known |= zip(part.gives, outs, strict=True)
+        is_literal = lambda x: isinstance(x, jex.Literal)
+        return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
+
+    def takes(self, ways: Sequence[Way]) -> bool:
+        """Whether these are ways to run such parts."""
+        return len(ways) == len(self.parts) and all(map(Way.fits, ways, self.parts))
+
+    def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
+        """The ways to run each part, the fastest first, and what they take."""
+        jaxpr = self.program.jaxpr
+        # Inputs are there anyway.
+        inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
+        sizes = {
+            id(x): nbytes([x.aval])
+            for part in self.parts
+            for x in (*part.reads, *part.gives)
+        }
+        found = options_of_parts(self.parts, self._roles(marks))
+        ways = [[way for way, _ in of_part] for of_part in found]
+        options = [[option.without(inputs) for _, option in part] for part in found]
+        return ways, Choice(options, sizes)
+
+    def _roles(self, marks: Flags) -> list[Roles]:
+        """What each part reads, if some inputs of the program are differentiated."""
+        moving = moving_variables(self.program, marks)
+        weights = moving.intersection(self.program.jaxpr.invars)
+        return [
+            Roles(
+                tuple(x in moving for x in part.reads),
+                tuple(x in weights for x in part.reads),
+            )
+            for part in self.parts
+        ]
+
+
+def advice(cut: Cut) -> str:
+    """What to do about a function whose gradient takes too much."""
+    smaller = "make that smaller, by smaller batches for example"
+    if takes_gradient(cut.program):
+        return (
+            "it takes a gradient itself, of which nothing is decided. If that is the "
+            f"one, put `Fit` inside, `jax.grad(el.Fit(f, …))`; or {smaller}"
+        )
+    loops = lambda cut: [part for part in cut.parts if part.is_loop]
+    with_foreign = loops(Cut.of(with_open_loops(cut.program)))
+    is_same = len(with_foreign) == len(loops(cut))
+    foreign = (part for part in with_foreign if str(part.loop_name).startswith("lax."))
+    if is_same or (loop := next(foreign, None)) is None:
+        return smaller
+    return (
+        f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
+        f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
+    )
+
+
+def takes_gradient(program: jex.ClosedJaxpr) -> bool:
+    """Whether a function takes a gradient itself."""
+    scopes = (str(e.source_info.name_stack) for e in program.jaxpr.eqns)
+    return any("transpose(" in scope for scope in scopes)
