@@ -269,6 +269,10 @@ def _is_over_examples(eqn: jex.JaxprEqn) -> bool:
 
 def _names(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
     """Whether an equation is a collective over that axis."""
+    # All axes without a name share one, a bare object. A `vmap` within a program may
+    # have left it there, and nobody can have meant this one.
+    if type(axis_name) is object:
+        return False
     for value in eqn.params.values():
         names = value if isinstance(value, tuple) else (value,)
         if any(type(name) is type(axis_name) and name == axis_name for name in names):

@@ -154,6 +154,15 @@ def test_modes_are_those_of_the_direct_adjoint(mode, name):
     near(*(jax.jit(mode, static_argnums=0)(solve) for solve in solves))
 
 
+@pytest.mark.parametrize("mode", [jax.hessian, lambda f: jax.jacfwd(jax.jacfwd(f))])
+def test_what_forward_mode_does_not_move_is_not_batched(mode):
+    """Where a `vmap` is within the loop, as in the step of an adaptive solver."""
+    solve = solution(ADJOINTS["default"])
+    loss = lambda batch: jnp.sum(jax.vmap(lambda y: solve(inputs()[0], y))(batch))
+    batch = jnp.ones((2, *inputs()[1].shape))
+    assert jax.eval_shape(mode(loss), batch).shape == batch.shape * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule", "checkpoints"])
 def test_reverse_over_reverse(name):
