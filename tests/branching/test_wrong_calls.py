@@ -161,7 +161,7 @@ WRONG = {
     # What is passed on
     "arguments": (
         lambda: el.Cond(jnp.sin, lambda: X)(True, X),
-        "TypeError: … 0 positional … 1",
+        "TypeError: Cond … `false_f` … too many positional … `false_f(args[0])`",
     ),
 }
 
