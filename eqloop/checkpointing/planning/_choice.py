@@ -243,8 +243,8 @@ def simple_pareto(
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The same of simple layouts, and roughly: what the whole takes is compiled later.
 
-    The pieces of those that promise the most are tried once, and bytes are told from
-    what these take. Programs of simple layouts are compiled quickly.
+    The pieces of those that promise the most are tried once. Bytes are told from what
+    these take, and from the smallest that takes steps back in another way.
     """
     every = [one for one in _by_duration(problem, times) if _is_simple(one[1])]
     promising = _beaten_by_none((layout for _, layout in every), Guess(times))
@@ -253,6 +253,12 @@ def simple_pareto(
     timed = ((times.duration(one), one) for _, one in every if not times.unknown(one))
     known = [one for _, one in sorted(timed, key=lambda item: item[0])]
     guess = Guess(times)
+    while not times.compiles_slowly:
+        hopeful = _beaten_by_none(known, guess.at_best)
+        unknown = [layout for layout in hopeful if not guess.knows_way_back(layout)]
+        if not unknown:
+            break
+        _bytes_learned(problem, active, unknown[-1], guess)
     chosen = _beaten_by_none(known, guess)
     return [(layout, guess(layout)) for layout in reversed(chosen)], times
 

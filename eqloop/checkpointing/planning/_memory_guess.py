@@ -91,6 +91,10 @@ class Guess:
         """Whether one of its kind was measured."""
         return layout.kind in self._seen
 
+    def knows_way_back(self, layout: Layout) -> bool:
+        """Whether one was measured that takes steps back in this way."""
+        return _way_back(layout) in self._most_more
+
     def _cost(self, layout: Layout) -> StepCost:
         return self._paces.of(layout).cost
 
