@@ -2,9 +2,9 @@
 
 - **The transform**: `_fit.py`, which makes a primitive of the function
   (`_fitted_call.py`), so that it is planned where it is differentiated.
-- **Parts**: `_parts.py` cuts the program of the function into loops and what lies
-  between them, `_options.py` finds what each part may store, and what that takes.
-  `_rules.py` puts decided loops into the rule of a `jax.custom_jvp`.
+- **Parts**: `_cut.py` holds the program of the function, cut by `_parts.py` into loops
+  and what lies between them. `_options.py` finds what each part may store, and what
+  that takes. `_rules.py` puts decided loops into the rule of a `jax.custom_jvp`.
 - **Rows**: `_ranges.py` finds the parts that can run some of their rows at a time, and
   `_by_rows.py` runs them so. `_maxima.py` leaves maxima over rows for later.
 - **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers

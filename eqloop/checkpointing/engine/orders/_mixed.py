@@ -207,8 +207,9 @@ class Mixed(AbstractSlotOrder):
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)
-        slots = "a slot" if self.rows == 1 else f"{self.rows} slots"
-        text = f"of {self.chain.kept} steps, each in {slots} that were free"
+        one = "a slot that was free"
+        slots = one if self.rows == 1 else f"{self.rows} slots that were free"
+        text = f"of {self.chain.kept} steps, each in {slots}"
         return [*rows, ("stored residuals", text)]
 
     # How it is shown.
