@@ -20,8 +20,8 @@ def refuse_iterators(owner: str, xs: PyTree) -> None:
         raise TypeError(
             f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
             f"iterator:\n{found}\nStack its items first: "
-            f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
-            f"`el.Resumable` with a function that reads them."
+            f"`jnp.stack(list(iterator))`. If they do not fit into memory, "
+            f"`el.Resumable` takes a function in their place, `(start, stop) -> xs`."
         )
 
 
