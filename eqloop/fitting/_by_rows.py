@@ -384,10 +384,8 @@ def _loop(
     """A loop, each step of which is run for some rows."""
     found = OpenStep.of(eqn)
     if found is None:
-        program, (consts, num_carry) = (
-            close(eqn.params["jaxpr"]),
-            scan_counts(eqn.params),
-        )
+        program = close(eqn.params["jaxpr"])
+        consts, num_carry = scan_counts(eqn.params)
         x_axes = (0,) * (len(values) - consts - num_carry)
     else:
         program, num_carry, x_axes = found.program, found.num_carry, found.x_axes

@@ -246,7 +246,8 @@ def simple_pareto(
     The pieces of those that promise the most are tried once. Bytes are told from what
     these take, and from the smallest that takes steps back in another way.
     """
-    every = [one for one in _by_duration(problem, times) if _is_simple(one[1])]
+    timed = _by_duration(problem, times)
+    every = [one for one in timed if SIDE_BY_SIDE not in one[1].pieces]
     promising = _beaten_by_none((layout for _, layout in every), Guess(times))
     everything = Layout(AllAtOnce(problem.loop.length))
     times = tried(problem, active, times, [everything, *promising])
@@ -261,10 +262,6 @@ def simple_pareto(
         _bytes_learned(problem, active, unknown[-1], guess)
     chosen = _beaten_by_none(known, guess)
     return [(layout, guess(layout)) for layout in reversed(chosen)], times
-
-
-def _is_simple(layout: Layout) -> bool:
-    return SIDE_BY_SIDE not in layout.pieces
 
 
 def _beaten_by_none(

@@ -30,11 +30,6 @@ def largeness(step: Step) -> float:
     return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
 
 
-def is_small(step: Step) -> bool:
-    """Whether programs of a step are expected to compile quickly."""
-    return largeness(step) <= _UNLIKELY_LONG
-
-
 def compiles_slowly(step: Step, measure: bool) -> bool | None:
     """Whether programs of a step take long to compile.
 
@@ -47,7 +42,7 @@ def compiles_slowly(step: Step, measure: bool) -> bool | None:
     """
     if measure and (found := recall(_key(step))) is not None:
         return found["seconds"] > _LONG
-    if is_small(step):
+    if largeness(step) <= _UNLIKELY_LONG:
         return False
     # Each of several processes would see something else, and make another program.
     is_open = measure and jax.process_count() == 1
