@@ -19,8 +19,7 @@ from ..engine._loop import Loop
 from ..engine._step import Step
 from ..engine.orders._levels import Nest
 from ._axes import program_of_jaxpr
-from ._classes import NO_ROWS, Classes, Val
-from ._leaves import Leaf, RowNumbers
+from ._classes import NO_ROWS, Classes
 from ._pallas import when
 from ._pending import find_rows, mark, refuse_pending
 from ._pieces import Pieces, joined_nests, repeated, steps_of
@@ -62,7 +61,7 @@ class Forward:
         self.step, self.loop = step, loop
         self.programs = RowPrograms(classes, found, settings)
         self._program = program
-        self._vals = consts, carry, x, after, y
+        self.vals = consts, carry, x, after, y
 
     @functools.cached_property
     def of_row(self) -> jex.ClosedJaxpr:
@@ -93,121 +92,178 @@ class Forward:
             init: The initial carry.
             xs: The `xs` of the loop.
         """
-        loop, of = self.loop, self.programs
-        c_vals, h_vals, x_vals, after, y_vals = self._vals
-        c_leaves, h_leaves = map(of.leaf, c_vals), list(map(of.leaf, h_vals))
-        c_leaves = list(c_leaves)
-        x_leaves = [
-            of.leaf(v, (axis, x.shape[axis]))
-            for v, axis, x in zip(x_vals, loop.x_axes, xs, strict=True)
-        ]
-        has_rows = loop.rows > 0
-        y_leaves = [of.leaf(v, (0, loop.rows)) for v in y_vals if has_rows]
-        held = held or (False,) * len(h_vals)
-        s_leaves = [of.leaf(v, (0, slots)) for v in pick(h_vals, held)]
-        program = self.of_row
-        ins = [*c_leaves, *of.lifted, *h_leaves, *x_leaves]
-        outs, room = [*h_leaves, *y_leaves, *s_leaves], of.room(program)
-        counts = len(c_leaves), len(of.lifted), len(h_leaves), len(x_leaves)
-        joined = joined_nests(nests)
-        at_once = of.steps_at_once(program)
-        if not any(held) and len(joined) == 1 and joined[0][1] > at_once:
-            joined = [(Nest((-(-joined[0][1] // at_once), at_once)), joined[0][1])]
-        pieces = Pieces.of(joined, at_once)
-        kept = [*y_leaves, *s_leaves]
-        # What no step writes stays as it is given: zeros.
-        is_given = pieces.are_several or loop.stops
-        counts = (1, *counts, len(kept) * is_given)
-        counts = (*counts, len(h_leaves), len(y_leaves), len(s_leaves))
-
-        def kernel(number: Any, *refs: Any) -> None:
-            rows = of.numbered(number)
-            first, c, lifted, h, x, _, out, y, stored, scratch = split(refs, *counts)
-            numbers = of.evaluating(rows, scratch)
-            read = functools.partial(read_all, rows)
-            const = read(c_leaves, c)
-            more = [*of.known(rows), *read(of.lifted, lifted)]
-            carry = carried_of(of, h_vals, read(h_leaves, h))
-
-            def store(row: Index, carry: list[list[Value]]) -> None:
-                for leaf, ref, values in zip(
-                    s_leaves, stored, pick(carry, held), strict=True
-                ):
-                    leaf.write(ref, rows, values, row)
-
-            def move(position: Index, carry: list[list[Value]]) -> list[list[Value]]:
-                index = loop.index(position)
-                x_now = read(x_leaves, x, index)
-                made = numbers.run(
-                    program, [*const, *opened(h_vals, h_leaves, carry), *x_now, *more]
-                )
-                made, ys = split(made, len(h_leaves))
-                if y:
-                    _write_kept(of, loop, index, y_vals, y_leaves, y, rows, ys)
-                return carried_of(of, h_vals, made)
-
-            goes_on = (lambda carry: any_row(carry[0][0])) if loop.stops else None
-            start = row = 0
-            for nest, length in joined:
-
-                def segment(
-                    i: Index, carry: Any, nest=nest, start=start, row=row, end=length
-                ) -> Any:
-                    if stored:
-                        store(row + i, carry)
-                    first = i * nest.stride
-                    go = lambda j, carry: move(start + first + j, carry)
-                    return repeated(0, steps_of(nest, first, end), go, carry, goes_on)
-
-                count = -(-length // nest.stride)
-                bounds = pieces.bounds(count, first)
-                carry = repeated(*bounds, segment, carry, goes_on)
-                start, row = start + length, row + count
-            for leaf, ref, values in zip(h_leaves, out, carry, strict=True):
-                leaf.write(ref, rows, values)
-
-        arrays = [*consts, *of.lifted_values, *init, *xs]
-        given = [leaf.opened(a) for leaf, a in zip(ins, arrays, strict=True)]
-        before, carry, after = split(given, len(given) - len(xs) - len(init), len(init))
-
-        def launch(first: Value, carry: Arrays, so_far: Arrays) -> list[Value]:
-            inputs = [first, *before, *carry, *after]
-            at = {len(inputs) + i: len(carry) + i for i in range(len(so_far))}
-            return of.run(kernel, [*inputs, *so_far], [*outs, *room], at)
-
-        def next_piece(i: Index, state: list[Value]) -> list[Value]:
-            made = launch(pieces.first(i), *split(state, len(carry)))
-            return made[: len(state)]
-
-        so_far = [zeros_of(leaf.type) for leaf in kept if is_given]
-        if pieces.are_several:
-            again = (lambda state: jnp.any(state[0])) if loop.stops else None
-            state = [*carry, *so_far]
-            made = repeated(0, pieces.count, next_piece, state, again)
-        else:
-            made = launch(pieces.first(0), carry, so_far)
-        made = [leaf.closed(a) for leaf, a in zip(outs, made, strict=False)]
-        carry, ys, stored = split(made, len(h_leaves), len(y_leaves))
-        if not has_rows:
-            ys = list(map(zero_array, loop.stacked_types(self.step.y_types)))
+        run = _Run(self, nests, held, slots, xs)
+        carry, ys, stored = run.launched(consts, init, xs)
+        if not self.loop.rows:
+            ys = list(map(zero_array, self.loop.stacked_types(self.step.y_types)))
         return carry, ys, stored
 
 
-def _write_kept(
-    of: RowPrograms,
-    loop: Loop,
-    index: Index,
-    vals: Sequence[Val],
-    leaves: Sequence[Leaf],
-    refs: Sequence[Any],
-    rows: RowNumbers,
-    ys: Sequence[np.ndarray],
-) -> None:
-    row, is_kept = loop.row(index)
-    values = [of.vectors(y, val) for y, val in zip(ys, vals, strict=True)]
+class _Run:
+    """A loop of some length, forwards.
 
-    def write() -> None:
-        for leaf, ref, value in zip(leaves, refs, values, strict=True):
-            leaf.write(ref, rows, value, row)
+    Attributes:
+        forward: What is run.
+        held: Which leaves of the carry are stored.
+        ins: How inputs lie in memory: consts, constant arrays, the carry, and `xs`.
+        outs: How outputs do: the carry, `ys`, and stored carries.
+        nests: The nests with the number of their steps.
+        pieces: The launches.
+        is_given: Whether `ys` and stored carries are given, as zeros to write to.
+    """
 
-    write() if is_kept is True else when(is_kept)(write)
+    def __init__(
+        self,
+        forward: Forward,
+        nests: Sequence[Nest],
+        held: Flags,
+        slots: int,
+        xs: Arrays,
+    ):
+        of, loop = forward.programs, forward.loop
+        c, h, x, _, y = forward.vals
+        carry = list(map(of.leaf, h))
+        times = [(axis, a.shape[axis]) for axis, a in zip(loop.x_axes, xs, strict=True)]
+        self.forward, self.held = forward, held or (False,) * len(h)
+        self.ins = list(map(of.leaf, c)), of.lifted, carry, list(map(of.leaf, x, times))
+        self.outs = (
+            carry,
+            [of.leaf(val, (0, loop.rows)) for val in y if loop.rows],
+            [of.leaf(val, (0, slots)) for val in pick(h, self.held)],
+        )
+        joined, at_once = joined_nests(nests), of.steps_at_once(forward.of_row)
+        if not any(self.held) and len(joined) == 1 and joined[0][1] > at_once:
+            ((_, length),) = joined
+            joined = [(Nest((-(-length // at_once), at_once)), length)]
+        self.nests, self.pieces = joined, Pieces.of(joined, at_once)
+        self.is_given = self.pieces.are_several or loop.stops
+
+    def launched(
+        self, consts: Arrays, init: Arrays, xs: Arrays
+    ) -> tuple[list[Value], list[Value], list[Value]]:
+        """Runs the kernel, several times if the loop is long."""
+        of, pieces, n = self.forward.programs, self.pieces, len(init)
+        given = consts, of.lifted_values, init, xs
+        before, lifted, carry, after = (
+            [leaf.opened(a) for leaf, a in zip(leaves, arrays, strict=True)]
+            for leaves, arrays in zip(self.ins, given, strict=True)
+        )
+        # What no step writes stays as it is given.
+        kept = [*self.outs[1], *self.outs[2]] if self.is_given else []
+        state = [*carry, *(zeros_of(leaf.type) for leaf in kept)]
+
+        def launch(first: Value, state: list[Value]) -> list[Value]:
+            inputs = [first, *before, *lifted, *state[:n], *after]
+            at = {len(inputs) + i: n + i for i in range(len(state) - n)}
+            outs = [leaf for leaves in self.outs for leaf in leaves]
+            room = of.room(self.forward.of_row)
+            return of.run(self._kernel, [*inputs, *state[n:]], [*outs, *room], at)
+
+        if pieces.are_several:
+            stops = self.forward.loop.stops
+            again = (lambda state: jnp.any(state[0])) if stops else None
+            piece = lambda i, state: launch(pieces.first(i), state)[: len(state)]
+            made = repeated(0, pieces.count, piece, state, again)
+        else:
+            made = launch(pieces.first(0), state)
+        made = split(made, *map(len, self.outs))[:3]
+        carry, ys, stored = (
+            [leaf.closed(a) for leaf, a in zip(leaves, arrays, strict=True)]
+            for leaves, arrays in zip(self.outs, made, strict=True)
+        )
+        return carry, ys, stored
+
+    def _kernel(self, number: Any, *refs: Any) -> None:
+        given = (len(self.outs[1]) + len(self.outs[2])) * self.is_given
+        counts = 1, *map(len, self.ins), given, *map(len, self.outs)
+        first, c, lifted, h, x, _, out, *kept, room = split(refs, *counts)
+        block = _Block(self, number, (c, lifted, h, x), kept, room)
+        carry, start, row = block.start(), 0, 0
+        for nest, length in self.nests:
+            segments = -(-length // nest.stride)
+            bounds = self.pieces.bounds(segments, first)
+            carry = block.run(nest, (start, row), length, carry, bounds)
+            start, row = start + length, row + segments
+        for leaf, ref, values in zip(self.outs[0], out, carry, strict=True):
+            leaf.write(ref, block.rows, values)
+
+
+class _Block:
+    """A block of rows, which runs the loop in the kernel."""
+
+    def __init__(self, run: _Run, number: Any, ins: Any, kept: Any, room: Any):
+        of = run.forward.programs
+        self.of, self._run, self.rows = of, run, of.numbered(number)
+        self._numbers = of.evaluating(self.rows, room)
+        (c, lifted, *self._ins), (self._ys, self._stored) = ins, kept
+        self._consts = self._read(0, c)
+        self._more = [*of.known(self.rows), *self._read(1, lifted)]
+
+    def _read(self, group: int, refs: Any, *time: Index) -> list[np.ndarray]:
+        return read_all(self.rows, self._run.ins[group], refs, *time)
+
+    def start(self) -> Any:
+        """The initial carry."""
+        vals = self._run.forward.vals[1]
+        return carried_of(self.of, vals, self._read(2, self._ins[0]))
+
+    def run(
+        self,
+        nest: Nest,
+        start: tuple[int, int],
+        end: int,
+        carry: Any,
+        bounds: tuple[Index, Index],
+    ) -> Any:
+        """Runs the segments of a nest, and stores the carry before each of them.
+
+        Args:
+            nest: The segments.
+            start: The first step, and the row of its carry.
+            end: How many steps there are.
+            carry: The carry before the first of the segments that are run.
+            bounds: From which segment on, and up to which.
+        """
+        stops = self._run.forward.loop.stops
+        goes_on = (lambda carry: any_row(carry[0][0])) if stops else None
+
+        def segment(i: Index, carry: Any) -> Any:
+            if self._stored:
+                self._store(start[1] + i, carry)
+            first = i * nest.stride
+            step = lambda j, carry: self._stepped(start[0] + first + j, carry)
+            return repeated(0, steps_of(nest, first, end), step, carry, goes_on)
+
+        return repeated(*bounds, segment, carry, goes_on)
+
+    def _stepped(self, position: Index, carry: Any) -> Any:
+        """The carry after a step, whose outputs are written."""
+        forward = self._run.forward
+        index, (_, vals, *_) = forward.loop.index(position), forward.vals
+        x_now = self._read(3, self._ins[1], index)
+        ins = [*self._consts, *opened(vals, self._run.ins[2], carry), *x_now]
+        made = self._numbers.run(forward.of_row, [*ins, *self._more])
+        made, ys = split(made, len(vals))
+        if self._ys:
+            self._write_kept(index, ys)
+        return carried_of(self.of, vals, made)
+
+    def _store(self, row: Index, carry: Any) -> None:
+        held = pick(carry, self._run.held)
+        for leaf, ref, values in zip(
+            self._run.outs[2], self._stored, held, strict=True
+        ):
+            leaf.write(ref, self.rows, values, row)
+
+    def _write_kept(self, index: Index, ys: Sequence[np.ndarray]) -> None:
+        forward = self._run.forward
+        row, is_kept = forward.loop.row(index)
+        values = list(map(self.of.vectors, ys, forward.vals[4]))
+
+        def write() -> None:
+            for leaf, ref, value in zip(
+                self._run.outs[1], self._ys, values, strict=True
+            ):
+                leaf.write(ref, self.rows, value, row)
+
+        write() if is_kept is True else when(is_kept)(write)
