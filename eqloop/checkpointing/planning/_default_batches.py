@@ -27,6 +27,8 @@ _PARAMETERS = 2**13
 _PER_CARRY = 16
 _BATCH_SIZES = (8, 12, 16, 20, 24, 32, 64)
 _MOST_PARTS = 8
+# Times that differ by less are alike: estimates are not as good as that.
+_ALIKE = 1.03
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
@@ -38,8 +40,9 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
 
     Returns:
         The fastest that takes at most twice the memory of the other one's slots, or
-        64 KiB, plus the size of the parameters' cotangents; or else the other one. Time
-        and memory are estimated.
+        64 KiB, plus the size of the parameters' cotangents; or else the other one. Of
+        those that are about as fast, that of the smallest program. Time and memory are
+        estimated.
     """
     problem, active = loop._problem, loop._active
     consts = pick(problem.step.const_types, active.consts)
@@ -54,8 +57,12 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
     room = max(2 * plain.stored_bytes(cost), _ALWAYS) + cost.ct_consts
     # Without slots nothing is run again, and more levels would be of no use.
     every = _batched_layouts(loop.length) if cost.held else _batches_of(plain)
-    fitting = (one for one in every if one.stored_bytes(cost) <= room)
-    return min((plain, *fitting), key=lambda layout: layout.duration(pace))
+    fitting = [one for one in every if one.stored_bytes(cost) <= room]
+    times = {layout: layout.duration(pace) for layout in (plain, *fitting)}
+    enough = min(times.values()) * _ALIKE
+    fast = [layout for layout, time in times.items() if time <= enough]
+    # Each nest is a program of its own, with the step in it.
+    return min(fast, key=lambda one: (len(one.order.levels), times[one]))
 
 
 def _batches_of(plain: Layout) -> Iterator[Layout]:

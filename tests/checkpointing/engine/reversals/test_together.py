@@ -234,6 +234,12 @@ def test_parts_of_a_product_are_large_enough_for_several_cores(rows, parts):
     assert plan._cost.products == weight.nbytes // parts
 
 
+def test_a_program_with_the_step_once_is_taken_where_it_is_about_as_fast():
+    """Otherwise it was (30, 30), (10, 10): the same evaluations, compiled twice."""
+    cell, init, xs = gru(1000, 64)
+    assert len(el.Scan(cell, schedule=el.Recursive()).plan(init, xs).levels) == 1
+
+
 @pytest.mark.parametrize("batch", [10, 20])
 def test_what_a_batch_takes_is_counted(batch):
     cells = jax.vmap(eqx.nn.LSTMCell(64, 64, key=jax.random.key(0)))
