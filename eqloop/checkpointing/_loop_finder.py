@@ -37,9 +37,9 @@ from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, unlisted
 from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem
-from .engine._step import Step
 from .engine._transformed import activity, all_active, unsettled, without_stored
 from .planning._memory import Maps
+from .steps._step import Step
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 

@@ -17,12 +17,9 @@ from ._schedules import AbstractSchedule, Pinned
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
-from .engine._loop import Loop
 from .engine._packing import packing_of
 from .engine._problem import Counted, Placements, Problem
-from .engine._step import Step, make_step
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
-from .engine.leaves._find_lists import reasons_for_whole
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu
 from .planning._alike import alike
@@ -31,6 +28,9 @@ from .planning._cost import as_stored, step_cost
 from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
+from .steps._find_lists import reasons_for_whole
+from .steps._loop import Loop
+from .steps._step import Step, make_step
 from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
 

@@ -27,12 +27,12 @@ from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule
 from .engine._forward import stored
 from .engine._listing import is_listing
-from .engine._loop import Loop
-from .engine._normal_form import normal_form, reading_consts
 from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
-from .engine._step import Step, StepResult, make_step
-from .engine._views import Viewing
+from .rewrites._normal_form import normal_form, reading_consts
+from .rewrites._views import Viewing
+from .steps._loop import Loop
+from .steps._step import Step, StepResult, make_step
 from .whiles._ending import Ending
 from .whiles._lockstep import (
     in_lockstep,

@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.engine.leaves._find_lists import row_lists
-from eqloop.checkpointing.engine.leaves._row_lists import RowList
+from eqloop.checkpointing.steps._find_lists import row_lists
+from eqloop.checkpointing.steps._loop import Loop
+from eqloop.checkpointing.steps._row_lists import RowList
+from eqloop.checkpointing.steps._step import trace_step
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes

@@ -52,6 +52,7 @@ from ..._arrays import (
 from ..._device import planning_device, remembered_per_device
 from ..._programs import aval_of, literal_value
 from ..._types import Aval, PyTree, Value
+from ..steps._step import Step, make_step
 from ._alike_equations import (
     LEAST_ROWS,
     AlikeEquations,
@@ -63,7 +64,6 @@ from ._alike_equations import (
 from ._forward import Active
 from ._layout import Saves, Stored
 from ._problem import Problem
-from ._step import Step, make_step
 from ._substitute import Differentiable, Outputs, P
 from ._transformed import with_cotangents
 from .reversals._together import can_join

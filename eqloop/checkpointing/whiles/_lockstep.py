@@ -38,8 +38,8 @@ from ..._arrays import (
 from ..._programs import ROW_BY_ROW, has_collectives, sees_batch
 from ..._types import Value
 from ..engine._problem import Problem
-from ..engine._step import Step, StepResult, make_step
-from ._masked_writes import with_masked_writes, written_leaves
+from ..rewrites._masked_writes import with_masked_writes, written_leaves
+from ..steps._step import Step, StepResult, make_step
 
 _any = over_examples(jnp.any)
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ...._arrays import explicit_sharding, is_symbolic, nbytes
-from ...._programs import RowWrite, aval_of, pruned, row_write, run, traced, with_parts
-from ...._types import Value
-from .._buffers import Following
-from .._in_place import writes_rows
-from .._known_values import (
+from ..._arrays import explicit_sharding, is_symbolic, nbytes
+from ..._programs import RowWrite, aval_of, pruned, row_write, run, traced, with_parts
+from ..._types import Value
+from ._buffers import Following, writes_rows
+from ._counts import Count, Counts, counts_of
+from ._known_values import (
     MOST_ROWS,
     Block,
     Buffer,
@@ -22,9 +22,7 @@ from .._known_values import (
     Understood,
     leaves_in,
 )
-from .._loop import Loop
-from .._step import Step
-from ._counts import Count, Counts, counts_of
+from ._loop import Loop
 from ._row_lists import RowList
 from ._rows_once import (
     Counter,
@@ -34,6 +32,7 @@ from ._rows_once import (
     followed,
     program_to_follow,
 )
+from ._step import Step
 
 
 @functools.lru_cache(maxsize=256)

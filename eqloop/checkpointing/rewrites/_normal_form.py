@@ -10,7 +10,7 @@
 - A row of a buffer that is selected by a mask is written (`_one_hot_writes.py`).
 - A delay line that each step moves by one row becomes a ring (`_delay_lines.py`).
 - If there is one, or if a step writes rows of a buffer and nothing in the carry counts,
-  the position is the last leaf of the carry (`leaves/_row_lists.py`).
+  the position is the last leaf of the carry (`steps/_row_lists.py`).
 
 For a step with consts `w` and a reference `r`, and a carry of `h` that changes and `k`
 that does not:
@@ -38,11 +38,11 @@ from ..._arrays import (
 )
 from ..._programs import is_ref
 from ..._types import Aval, Value
+from ..steps._find_lists import lacks_counter
+from ..steps._loop import Loop, zero
+from ..steps._step import Step, StepResult, make_step
 from ._delay_lines import Line, lines_of, with_rings
-from ._loop import Loop, zero
 from ._one_hot_writes import with_row_writes
-from ._step import Step, StepResult, make_step
-from .leaves._find_lists import lacks_counter
 
 
 @dataclasses.dataclass(frozen=True)

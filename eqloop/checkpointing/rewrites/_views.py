@@ -21,7 +21,7 @@ from jax.extend.core import primitives
 from ..._arrays import Arrays, put
 from ..._programs import aval_of
 from ..._types import Value
-from ._step import Step, without_outputs
+from ..steps._step import Step, without_outputs
 
 _VIEWS = {
     primitives.copy_p,

@@ -5,7 +5,7 @@ A delay line may be written without an index, by a mask that is true for one row
     where((arange(n) == i)[:, None], row, line)    becomes    line.at[i].set(row)
 
 The mask takes time in proportion to the whole line at every step, and hides that a
-single row is written. So slots would hold the line, see `leaves/_row_lists.py`.
+single row is written. So slots would hold the line, see `steps/_row_lists.py`.
 
 It gains: without, such a line of 500 rows takes 40 times as long on a CPU, and 6 times
 the memory in a loop of 2,000 steps.
@@ -29,7 +29,7 @@ from ..._programs import (
     with_equations,
 )
 from ..._types import Value
-from ._step import Step
+from ..steps._step import Step
 
 _SPREADS = ("broadcast_in_dim", "convert_element_type")
 _NUMBERS = lax.ScatterDimensionNumbers

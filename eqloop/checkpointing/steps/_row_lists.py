@@ -39,12 +39,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import Arrays, split
-from ...._programs import run, traced
-from ...._types import PyTree, Value
-from .._loop import Loop, element, put_part, zero
-from .._step import Step, make_step
+from ..._arrays import Arrays, split
+from ..._programs import run, traced
+from ..._types import PyTree, Value
 from ._counts import Counts
+from ._loop import Loop, element, put_part, zero
+from ._step import Step, make_step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,15 +45,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import along, explicit_sharding, is_symbolic
-from ...._programs import inlined
-from ...._types import Aval, Value
-from .._buffers import Following
-from .._in_place import writes_rows
-from .._known_values import MOST_ROWS, Buffer, CounterIndex, Understood, known_of_leaf
-from .._loop import Loop
-from .._step import Step
+from ..._arrays import along, explicit_sharding, is_symbolic
+from ..._programs import inlined
+from ..._types import Aval, Value
+from ._buffers import Following, writes_rows
 from ._dce import dce
+from ._known_values import MOST_ROWS, Buffer, CounterIndex, Understood, known_of_leaf
+from ._loop import Loop
+from ._step import Step
 
 
 @dataclasses.dataclass(frozen=True)
