@@ -93,6 +93,11 @@ class JaxPlan:
         return self.length
 
     @property
+    def rewritten(self) -> tuple[str, ...]:
+        """Nothing was done to its step."""
+        return ()
+
+    @property
     def evaluations(self) -> int | None:
         """How often one gradient evaluates the step; of a rule it is not known."""
         return None if self.rule else self.length

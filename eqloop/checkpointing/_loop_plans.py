@@ -80,7 +80,14 @@ class Plans(Sequence[LoopPlan]):
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        notes = [x.plan.notes if isinstance(x.plan, JaxPlan) else {} for x in self]
+        notes = [
+            x.plan.notes
+            if isinstance(x.plan, JaxPlan)
+            else {"rewritten": "; ".join(x.plan.rewritten)}
+            if x.plan.rewritten
+            else {}
+            for x in self
+        ]
         body: list[str] = []
         for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
             body += [line, f"  {loop.place or 'somewhere'}"]

@@ -211,6 +211,8 @@ def _viewing(step: Step, loop: Loop) -> tuple[Viewing, Loop]:
     viewing = Viewing.of(step)
     # Without outputs there are no rows to keep some of.
     kept = loop.kept if viewing.step.y_types else None
+    if viewing.step is not step:
+        loop = loop.noting(viewing.note)
     return viewing, dataclasses.replace(loop, kept=kept)
 
 

@@ -3,8 +3,8 @@
 This room gets the layout. `planning` and the schedules know what a layout costs, and
 which one to choose. In the order in which to read it:
 
-- **What is run**: a step and the loop around it (`steps/` beside this room), as
-  `rewrites/` there has made them ready. With its schedule and its policy a loop is a
+- **What is run**: a step and the loop around it (`checkpointing/steps/`), which
+  `checkpointing/rewrites/` has made ready. With its schedule and its policy a loop is a
   problem (`_problem.py`), and so are its derivatives (`_transformed.py`).
 - **What JAX differentiates**: a primitive for the loop, `_planned_loop.py`, and one for
   its way back, `_reverse.py`.

@@ -75,6 +75,9 @@ from .reversals._together import can_join
 # many.
 _GAIN_ON_CPU, _GAIN = 8, 2
 
+# What a plan says of it.
+_NOTE = "%d alike leaves, {}, run as one array"
+
 _Packs = tuple[tuple[int, ...], ...]
 
 
@@ -105,6 +108,9 @@ class Packing(Differentiable):
         if len(paths) == count:
             paths = self.packed(paths, lambda own: f"{own[0]} to {own[-1]}")
         loop = dataclasses.replace(loop, starts=tuple(starts), carry_paths=tuple(paths))
+        for pack, own in enumerate(self.leaves):
+            marks = [i == pack for i in range(self.step.num_carry)]
+            loop = loop.noting(_NOTE % len(own), marks)
         placed = problem.placed
         if placed:
             consts, init, xs = placed

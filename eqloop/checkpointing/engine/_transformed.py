@@ -15,6 +15,7 @@ from ..._programs import (
 )
 from ..._types import BatchAxis, PyTree
 from ...progress import Again
+from ..rewrites import _short_sums
 from ..rewrites._short_sums import with_short_sums
 from ..steps._step import Step, reaching, without_outputs
 from ._backward_step import Pull
@@ -213,7 +214,10 @@ def batched_problem(
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (*const_dims, *front(carry), *x_dims)
     out_dims = (*front(carry), *front(ys))
-    jaxpr = with_short_sums(batched(step.jaxpr, axis_data, in_dims, out_dims))
+    plain = batched(step.jaxpr, axis_data, in_dims, out_dims)
+    jaxpr = with_short_sums(plain)
+    if jaxpr is not plain:
+        loop = loop.noting(_short_sums.NOTE)
     inverse = step.inverse and pruned(
         batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
     )

@@ -45,6 +45,9 @@ from ..steps._loop import part, put_part, zero
 from ..steps._rows_once import followed, program_to_follow
 from ..steps._step import Step, StepResult, make_step
 
+# What a plan says of it.
+NOTE = "delay line {} becomes a ring, of which one row is written"
+
 # A line of fewer bytes is moved as quickly as a row of a ring is found.
 _LEAST_BYTES = 4096
 

@@ -47,6 +47,9 @@ from ..._programs import (
 from ..._types import PyTree, Value
 from ..steps._buffers import writes_rows
 
+# What a plan says of it.
+NOTE = "rows of the cotangent of {} are read and written in place"
+
 
 def run_in_place(
     program: jex.ClosedJaxpr, f: Callable[..., PyTree], *args: PyTree

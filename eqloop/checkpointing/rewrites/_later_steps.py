@@ -18,6 +18,9 @@ from ..steps._dce import dce_step
 from ..steps._step import Step
 from ._short_loops import numbers_after, with_known, without_short_loops
 
+# What a plan says of it.
+NOTE = "steps after the first one run without branches that it decides"
+
 
 class Steps(NamedTuple):
     """The steps of a loop that is only run; JAX cannot differentiate these programs.

@@ -42,6 +42,9 @@ from ..steps._buffers import Following
 from ..steps._known_values import Buffer, Understood, known_of_leaf, leaves_in
 from ..steps._step import Step
 
+# What a plan says of it.
+NOTE = "writes to {} are masked: examples that have stopped write no rows"
+
 
 @functools.lru_cache(maxsize=128)
 def written_leaves(step: Step, nowhere_else: bool = False) -> Flags:

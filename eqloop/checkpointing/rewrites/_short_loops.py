@@ -43,6 +43,9 @@ from ..._programs import (
 from ..._types import Aval, Value
 from ..steps._step import Step
 
+# What a plan says of it.
+NOTE = "short loops in a step are written out where it is reversed"
+
 # The most iterations that are written out, and the most equations that may come of
 # them: beyond, it takes longer to compile than it may ever save. The seven stages of a
 # Runge-Kutta method, with the interpolation and for a batch, are about 600.

@@ -31,6 +31,9 @@ from ..._programs import (
 )
 from ..._types import Value
 
+# What a plan says of it.
+NOTE = "short products in the batch become sums"
+
 # The most terms of a sum. With more of them, a product is faster, copy included.
 _MOST_TERMS = 16
 

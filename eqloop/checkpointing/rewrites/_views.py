@@ -73,6 +73,12 @@ class Viewing:
     step: Step
     views: tuple[View | None, ...]
 
+    @property
+    def note(self) -> str:
+        """What a plan says of it."""
+        count = sum(view is not None for view in self.views)
+        return f"{count} of {len(self.views)} outputs are views of xs, outside the loop"
+
     @classmethod
     def of(cls, step: Step, candidates: Sequence[bool] | None = None) -> Self:
         """Takes the views out of a step.

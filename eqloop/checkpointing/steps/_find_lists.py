@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..._arrays import explicit_sharding, is_symbolic, nbytes
+from ..._arrays import Flags, explicit_sharding, is_symbolic, nbytes
+from ..._calls import format_bytes
 from ..._programs import RowWrite, aval_of, pruned, row_write, run, traced, with_parts
 from ..._types import Value
 from ._buffers import Following, writes_rows
@@ -85,7 +86,8 @@ def reasons_for_whole(
     def reason(leaf: int, known: Understood) -> str | None:
         if (rows := lists[leaf]) is not None:
             is_larger = not rows.takes_less(carries)
-            return "a list of its rows takes more" if is_larger else None
+            size = format_bytes(rows.nbytes)
+            return f"a list of its rows takes {size}" if is_larger else None
         # Of other values with some of it, most are chosen entry by entry.
         if leaf not in leaves_in(known) or not isinstance(known, Moved | Buffer):
             return None
@@ -109,8 +111,14 @@ def lacks_counter(step: Step) -> bool:
         return False
     if any(stride is not None and stride > 0 for stride in counter_strides(step)):
         return False
+    return any(leaves_written(step))
+
+
+@functools.lru_cache(maxsize=256)
+def leaves_written(step: Step) -> Flags:
+    """The leaves of the carry of which a step writes rows."""
     after = carry_after(program_to_follow(step), step, {})
-    return any(
+    return tuple(
         isinstance(known, Buffer) and known.leaf == leaf and bool(known.blocks)
         for leaf, known in enumerate(after)
     )

@@ -40,6 +40,7 @@ times the memory, and 4 times as long or more.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -94,6 +95,7 @@ class RowsOnce:
     axis: int
     counter: int
     offset: int
+    note: ClassVar[str] = "{} is rebuilt from its last state"
 
     @property
     def arrays(self) -> int:

@@ -24,6 +24,7 @@ from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
+from ..rewrites import _later_steps
 from ..rewrites._later_steps import steps_to_run
 from ..steps._loop import zero
 from ..steps._rows_once import counter_strides
@@ -73,6 +74,10 @@ class Online(AbstractWhileLayout):
         return dataclasses.replace(
             self, strides=strides, runs_first_alone=runs_first_alone
         )
+
+    def notes(self, step: Step) -> list[str]:
+        first, later = steps_to_run(step)
+        return super().notes(step) + [_later_steps.NOTE] * (later is not first)
 
     @property
     def spreading(self) -> Spreading:

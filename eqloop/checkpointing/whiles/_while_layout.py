@@ -25,6 +25,7 @@ from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
+from ..rewrites import _short_loops
 from ..rewrites._later_steps import Steps, later_step, steps_to_run
 from ..rewrites._short_loops import without_short_loops
 from ..steps._dce import dce_step
@@ -74,6 +75,10 @@ class AbstractWhileLayout(AbstractLayout):
     def _decide(self, problem: Problem[Any], active: Active) -> Self:
         """Itself, for every loop and every derivative: it is its own planner."""
         return self
+
+    def notes(self, step: Step) -> list[str]:
+        """What is done to a step where it is run and reversed, for a plan."""
+        return [_short_loops.NOTE] if without_short_loops(step) is not step else []
 
     @property
     def block(self) -> int:
