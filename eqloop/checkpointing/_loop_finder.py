@@ -288,9 +288,11 @@ def _fitting(active: Active, problem: Problem) -> Active:
 
     A joint loop of a batch has more consts, and one more leaf at the start of its
     carry. Another loop may have lost leaves of the carry that nothing reads; then all
-    leaves that are left count as differentiated.
+    leaves that are left count as differentiated, and all inputs of one with tangents.
     """
     step = problem.step
+    if len(active.xs) != len(step.x_types):
+        return all_active(step)
     more = step.num_consts - len(active.consts)
     before = step.num_carry - len(active.carry)
     if before < 0:

@@ -95,8 +95,19 @@ def _is_made_of_mask(
         return _is_made_of_mask(eqn.invars[-1], made_by, _axes_of_operand(eqn, axes))
     if eqn.primitive.name not in ("eq", "ne"):
         return False
-    numbers = [_axis_of_numbers(x, made_by, axes) for x in eqn.invars]
-    return numbers.count(None) == 1
+    one, other = eqn.invars
+    return any(
+        _axis_of_numbers(row, made_by, axes) is not None and _is_one(at, made_by)
+        for row, at in ((one, other), (other, one))
+    )
+
+
+def _is_one(atom: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn]) -> bool:
+    """Whether an array is a single number, spread over its entries."""
+    eqn = _maker(atom, made_by)
+    if aval_of(atom).size == 1 or eqn is None or eqn.primitive.name not in _SPREADS:
+        return aval_of(atom).size == 1
+    return _is_one(eqn.invars[0], made_by)
 
 
 def _maker(
