@@ -425,7 +425,9 @@ def _leaves(
     return dict(
         holds=tuple(zip(paths, needs.held, strict=True)),
         saved_once=tuple(pick(paths, once)),
-        held_whole=tuple((path, f"{why}; {size}") for path, why, size in whole if why),
+        held_whole=tuple(
+            (path, f"{why}; it takes {size}") for path, why, size in whole if why
+        ),
         rewritten=loop.rewritten,
     )
 

@@ -87,7 +87,7 @@ def reasons_for_whole(
         if (rows := lists[leaf]) is not None:
             is_larger = not rows.takes_less(carries)
             size = format_bytes(rows.nbytes)
-            return f"a list of its rows takes {size}" if is_larger else None
+            return f"a list of its rows takes more, {size}" if is_larger else None
         # Of other values with some of it, most are chosen entry by entry.
         if leaf not in leaves_in(known) or not isinstance(known, Moved | Buffer):
             return None

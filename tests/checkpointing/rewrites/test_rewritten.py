@@ -219,7 +219,7 @@ def test_a_blend_says_what_stands_in_the_way():
             ((path, why),) = plan.held_whole
             assert path == "carry[0]"
             assert why.startswith("a mask blends all of it; `jnp.where(mask")
-            assert why.endswith("; 25 KiB in slots")
+            assert why.endswith("; it takes 25 KiB in slots")
             assert plan.rewritten == ()
             assert f"held whole         carry[0]: {why}" in str(plan)
         assert [plan.held_whole for plan in map(whole, no_blends)] == [()] * 3
