@@ -50,7 +50,7 @@ from ..._arrays import (
     zero_cotangent,
 )
 from ..._device import planning_device, remembered_per_device
-from ..._programs import aval_of, literal_value
+from ..._programs import aval_of, inlined, literal_value
 from ..._types import Aval, PyTree, Value
 from ..steps._step import Step, make_step
 from ._alike_equations import (
@@ -59,7 +59,6 @@ from ._alike_equations import (
     Values,
     has_few,
     rows_of,
-    written_out,
 )
 from ._forward import Active
 from ._layout import Saves, Stored
@@ -232,7 +231,7 @@ def _packing_of_step(step: Step) -> Packing | None:
     # batch, as steps do that are reversed together.
     if len(small) < LEAST_ROWS or step.inverse is not None or not can_join(step):
         return None
-    program = written_out(step.jaxpr)
+    program = inlined(step.jaxpr)
     uses, carry = _uses(program), program.jaxpr.invars[step.num_consts :]
     # Leaves of one type that are read by the same operations. So slots need all of a
     # pack or nothing, as far as that can be told here.

@@ -15,8 +15,7 @@ from ..._programs import (
 )
 from ..._types import BatchAxis, PyTree
 from ...progress import Again
-from ..rewrites import _short_sums
-from ..rewrites._short_sums import with_short_sums
+from ..rewrites._short_sums import NOTE, with_short_sums
 from ..steps._step import Step, reaching, without_outputs
 from ._backward_step import Pull
 from ._forward import Active
@@ -217,7 +216,7 @@ def batched_problem(
     plain = batched(step.jaxpr, axis_data, in_dims, out_dims)
     jaxpr = with_short_sums(plain)
     if jaxpr is not plain:
-        loop = loop.noting(_short_sums.NOTE)
+        loop = loop.noting(NOTE)
     inverse = step.inverse and pruned(
         batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
     )

@@ -56,7 +56,7 @@ def with_row_writes(step: Step) -> tuple[Step, Flags]:
     if not any(writes):
         return step, nowhere
     eqns = [new or eqn for new, eqn in zip(writes, program.eqns, strict=True)]
-    new = pruned(inlined(with_equations(program, eqns), _is_call))
+    new = pruned(inlined(with_equations(program, eqns)))
     written = {write.invars[0] for write in writes if write}
     return step.rewritten(lambda _: new), tuple(b in written for b in buffers)
 
@@ -120,13 +120,9 @@ def _opened(
     step: Step,
 ) -> tuple[jex.ClosedJaxpr, dict[jex.Var, jex.JaxprEqn], list[jex.Var]]:
     """The program of a step, without calls; what makes its variables; and its carry."""
-    program = inlined(step.jaxpr, _is_call)
+    program = inlined(step.jaxpr)
     made_by = {out: eqn for eqn in program.eqns for out in eqn.outvars}
     return program, made_by, program.jaxpr.invars[step.num_consts :][: step.num_carry]
-
-
-def _is_call(eqn: jex.JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit"
 
 
 def _write_for(

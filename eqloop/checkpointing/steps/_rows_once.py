@@ -161,7 +161,7 @@ def counters_of(step: Step, loop: Loop) -> dict[int, Counter]:
 def program_to_follow(step: Step) -> jex.ClosedJaxpr:
     """The program of a step, without what no output needs, and without calls."""
     program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
-    return inlined(program, lambda eqn: eqn.primitive.name == "jit")
+    return inlined(program)
 
 
 @functools.lru_cache(maxsize=256)

@@ -41,8 +41,7 @@ from ..._programs import batched_axes, batched_types, detached, refuse_callbacks
 from ..._types import BatchAxis, Index, PyTree, Value
 from ..engine._problem import Problem
 from ..engine._transformed import batched_problem
-from ..rewrites import _masked_writes
-from ..rewrites._masked_writes import with_masked_writes, written_leaves
+from ..rewrites._masked_writes import NOTE, with_masked_writes, written_leaves
 from ..steps._loop import element
 from ..steps._step import Step, make_step
 
@@ -193,7 +192,7 @@ def _joint_problem(
     paths = problem.loop.carry_paths
     paths = paths and ("whether any example goes on", *paths)
     own = dict[str, Any](meter=meter, x_axes=axes, starts=(), carry_paths=paths)
-    noted = batched.loop.noting(_masked_writes.NOTE, () if is_joint else written)
+    noted = batched.loop.noting(NOTE, () if is_joint else written)
     loop = dataclasses.replace(noted, **own)
     return dataclasses.replace(batched, step=joint_step, loop=loop)
 

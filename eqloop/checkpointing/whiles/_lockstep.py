@@ -39,8 +39,7 @@ from ..._arrays import (
 from ..._programs import ROW_BY_ROW, has_collectives, sees_batch
 from ..._types import Value
 from ..engine._problem import Problem
-from ..rewrites import _masked_writes
-from ..rewrites._masked_writes import with_masked_writes, written_leaves
+from ..rewrites._masked_writes import NOTE, with_masked_writes, written_leaves
 from ..steps._step import Step, StepResult, make_step
 
 _any = over_examples(jnp.any)
@@ -71,7 +70,7 @@ def in_lockstep(problem: Problem) -> Problem:
     """The same loop, in lockstep if its step can see its batch."""
     if not needs_lockstep(problem):
         return problem
-    loop = problem.loop.noting(_masked_writes.NOTE, _written(problem.step))
+    loop = problem.loop.noting(NOTE, _written(problem.step))
     starts = (None,) * _ADDED + loop.starts if loop.starts else ()
     paths = loop.carry_paths
     if paths:
