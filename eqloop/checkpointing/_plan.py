@@ -370,6 +370,9 @@ def plan_of(
             # end, and XLA was seen to copy one of two residuals as well.
             _, carry, _ = types_on_device(problem)
             size += 2 * nbytes(pick(carry, active.carry))
+    # Then JAX has the step as it was traced.
+    is_by_jax = schedule._by_jax and problem.loop.kept is None
+    is_by_jax = is_by_jax and not problem.as_run.loop.stops
     return Plan(
         schedule=schedule,
         _layout=layout,
@@ -384,7 +387,7 @@ def plan_of(
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
         kernel=kernel,
-        **_leaves(problem, active, layout, is_kernel),
+        **({} if is_by_jax else _leaves(problem, active, layout, is_kernel)),
     )
 
 
@@ -393,41 +396,42 @@ def _leaves(
 ) -> dict[str, tuple[Any, ...]]:
     """The entries of a plan about the leaves of the carry, and what was rewritten."""
     loop, paths = problem.loop, problem.loop.carry_paths
-    stops = problem.as_run.loop.stops
     if layout.stores_residuals:
-        schedule: Any = problem.planner
-        is_by_jax = schedule._by_jax and loop.kept is None and not stops
-        return dict(rewritten=() if is_by_jax else loop.rewritten)
+        return dict(rewritten=loop.rewritten)
     known = alike(problem)
     needs = needs_of_gradient(known, active, outputs_wanted(problem), layout)
     step = again(settled_problem(known, active, reverse=True))
-    slots, leaves = layout.order.slots, range(step.num_carry)
-    in_slots = [
-        f"{format_bytes(slots * nbytes(layout.slots.packed_types([aval])))} in slots"
-        for aval in step.carry_types
-    ]
-    for leaf, row in enumerate(StoredLeaves.of(needs, step, problem.loop_back).rows):
-        if row is not None:
-            note = f"{row.note}, in place of {in_slots[leaf]}"
-            loop = loop.noting(note, [i == leaf for i in leaves])
+
+    def in_slots(leaf: int) -> str:
+        size = nbytes(layout.slots.packed_types([step.carry_types[leaf]]))
+        return f"{format_bytes(layout.order.slots * size)} in slots"
+
     if not is_kernel:
+        known_rows = StoredLeaves.of(needs, step, problem.loop_back).rows
+        for leaf, row in enumerate(known_rows):
+            if row is not None:
+                is_it = [i == leaf for i in range(step.num_carry)]
+                loop = loop.noting(f"{row.note}, in place of {in_slots(leaf)}", is_it)
         written = zip(leaves_written(step), active.carry, strict=True)
         loop = loop.noting(_in_place.NOTE, list(map(all, written)))
-        if stops and without_short_loops(known.step) is not known.step:
+        stops, without = problem.as_run.loop.stops, without_short_loops(known.step)
+        if stops and without is not known.step:
             loop = loop.noting(_short_loops.NOTE)
     if len(paths) != step.num_carry:
         return dict(rewritten=loop.rewritten)
     reasons = reasons_for_whole(step, problem.loop_back, layout.carries, paths)
-    blended = (BLENDED if flag else None for flag in blended_leaves(known.step))
-    each = zip(paths, needs.held, reasons, blended, in_slots, strict=True)
-    whole = [(path, w or b, size) for path, held, w, b, size in each if held]
+    each = zip(needs.held, reasons, blended_leaves(known.step), strict=True)
+    found = [h and (why or (BLENDED if blends else None)) for h, why, blends in each]
+    whole = (
+        (path, f"{why}; it takes {in_slots(leaf)}")
+        for leaf, (path, why) in enumerate(zip(paths, found, strict=True))
+        if why
+    )
     once = [f and not h for h, f in zip(*needs, strict=True)]
     return dict(
         holds=tuple(zip(paths, needs.held, strict=True)),
         saved_once=tuple(pick(paths, once)),
-        held_whole=tuple(
-            (path, f"{why}; it takes {size}") for path, why, size in whole if why
-        ),
+        held_whole=tuple(whole),
         rewritten=loop.rewritten,
     )
 

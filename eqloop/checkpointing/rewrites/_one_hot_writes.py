@@ -77,9 +77,10 @@ def blended_leaves(step: Step) -> Flags:
                 new = {x for x in eqn.invars if isinstance(x, jex.Var)} - terms
                 terms |= new
                 left += new
+        if leaf not in terms:
+            return False
         axes = tuple(range(aval_of(leaf).ndim))
-        masks = (_is_made_of_mask(term, made_by, axes) for term in terms)
-        return leaf in terms and any(masks)
+        return any(_is_made_of_mask(term, made_by, axes) for term in terms)
 
     return tuple(map(is_blended, buffers, program.jaxpr.outvars))
 

@@ -96,8 +96,9 @@ class Loop:
         marks = list(map(bool, leaves or ()))
         if leaves is not None and not any(marks):
             return self
-        is_known = len(self.carry_paths) == len(marks)
-        paths = listed(pick(self.carry_paths, marks)) if is_known else "the carry"
+        paths = "a leaf" if sum(marks) == 1 else f"{sum(marks)} leaves"
+        if len(self.carry_paths) == len(marks):
+            paths = listed(pick(self.carry_paths, marks))
         notes = dict.fromkeys((*self.rewritten, note.format(paths)))
         return dataclasses.replace(self, rewritten=tuple(notes))
 

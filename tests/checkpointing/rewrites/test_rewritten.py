@@ -166,8 +166,8 @@ def checkpointed(cond, body):
 
 LATER = "steps after the first one run without branches that it decides"
 SHORT = "short loops in a step are written out where it is reversed"
-IN_PLACE = "rows of the cotangent of the carry are read and written in place"
-MASKED = "writes to the carry are masked: examples that have stopped write no rows"
+IN_PLACE = "rows of the cotangent of a leaf are read and written in place"
+MASKED = "writes to a leaf are masked: examples that have stopped write no rows"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_notes_are_no_part_of_a_loop():
     assert loop.noting("{} moved", [False] * 3) is loop
     assert (noted, hash(noted)) == (loop, hash(loop))
     unnamed = dataclasses.replace(loop, carry_paths=())
-    assert unnamed.noting("{} moved", [True]).rewritten == ("the carry moved",)
+    assert unnamed.noting("{} moved", [True]).rewritten == ("a leaf moved",)
 
 
 def test_a_step_that_selects_nothing_is_the_very_same():
