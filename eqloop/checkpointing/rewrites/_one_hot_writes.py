@@ -36,7 +36,6 @@ from ..steps._step import Step
 _SPREADS = ("broadcast_in_dim", "convert_element_type")
 _NUMBERS = lax.ScatterDimensionNumbers
 
-
 # What a plan says of it, and of a leaf where a mask stands in the way.
 NOTE = "one-hot write of {} becomes a write of one row"
 BLENDED = "a mask blends all of it; `jnp.where(mask, new, old)` would write one row"
@@ -70,17 +69,18 @@ def blended_leaves(step: Step) -> Flags:
     program, made_by, buffers = _opened(step)
 
     def is_blended(leaf: jex.Var, after: jax.core.Atom) -> bool:
-        terms, left = set[Any](), [after]
+        terms, factors, left = set[Any](), set[Any](), [after]
         while left:
             eqn = _maker(left.pop(), made_by)
             if eqn is not None and eqn.primitive.name in ("add", "mul", "sub"):
-                new = {x for x in eqn.invars if isinstance(x, jex.Var)} - terms
+                new = {x for x in eqn.invars if isinstance(x, jex.Var)}
+                factors |= new if eqn.primitive.name == "mul" else set()
+                left += new - terms
                 terms |= new
-                left += new
         if leaf not in terms:
             return False
         axes = tuple(range(aval_of(leaf).ndim))
-        return any(_is_made_of_mask(term, made_by, axes) for term in terms)
+        return any(_is_made_of_mask(factor, made_by, axes) for factor in factors)
 
     return tuple(map(is_blended, buffers, program.jaxpr.outvars))
 
