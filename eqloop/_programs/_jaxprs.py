@@ -229,15 +229,19 @@ def rewrite_everywhere(
 
 
 def inlined(
-    program: jex.ClosedJaxpr, is_inlined: Callable[[jex.JaxprEqn], bool]
+    program: jex.ClosedJaxpr,
+    is_inlined: Callable[[jex.JaxprEqn], bool] = lambda eqn: (
+        eqn.primitive.name == "jit"
+    ),
 ) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of some calls.
 
     Args:
         program: The program.
         is_inlined: Whether an equation, one with a single program, or with others that
-            never run, is such a call.
+            never run, is such a call; those of `jax.jit` by default.
     """
+    is_inlined = is_inlined or (lambda eqn: eqn.primitive.name == "jit")
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         rewriter = Rewriter(program)

@@ -65,17 +65,17 @@ from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
 from .engine._layout import Layout
 from .engine._listing import unlisted
-from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
-from .engine._step import Step, hoist, make_step, trace_step, with_inverse
-from .engine._views import Viewing
 from .fused._axis_maps import AxisMap, axis_maps, is_loop
 from .fused._classes import NotInKernelError
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long
 from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
+from .rewrites._views import Viewing
+from .steps._loop import Loop
+from .steps._step import Step, hoist, make_step, trace_step, with_inverse
 from .whiles._lockstep import trusting
 from .whiles._online import Online
 from .whiles._while_layout import UNLIMITED, Bounded, ForwardOnly

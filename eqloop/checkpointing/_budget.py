@@ -15,7 +15,6 @@ from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine._problem import Problem
-from .engine._step import Step
 from .engine._transformed import all_active
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
@@ -33,6 +32,7 @@ from .planning._two_places import (
     fastest_in_two_places,
     smallest_in_two_places,
 )
+from .steps._step import Step
 
 
 @final

@@ -11,13 +11,13 @@ from ._plan import Plan, as_factor, plan, plan_of, planned
 from ._plot import plot_frontier
 from ._policies import LoopPolicy
 from ._schedules import AbstractSchedule
-from .engine._loop import Loop
 from .engine._problem import Placements
-from .engine._step import Step
 from .fused._choice import kernels
 from .planning._alike import alike
 from .planning._choice import pareto
 from .planning._paces import paces
+from .steps._loop import Loop
+from .steps._step import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,11 +15,11 @@ from .._types import Value
 from ._schedules import make_count
 from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
-from .engine._step import Step, make_step
 from .engine.orders._nested import Nested
 from .fused._nests import usual_nests
 from .fused._row_programs import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
+from .steps._step import Step, make_step
 
 
 @final

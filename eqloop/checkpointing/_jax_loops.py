@@ -41,9 +41,9 @@ from ._rule_loops import RuleLoop, programs_called, rule_loops
 from ._run import form_to_plan
 from ._schedules import Recursive
 from .engine._listing import unlisted
-from .engine._loop import Loop
-from .engine._step import Step
 from .engine._transformed import activity
+from .steps._loop import Loop
+from .steps._step import Step
 
 # What a loop would take is said for this schedule: the one of a `CheckpointedScan`.
 _SCHEDULE = Recursive(16)
@@ -91,6 +91,11 @@ class JaxPlan:
     def block(self) -> int | None:
         """How many consecutive steps have their residuals stored together: all."""
         return self.length
+
+    @property
+    def rewritten(self) -> tuple[str, ...]:
+        """Nothing was done to its step."""
+        return ()
 
     @property
     def evaluations(self) -> int | None:

@@ -37,9 +37,9 @@ from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, unlisted
 from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem
-from .engine._step import Step
 from .engine._transformed import activity, all_active, unsettled, without_stored
 from .planning._memory import Maps
+from .steps._step import Step
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 
@@ -288,9 +288,11 @@ def _fitting(active: Active, problem: Problem) -> Active:
 
     A joint loop of a batch has more consts, and one more leaf at the start of its
     carry. Another loop may have lost leaves of the carry that nothing reads; then all
-    leaves that are left count as differentiated.
+    leaves that are left count as differentiated, and all inputs of one with tangents.
     """
     step = problem.step
+    if len(active.xs) != len(step.x_types):
+        return all_active(step)
     more = step.num_consts - len(active.consts)
     before = step.num_carry - len(active.carry)
     if before < 0:

@@ -17,7 +17,6 @@ from .engine._pace import Pace
 from .engine._packing import packing_of
 from .engine._planned_loop import PlannedLoop, planned_loop
 from .engine._problem import Counted, Problem
-from .engine._step import Step
 from .engine._transformed import activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
@@ -28,6 +27,7 @@ from .planning._memory_guess import working_set
 from .planning._paces import paces
 from .planning._search import sizes
 from .planning._work import rates
+from .steps._step import Step
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
 

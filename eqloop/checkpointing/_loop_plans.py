@@ -80,7 +80,7 @@ class Plans(Sequence[LoopPlan]):
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        notes = [x.plan.notes if isinstance(x.plan, JaxPlan) else {} for x in self]
+        notes = [_notes(loop.plan) for loop in self]
         body: list[str] = []
         for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
             body += [line, f"  {loop.place or 'somewhere'}"]
@@ -94,3 +94,10 @@ def _row(loop: LoopPlan) -> tuple[str, ...]:
     steps, *others = loop.plan.columns
     name, size = "  " * loop.depth + loop.name, format_bytes(loop.plan.peak_bytes)
     return name, steps, str(loop.batch), *others, size
+
+
+def _notes(plan: Plan | WhilePlan | JaxPlan) -> dict[str, str]:
+    """What is below the line of a loop, by names."""
+    if isinstance(plan, JaxPlan):
+        return plan.notes
+    return {"rewritten": "; ".join(plan.rewritten)} if plan.rewritten else {}

@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from .._arrays import is_inexact, nbytes, pick
+from .._arrays import nbytes, pick
 from .._calls import format_bytes
 from .._device import planning_device, remembered_per_device
 from ._plot import plot_plan
@@ -17,20 +17,24 @@ from ._schedules import AbstractSchedule, Pinned
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
-from .engine._loop import Loop
 from .engine._packing import packing_of
 from .engine._problem import Counted, Placements, Problem
-from .engine._step import Step, make_step
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
-from .engine.leaves._find_lists import reasons_for_whole
+from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._cost import as_stored, step_cost
+from .planning._cost import as_stored, outputs_wanted, step_cost
 from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
+from .rewrites import _in_place, _short_loops
+from .rewrites._one_hot_writes import BLENDED, blended_leaves
+from .rewrites._short_loops import without_short_loops
+from .steps._find_lists import leaves_written, reasons_for_whole
+from .steps._loop import MOST_PATHS, Loop, listed
+from .steps._step import Step, make_step
 from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
 
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 
 # Times that differ by more than this say so.
 _NOISY = 0.1
-
-# How many leaves of a carry are named in the table.
-_MOST_PATHS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +72,11 @@ class Plan:
             each of their rows is written once, the last carry has all of them, and
             otherwise a list of all rows that are written is saved.
         held_whole: Buffers of which steps write or move rows, and which slots hold: the
-            path of each, and why. [Delay lines and
+            path of each, why, and how many bytes that takes. [Delay lines and
             trees](../guides/delay_lines_and_trees.md) says what to write instead.
+        rewritten: What was done to the step for this loop, in sentences, and to buffers
+            in its carry that slots do not hold. It is empty for most steps, and under
+            `StoreAll`: then JAX runs them as they are.
         scatter: By what part of itself a measured time differed when it was measured
             again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
@@ -95,6 +99,20 @@ class Plan:
           evaluations        3800, 3.80 a step
           peak memory        ... KiB
           time               ... x storing everything, estimated
+
+        A row that a step selects by a mask is written, and the buffer is in no slot:
+
+        >>> def delayed(carry, x):
+        ...     line, i = carry
+        ...     is_new = (jnp.arange(50) == i % 50)[:, None]
+        ...     return (jnp.where(is_new, jnp.sin(line[i % 50]) + x, line), i + 1), None
+        >>> scan = el.Scan(delayed, schedule=el.Chunked(10))
+        >>> plan = scan.plan((jnp.zeros((50, 8)), 0), jnp.zeros((500, 8)))
+        >>> for note in plan.rewritten:
+        ...     print(note)
+        one-hot write of carry[0] becomes a write of one row
+        carry[0] is a list of its rows, 17.2 KiB, in place of ... KiB in slots
+        rows of the cotangent of carry[0] are read and written in place
     """
 
     schedule: AbstractSchedule
@@ -109,6 +127,7 @@ class Plan:
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     held_whole: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    rewritten: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     computed_again: int = dataclasses.field(default=0, repr=False)
     _compiles_slowly: bool = dataclasses.field(default=False, repr=False)
     device: str | None = dataclasses.field(default=None, repr=False)
@@ -194,18 +213,20 @@ class Plan:
         rows += self._layout.reversal.described(self.block)
         if self.kept is not None:
             rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
+        if self.rewritten:
+            rows.append(("rewritten", "; ".join(self.rewritten)))
         if self.slots and not all(held for _, held in self.holds):
             held = [path for path, held in self.holds if held]
             others = [path for path, _ in self.holds if path not in held]
             unread = [path for path in others if path not in self.saved_once]
             nothing = "nothing: the way back reads no carry"
-            rows.append(("each holds", _listed(held) if held else nothing))
+            rows.append(("each holds", listed(held) if held else nothing))
             if self.saved_once:
-                rows.append(("saved once", _listed(list(self.saved_once))))
+                rows.append(("saved once", listed(list(self.saved_once))))
             if unread:
-                rows.append(("and not", _listed(unread)))
+                rows.append(("and not", listed(unread)))
         if self.slots:
-            whole = self.held_whole[:_MOST_PATHS]
+            whole = self.held_whole[:MOST_PATHS]
             rows += [("held whole", f"{path}: {reason}") for path, reason in whole]
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
@@ -349,6 +370,9 @@ def plan_of(
             # end, and XLA was seen to copy one of two residuals as well.
             _, carry, _ = types_on_device(problem)
             size += 2 * nbytes(pick(carry, active.carry))
+    # Then JAX has the step as it was traced.
+    is_by_jax = schedule._by_jax and problem.loop.kept is None
+    is_by_jax = is_by_jax and not problem.as_run.loop.stops
     return Plan(
         schedule=schedule,
         _layout=layout,
@@ -363,29 +387,53 @@ def plan_of(
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
         kernel=kernel,
-        **_leaves(problem, active, layout),
+        **({} if is_by_jax else _leaves(problem, active, layout, is_kernel)),
     )
 
 
 def _leaves(
-    problem: Problem, active: Active, layout: Layout
+    problem: Problem, active: Active, layout: Layout, is_kernel: bool
 ) -> dict[str, tuple[Any, ...]]:
-    """The entries of a plan about the leaves of the carry."""
-    paths = problem.loop.carry_paths
-    if layout.stores_residuals or len(paths) != problem.step.num_carry:
-        return {}
-    has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
-    wanted = tuple(has_rows and is_inexact(y) for y in y_types)
+    """The entries of a plan about the leaves of the carry, and what was rewritten."""
+    loop, paths = problem.loop, problem.loop.carry_paths
+    if layout.stores_residuals:
+        return dict(rewritten=loop.rewritten)
     known = alike(problem)
-    held, final = needs_of_gradient(known, active, wanted, layout)
+    needs = needs_of_gradient(known, active, outputs_wanted(problem), layout)
     step = again(settled_problem(known, active, reverse=True))
+
+    def in_slots(leaf: int) -> str:
+        size = nbytes(layout.slots.packed_types([step.carry_types[leaf]]))
+        return f"{format_bytes(layout.order.slots * size)} in slots"
+
+    if not is_kernel:
+        known_rows = StoredLeaves.of(needs, step, problem.loop_back).rows
+        for leaf, row in enumerate(known_rows):
+            if row is not None:
+                is_it = [i == leaf for i in range(step.num_carry)]
+                loop = loop.noting(f"{row.note}, in place of {in_slots(leaf)}", is_it)
+        written = zip(leaves_written(step), active.carry, strict=True)
+        loop = loop.noting(_in_place.NOTE, list(map(all, written)))
+        stops, without = problem.as_run.loop.stops, without_short_loops(known.step)
+        if stops and without is not known.step:
+            loop = loop.noting(_short_loops.NOTE)
+    if len(paths) != step.num_carry:
+        return dict(rewritten=loop.rewritten)
     reasons = reasons_for_whole(step, problem.loop_back, layout.carries, paths)
-    each = zip(paths, held, reasons, strict=True)
-    whole = tuple((path, why) for path, is_held, why in each if is_held and why)
-    once = [f and not h for h, f in zip(held, final, strict=True)]
-    holds = tuple(zip(paths, held, strict=True))
-    once = tuple(pick(paths, once))
-    return dict(holds=holds, saved_once=once, held_whole=whole)
+    each = zip(needs.held, reasons, blended_leaves(known.step), strict=True)
+    found = [h and (why or (BLENDED if blends else None)) for h, why, blends in each]
+    whole = (
+        (path, f"{why}; it takes {in_slots(leaf)}")
+        for leaf, (path, why) in enumerate(zip(paths, found, strict=True))
+        if why
+    )
+    once = [f and not h for h, f in zip(*needs, strict=True)]
+    return dict(
+        holds=tuple(zip(paths, needs.held, strict=True)),
+        saved_once=tuple(pick(paths, once)),
+        held_whole=tuple(whole),
+        rewritten=loop.rewritten,
+    )
 
 
 def as_factor(time: float) -> str:
@@ -397,9 +445,3 @@ def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """Rows of names and values, under a title."""
     width = max(19, *(len(name) + 2 for name, _ in rows))
     return "\n".join([title, *(f"  {name:<{width}}{value}" for name, value in rows)])
-
-
-def _listed(paths: list[str]) -> str:
-    """The first few of some paths, and how many more there are."""
-    first, rest = paths[:_MOST_PATHS], paths[_MOST_PATHS:]
-    return ", ".join(first + [f"{len(rest)} more"] * bool(rest))

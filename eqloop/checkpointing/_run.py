@@ -27,12 +27,12 @@ from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule
 from .engine._forward import stored
 from .engine._listing import is_listing
-from .engine._loop import Loop
-from .engine._normal_form import normal_form, reading_consts
 from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
-from .engine._step import Step, StepResult, make_step
-from .engine._views import Viewing
+from .rewrites._normal_form import normal_form, reading_consts
+from .rewrites._views import Viewing
+from .steps._loop import Loop
+from .steps._step import Step, StepResult, make_step
 from .whiles._ending import Ending
 from .whiles._lockstep import (
     in_lockstep,
@@ -211,6 +211,8 @@ def _viewing(step: Step, loop: Loop) -> tuple[Viewing, Loop]:
     viewing = Viewing.of(step)
     # Without outputs there are no rows to keep some of.
     kept = loop.kept if viewing.step.y_types else None
+    if viewing.step is not step:
+        loop = loop.noting(viewing.note)
     return viewing, dataclasses.replace(loop, kept=kept)
 
 

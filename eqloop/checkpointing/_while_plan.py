@@ -9,6 +9,8 @@ from .engine._forward import Active
 from .planning._cost import step_cost
 from .planning._memory import Maps, bytes_of_guards, loop_bytes, with_a_little_more
 from .planning._memory_guess import working_set
+from .rewrites import _in_place
+from .steps._find_lists import leaves_written
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 
@@ -22,11 +24,13 @@ class WhilePlan:
     Attributes:
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs, however many steps are run.
+        rewritten: What was done to the step for this loop, in sentences.
     """
 
     peak_bytes: int
     # Which carries are stored.
     _layout: AbstractWhileLayout = dataclasses.field(repr=False)
+    rewritten: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def length(self) -> int | None:
@@ -71,6 +75,7 @@ class WhilePlan:
         rows = [
             ("steps", steps),
             ("stored carries", str(self.slots)),
+            *[("rewritten", "; ".join(self.rewritten))] * bool(self.rewritten),
             ("evaluations", evaluations),
             ("peak memory", format_bytes(self.peak_bytes)),
         ]
@@ -96,4 +101,9 @@ def while_plan_of(
         cost = step_cost(problem.counted, active._replace(carry=of_carry))
         size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_guards(problem)
-    return WhilePlan(with_a_little_more(size), layout)
+    loop, step = problem.loop, problem.reversed_step(problem.step)
+    for note in layout.notes(step):
+        loop = loop.noting(note)
+    written = zip(leaves_written(step), active.carry[problem.lead :], strict=True)
+    loop = loop.noting(_in_place.NOTE, [*[False] * problem.lead, *map(all, written)])
+    return WhilePlan(with_a_little_more(size), layout, loop.rewritten)

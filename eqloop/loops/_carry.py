@@ -162,7 +162,7 @@ class Carry:
 
     def final(self, arrays: list[Value], out: PyTree) -> PyTree:
         """The carry after the last step, with weak types where a step returns them."""
-        # The engine works with strong types (`engine/_normal_form.py`), and hands on
+        # The engine works with strong types (`rewrites/_normal_form.py`), and hands on
         # the initial carry as it is if there are no steps. The types are those of a
         # step for any length, as `lax.scan` has it.
         pairs = zip(flatten(self.tree)[0], flatten(out)[0], strict=True)

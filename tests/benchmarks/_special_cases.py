@@ -120,10 +120,15 @@ SPECIAL_CASES = (
     SpecialCase(
         "products in parts", f"{_REVERSALS}._products_in_parts", "_in_parts", _nothing
     ),
-    SpecialCase("rows once", "engine.leaves._rows_once", "_rows_of", _nothing),
-    SpecialCase("in-place writes", "engine._in_place", "in_place", _as_it_is),
-    SpecialCase("masked writes", "whiles._masked_writes", "Following", _blind),
-    SpecialCase("short loops", "engine._short_loops", "_is_short_loop", _no),
-    SpecialCase("later steps", "whiles._later_steps", "_later", _as_it_is),
-    SpecialCase("short sums", "engine._transformed", "_as_sum", _as_it_is),
+    SpecialCase("rows once", "steps._rows_once", "_rows_of", _nothing),
+    SpecialCase("in-place writes", "rewrites._in_place", "in_place", _as_it_is),
+    SpecialCase("masked writes", "rewrites._masked_writes", "Following", _blind),
+    SpecialCase("short loops", "rewrites._short_loops", "_is_short_loop", _no),
+    SpecialCase(
+        "later steps",
+        "rewrites._later_steps",
+        "numbers_after",
+        lambda own: lambda step: (),
+    ),
+    SpecialCase("short sums", "rewrites._short_sums", "_as_sum", _as_it_is),
 )

@@ -12,8 +12,8 @@ from jax import lax
 
 import eqloop as el
 from eqloop import _compat
-from eqloop.checkpointing.engine._in_place import run_in_place
-from eqloop.checkpointing.engine._loop import element, store
+from eqloop.checkpointing.rewrites._in_place import run_in_place
+from eqloop.checkpointing.steps._loop import element, store
 
 from .hlo import compiled, optimised, temporary
 from .registry import canary
@@ -30,7 +30,7 @@ def types(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 def small_writes_take_no_longer_in_large_buffers() -> Iterator[str]:
     """Slots, `ys` and cotangents of `xs` are buffers that a loop writes row by row.
 
-    That is `store` and `put_part` in `engine/_loop.py`. In jaxlib 0.11.1, a row of less
+    That is `store` and `put_part` in `steps/_loop.py`. In jaxlib 0.11.1, a row of less
     than about 480 bytes had XLA rewrite all of the buffer, on the CPU, in a small loop.
     The optimised program is the same as that of other versions: only time tells.
     """
@@ -74,7 +74,7 @@ SCHEDULES = [
 def sweeps_write_rows_in_place() -> Iterator[str]:
     """No iteration of a gradient computes as much as all slots, or all of `xs`.
 
-    The time of a step would grow with the length of the loop. `engine/_loop.py` relies
+    The time of a step would grow with the length of the loop. `steps/_loop.py` relies
     on it for slices, `opaque` there hides a repeated number that XLA would else repeat
     in each iteration, and `orders/` and `slots/` make loops in loops of it.
     """
@@ -99,8 +99,8 @@ def loops_read_and_write_rows_in_place() -> Iterator[str]:
     """Steps read and write rows of a buffer in the carry, also at computed places.
 
     Users' steps do, the orders of while loops do (`whiles/_online.py`), and so does
-    the way back of either (`engine/_in_place.py`). In JAX 0.7.1, XLA copied the buffer
-    in each iteration of such a loop.
+    the way back of either (`rewrites/_in_place.py`). In JAX 0.7.1, XLA copied the
+    buffer in each iteration of such a loop.
     """
 
     def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -126,7 +126,7 @@ def loops_read_and_write_rows_in_place() -> Iterator[str]:
 def reads_go_before_writes() -> Iterator[str]:
     """The reversal of `rows.at[i].set(row)` reads a row and then writes it, in place.
 
-    See `engine/_in_place.py`: a barrier has the write wait for the read, and a `cond`
+    See `rewrites/_in_place.py`: a barrier has the write wait for the read, and a `cond`
     does where XLA drops barriers (`drops_barriers` in `_compat.py`).
     """
     rows, size = types(64, WIDTH), 64 * ROW
@@ -172,7 +172,7 @@ def small_floats_are_widened_as_is_said() -> Iterator[str]:
 
     On the CPU, XLA converts some of them as a whole: all in advance where a loop reads
     rows, and in each iteration where one writes them. `is_widened` in `_compat.py` says
-    which, `_unwidened` in `engine/_loop.py` prevents the first, and `stored_dtype` in
+    which, `_unwidened` in `steps/_loop.py` prevents the first, and `stored_dtype` in
     `slots/` the second.
     """
     for dtype in SMALL:

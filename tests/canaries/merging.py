@@ -46,7 +46,7 @@ def equal_computations_are_merged() -> Iterator[str]:
 def barriers_keep_equal_computations_apart() -> Iterator[str]:
     """`Remat` computes again: the barrier of `prevent_cse` has XLA not notice.
 
-    So do the barriers in `engine/_short_loops.py`. Some versions drop them on the CPU
+    So do the barriers in `rewrites/_short_loops.py`. Some versions drop them on the CPU
     before they merge, see `drops_barriers` in `_compat.py`; there, `Remat` outside of a
     loop saves nothing, and nor does `jax.checkpoint`.
     """

@@ -211,7 +211,8 @@ def test_the_parts_of_plans_are_not_public():
                 "levels",
                 "peak_bytes",
             ),
-            *("pinned", "plot", "relative_time", "saved_once", "scatter", "schedule"),
+            *("pinned", "plot", "relative_time", "rewritten", "saved_once"),
+            *("scatter", "schedule"),
             *("slot_bytes", "slots"),
         },
         "loop": {

@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.engine.leaves._find_lists import row_lists
-from eqloop.checkpointing.engine.leaves._row_lists import RowList
+from eqloop.checkpointing.steps._find_lists import row_lists
+from eqloop.checkpointing.steps._loop import Loop
+from eqloop.checkpointing.steps._row_lists import RowList
+from eqloop.checkpointing.steps._step import trace_step
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
@@ -454,7 +454,7 @@ def test_a_plan_says_why_slots_hold_a_buffer():
         assert path == "carry[0]"
         assert reason in why
     ((_, why),) = whole(write(itself, one_more), BUFFER, 0, schedule=el.Binomial(3))
-    assert why == "a list of its rows takes more"
+    assert why == "a list of its rows takes more, 1.64 KiB; it takes 240 B in slots"
     # A state that is computed as a whole is no such buffer.
     masked = lambda c, x: ((jnp.where(x > 0, jnp.sin(c[0]) + x, c[0]),), None)
     assert whole(masked, BUFFER[0]) == ()

@@ -3,10 +3,9 @@
 This room gets the layout. `planning` and the schedules know what a layout costs, and
 which one to choose. In the order in which to read it:
 
-- **What is run**: a step (`_step.py`), the loop around it (`_loop.py`), and what makes
-  a step ready (`_views.py`, `_normal_form.py`, `_delay_lines.py`,
-  `_one_hot_writes.py`). With its schedule and its policy a loop is a problem
-  (`_problem.py`), and so are its derivatives (`_transformed.py`).
+- **What is run**: a step and the loop around it (`checkpointing/steps/`), which
+  `checkpointing/rewrites/` has made ready. With its schedule and its policy a loop is a
+  problem (`_problem.py`), and so are its derivatives (`_transformed.py`).
 - **What JAX differentiates**: a primitive for the loop, `_planned_loop.py`, and one for
   its way back, `_reverse.py`.
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots
@@ -22,12 +21,8 @@ which one to choose. In the order in which to read it:
   (`_derived.py`). What backward rules log on the way comes out beside the cotangents
   (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
-  (`leaves/`). What a step does with buffers in its carry is found in `_buffers.py`,
-  where `_known_values.py` stand for values.
+  (`leaves/`).
 - **Other loops in its place** (`_substitute.py`) run for a gradient. Many leaves that a
   step computes alike are packed into one array there (`_packing.py`). What is alike is
   found and run in `_alike_equations.py`.
-- **Programs rewritten** so that their reversal takes less: writes to buffers in place
-  (`_in_place.py`), short loops in a step written out (`_short_loops.py`), and short
-  products in a batch written as sums (`_transformed.py`).
 """

@@ -29,7 +29,6 @@ from ..._programs import (
     alone,
     aval_of,
     equation_bits,
-    inlined,
     literal_bits,
     run,
     value_of,
@@ -274,8 +273,3 @@ def _levels(program: jex.ClosedJaxpr) -> Iterator[list[jex.JaxprEqn]]:
         depth.update(dict.fromkeys(eqn.outvars, at))
         levels[at].append(eqn)
     return (levels[at] for at in sorted(levels))
-
-
-def written_out(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program with what it calls by `jax.jit` in place of the calls."""
-    return inlined(program, lambda eqn: eqn.primitive.name == "jit")

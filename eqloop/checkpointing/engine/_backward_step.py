@@ -43,9 +43,9 @@ from ..._programs import (
     traced,
 )
 from ..._types import Aval, PyTree, Value
+from ..steps._loop import Loop
+from ..steps._step import NoWayBackError, Step, StepResult
 from ._forward import Active, Saveable, stored, under_policy
-from ._loop import Loop
-from ._step import NoWayBackError, Step, StepResult
 from .reversals._known_products import Products, products_of
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.

@@ -41,6 +41,8 @@ from ..._arrays import (
 )
 from ..._programs import has_rules, inputs_read, run, settled
 from ..._types import Aval, PyTree, Value
+from ..steps._loop import Loop
+from ..steps._step import Step, StepResult, make_step
 from ._backward_step import (
     BackwardStep,
     BlockEnds,
@@ -51,8 +53,6 @@ from ._backward_step import (
     take_one,
 )
 from ._forward import Active
-from ._loop import Loop
-from ._step import Step, StepResult, make_step
 
 
 class NotLinearError(Exception):

@@ -38,9 +38,9 @@ from ..._arrays import (
 from ..._programs import constant, shared
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
+from ..steps._loop import Loop, element, opaque, store, zero
+from ..steps._step import Step, StepResult
 from ._kept_rows import scan
-from ._loop import Loop, element, opaque, store, zero
-from ._step import Step, StepResult
 
 _most = over_examples(jnp.max)
 

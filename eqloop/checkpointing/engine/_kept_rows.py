@@ -30,7 +30,7 @@ from ..._arrays import (
 from ..._compat import refuse_scan3
 from ..._types import Index, PyTree, Value
 from ...progress import scan_with_bar
-from ._loop import Loop, opaque, store, zero
+from ..steps._loop import Loop, opaque, store, zero
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 ScanBody = Callable[[PyTree, list[Value]], tuple[PyTree, list[Value]]]

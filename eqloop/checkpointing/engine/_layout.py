@@ -13,10 +13,10 @@ import jax
 
 from ..._arrays import Arrays, Flags, nbytes, pick, union
 from ..._types import PyTree, Value
+from ..steps._loop import Loop
+from ..steps._step import Step
 from ._costs import StepCost
-from ._loop import Loop
 from ._pace import Pace, Piece
-from ._step import Step
 from ._sweep import AbstractReversal, Cotangents, Sweep
 from .orders._levels import Nest
 from .orders._order import AbstractOrder, AbstractSlotOrder

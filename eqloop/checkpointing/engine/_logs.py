@@ -31,10 +31,10 @@ from ..._arrays import (
 from ..._compat import HAS_LOGS, with_logs
 from ..._programs import has_backward_rules, joined, run, traced
 from ..._types import Aval, PyTree, Value
+from ..steps._step import Step, make_step
 from ._forward import Active
 from ._layout import Saves
 from ._problem import Problem
-from ._step import Step, make_step
 from ._substitute import Differentiable, P
 
 # A cotangent is an inexact number. Of an integer this many bits are logged as one.

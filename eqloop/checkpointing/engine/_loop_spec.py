@@ -16,10 +16,10 @@ from ..._calls import int_of
 from ..._classes import SettingMeta
 from ..._tracebacks import border
 from ..._types import PyTree, Value
+from ..steps._step import Step
 from ._forward import Active
 from ._layout import AbstractRunner, Layout
 from ._problem import Problem
-from ._step import Step
 from ._transformed import activity, needs_of_gradient
 from .orders._levels import Nest
 from .orders._nested import Nested

@@ -50,20 +50,19 @@ from ..._arrays import (
     zero_cotangent,
 )
 from ..._device import planning_device, remembered_per_device
-from ..._programs import aval_of, literal_value
+from ..._programs import aval_of, inlined, literal_value
 from ..._types import Aval, PyTree, Value
+from ..steps._step import Step, make_step
 from ._alike_equations import (
     LEAST_ROWS,
     AlikeEquations,
     Values,
     has_few,
     rows_of,
-    written_out,
 )
 from ._forward import Active
 from ._layout import Saves, Stored
 from ._problem import Problem
-from ._step import Step, make_step
 from ._substitute import Differentiable, Outputs, P
 from ._transformed import with_cotangents
 from .reversals._together import can_join
@@ -74,6 +73,9 @@ from .reversals._together import can_join
 # a kernel to start: for an H100, with 4 times fewer these were 0.04 to 1.2 times as
 # many.
 _GAIN_ON_CPU, _GAIN = 8, 2
+
+# What a plan says of it.
+_NOTE = "%d alike leaves, {}, run as one array"
 
 _Packs = tuple[tuple[int, ...], ...]
 
@@ -105,6 +107,9 @@ class Packing(Differentiable):
         if len(paths) == count:
             paths = self.packed(paths, lambda own: f"{own[0]} to {own[-1]}")
         loop = dataclasses.replace(loop, starts=tuple(starts), carry_paths=tuple(paths))
+        for pack, own in enumerate(self.leaves):
+            marks = [i == pack for i in range(self.step.num_carry)]
+            loop = loop.noting(_NOTE % len(own), marks)
         placed = problem.placed
         if placed:
             consts, init, xs = placed
@@ -226,7 +231,7 @@ def _packing_of_step(step: Step) -> Packing | None:
     # batch, as steps do that are reversed together.
     if len(small) < LEAST_ROWS or step.inverse is not None or not can_join(step):
         return None
-    program = written_out(step.jaxpr)
+    program = inlined(step.jaxpr)
     uses, carry = _uses(program), program.jaxpr.invars[step.num_consts :]
     # Leaves of one type that are read by the same operations. So slots need all of a
     # pack or nothing, as far as that can be told here.

@@ -56,8 +56,10 @@ from ..._programs import (
     refuse_callbacks,
     refuse_refs_in_rules,
 )
-from ..._types import BatchAxis, PyTree
+from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
+from ..rewrites._masked_writes import MaskableLoop, with_masked_writes, written_leaves
+from ..steps._step import NoWayBackError, StepResult, reaching
 from ._forward import Active
 from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
 from ._listing import is_listing, stands_for_residuals
@@ -66,7 +68,6 @@ from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
 from ._problem import Problem
 from ._reverse import AbstractReverse
-from ._step import NoWayBackError, StepResult, reaching
 from ._substitute import Differentiable, MaybeSaves, Outputs
 from ._transformed import (
     activity,
@@ -98,7 +99,7 @@ def planned_loop(
     return carry, ys
 
 
-class PlannedLoop(Formula):
+class PlannedLoop(MaskableLoop):
     """`(consts, init, xs) -> (carry, ys, stored)`.
 
     Nothing is stored if `saves` is `None`, as for a loop that is not differentiated.
@@ -335,6 +336,29 @@ class PlannedLoop(Formula):
             return self
         step = dataclasses.replace(step, jaxpr=jaxpr)
         return self.with_params(problem=dataclasses.replace(self.problem, step=step))
+
+    @property
+    def written(self) -> dict[int, int]:
+        step = self.problem.step
+        # An inverse reads what it undoes. What a loop moves from one buffer to another
+        # goes on to a third one in its next steps, so it is not followed.
+        if self.saves is not None or step.inverse is not None:
+            return {}
+        flags = enumerate(written_leaves(step, nowhere_else=True))
+        return {step.num_consts + i: i for i, flag in flags if flag}
+
+    def masked(
+        self, places: list[int], operands: list[Value], mask: Value
+    ) -> list[Value]:
+        problem, step = self.problem, self.problem.step
+        written = (step.num_consts + i in places for i in range(step.num_carry))
+        masked = with_masked_writes(step, tuple(written))
+        consts, init, xs = self.in_tree.unflatten(operands)
+        # The mask is a const of the inner loop: an example does not stop in the middle
+        # of a step of the outer one.
+        args = ([*consts, mask], init, xs)
+        loop = PlannedLoop(dataclasses.replace(problem, step=masked), self.saves, args)
+        return loop.flat_out(loop(*args))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         active, y_active = self._activity(moves_in)

@@ -3,7 +3,7 @@
 A reverse sweep needs carries, which slots hold. It may need more, and then another loop
 runs, which has that in its carry or among its outputs:
 
-- lists of rows in place of buffers (`leaves/_row_lists.py`). They are leaves of the
+- lists of rows in place of buffers (`steps/_row_lists.py`). They are leaves of the
   carry, as a loop writes to these in place, and are then stored as leaves of the last
   carry;
 - the residuals of the last steps. These are taken back first, and then the room of what
@@ -22,18 +22,18 @@ from jax import lax
 from ..._arrays import Arrays, Flags, pick, put, split
 from ..._programs import makes_refs
 from ..._types import PyTree, Value
+from ..steps._loop import zero
+from ..steps._row_lists import RowList, listing
+from ..steps._step import Step, StepResult, make_step
 from ._backward_step import Pull
 from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed
-from ._loop import zero
 from ._problem import Problem
-from ._step import Step, StepResult, make_step
 from ._step_parts import KnownResiduals, StepParts, step_with_residuals
 from ._substitute import MaybeSaves, Outputs, P, Substitute, run_in_place_of
 from ._transformed import again, gradient_back, needs_of_gradient, without_stored
 from .leaves._restricted_steps import StoredLeaves
-from .leaves._row_lists import RowList, listing
 from .slots._slots import DeviceSlots
 
 # Residuals are stored in the form of slots on the device.

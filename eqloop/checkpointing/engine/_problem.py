@@ -21,6 +21,8 @@ from ..._arrays import Arrays, Flags, is_symbolic, pick
 from ..._programs import Formula
 from ..._types import Aval, BatchAxis, PyTree, Value
 from ...progress import BarChange
+from ..steps._loop import Loop, count_type, zero
+from ..steps._step import Step
 from . import _forward
 from ._backward_step import BackwardStep, BlockResult
 from ._derived import two_scans
@@ -28,8 +30,6 @@ from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, AbstractRunner, Layout, Saves, Stored
 from ._listing import unlisted
-from ._loop import Loop, count_type, zero
-from ._step import Step
 from ._sweep import Cotangents, Sweep
 from .leaves._needed_leaves import USUAL_CARRIES
 from .orders._all_at_once import AllAtOnce

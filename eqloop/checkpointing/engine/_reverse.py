@@ -47,6 +47,7 @@ from ..._programs import (
 )
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange, tied
+from ..steps._step import Step, reaching, without_outputs
 from ._backward_step import BackwardStep, BlockResult, program_of
 from ._derived import (
     NotLinearError,
@@ -59,7 +60,6 @@ from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._primal import StoredResiduals, run_storing
 from ._problem import Problem
-from ._step import Step, reaching, without_outputs
 from ._substitute import MaybeSaves, Outputs
 from ._sweep import Sweep
 from ._transformed import activity, again, all_active, settled_problem, tangent_problem
@@ -297,7 +297,7 @@ class AbstractReverse(Formula):
         reads = jax.tree.map(lambda _: True, self.in_avals)
         if self.given is not None:
             # The initial carry is in the first slot. As an input it is read only for
-            # buffers whose rows are written once (`leaves/_rows_once.py`), or if the
+            # buffers whose rows are written once (`steps/_rows_once.py`), or if the
             # layout says so.
             inputs, *others = reads
             consts, _, xs = inputs

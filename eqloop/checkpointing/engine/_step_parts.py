@@ -27,6 +27,8 @@ from ..._programs import (
     without_dead_code,
 )
 from ..._types import Aval, Index, Value
+from ..steps._loop import element
+from ..steps._step import Step, computing, of_consts
 from ._backward_step import (
     BackwardStep,
     BlockEnds,
@@ -35,8 +37,6 @@ from ._backward_step import (
     program_of,
     program_with_outputs,
 )
-from ._loop import element
-from ._step import Step, computing, of_consts
 from .slots._slots import AbstractSlots
 
 

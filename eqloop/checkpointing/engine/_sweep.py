@@ -38,12 +38,12 @@ from ..._arrays import (
 )
 from ..._types import Index, Value
 from ...progress import NO_BAR, Gauge
+from ..rewrites._in_place import run_in_place
+from ..steps._loop import Loop, opaque, part, put_part, zero
+from ..steps._step import Step
 from ._backward_step import BackwardStep, BlockResult, take_one
 from ._costs import Rates, StepCost
 from ._forward import iterate
-from ._in_place import run_in_place
-from ._loop import Loop, opaque, part, put_part, zero
-from ._step import Step
 from ._step_parts import KnownResiduals
 from .slots._slots import DeviceSlots
 from .slots._stored_steps import StepsToRun, StoredSteps

@@ -18,8 +18,8 @@ from jax import lax
 
 from ..._arrays import Arrays, split, sum_dtype
 from ..._types import Aval, Index, Value
-from ..engine._loop import Loop
 from ..engine.orders._levels import Nest
+from ..steps._loop import Loop
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes, Rows, Val
 from ._leaves import Leaf

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..._arrays import Arrays, Flags, pick, split, zero_array
 from ..._types import Index, Value
-from ..engine._loop import Loop
-from ..engine._step import Step
 from ..engine.orders._levels import Nest
+from ..steps._loop import Loop
+from ..steps._step import Step
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes
 from ._pallas import when

@@ -20,9 +20,9 @@ from ..._arrays import Arrays, Flags, split
 from ..._programs import run
 from ..._types import Aval, PyTree, Value
 from ..engine._backward_step import BackwardStep, program_of
-from ..engine._loop import Loop
-from ..engine._step import Step
 from ..engine.orders._levels import Nest
+from ..steps._loop import Loop
+from ..steps._step import Step
 from ._backward import Backward, WayBack
 from ._forward import Forward
 from ._row_programs import Settings

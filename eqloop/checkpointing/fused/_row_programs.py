@@ -14,8 +14,8 @@ import numpy as np
 from ..._arrays import split
 from ..._programs import aval_of, equations
 from ..._types import Index, Value
-from ..engine._loop import Loop
 from ..planning._work import CPU, work
+from ..steps._loop import Loop
 from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
 from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers

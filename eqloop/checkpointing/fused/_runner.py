@@ -14,12 +14,12 @@ from ..._arrays import Arrays, axes_of, type_of
 from ..._programs import refuse_callbacks
 from ..._types import PyTree, Value
 from ..engine._layout import AbstractRunner, Layout, Saves
-from ..engine._loop import Loop
-from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
+from ..steps._loop import Loop
+from ..steps._step import Step
 from ._classes import FoundRows
 from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, way_back
 from ._pallas import NAME

@@ -12,7 +12,7 @@ from ..._device import remembered_per_device
 from ..._programs import digest_of
 from ..engine._forward import Active
 from ..engine._problem import Problem
-from ..engine._step import Step
+from ..steps._step import Step
 
 
 @dataclasses.dataclass(frozen=True)

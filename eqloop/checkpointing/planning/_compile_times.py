@@ -9,7 +9,7 @@ import functools
 import jax
 
 from ..._programs import equations
-from ..engine._step import Step
+from ..steps._step import Step
 from ._facts import key_of, recall, remember
 
 # A step compiles slowly if its first programs took more than so many seconds of

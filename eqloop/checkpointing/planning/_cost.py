@@ -10,9 +10,7 @@ from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._loop import Loop
 from ..engine._problem import Problem
-from ..engine._step import Step
 from ..engine._step_parts import StepParts, parts_of
 from ..engine._transformed import (
     again,
@@ -26,6 +24,8 @@ from ..engine.orders._kept_steps import rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
+from ..steps._loop import Loop
+from ..steps._step import Step
 from ._alike import alike
 from ._gradient_program import types_on_device
 from ._work import count_dots, rates, shared_work, start, work

@@ -12,10 +12,10 @@ from ..._arrays import is_inexact, pick, put, stack_type
 from ..._types import Aval, PyTree, Value
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, AbstractRunner
-from ..engine._loop import Loop
 from ..engine._planned_loop import planned_loop
 from ..engine._problem import Problem
 from ..engine._transformed import with_cotangents
+from ..steps._loop import Loop
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,9 +38,9 @@ from ..engine._layout import Layout
 from ..engine._pace import Pace
 from ..engine._planned_loop import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
-from ..engine._step import without_outputs
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.slots._slots import key_impl
+from ..steps._step import without_outputs
 from ._compile_times import compiles_slowly, note_seconds
 from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, input_types, of_length

@@ -14,7 +14,7 @@ from ..._device import PlannedDevice, planning_device
 from ..._programs import aval_of, equations, foreign_programs
 from ..._types import AnyJaxpr
 from ..engine._costs import Rates
-from ..engine._step import Step
+from ..steps._step import Step
 
 # fmt: off
 _COSTLY = frozenset({

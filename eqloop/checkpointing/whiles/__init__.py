@@ -10,9 +10,6 @@ that stop at their own time under `vmap`.
   levels up to a greatest number of steps. `_online.py` stores a given number of carries
   for a loop of any length, or none: `_spread.py` decides which slot gives way as the
   loop goes on.
-- **Less to run**: `_later_steps.py` runs the first step by itself, if the others are
-  simpler for it.
-- **Batches**: `_batch.py` runs all examples as one loop, in which `_masked_writes.py`
-  keeps those that have stopped from writing. `_lockstep.py` is for steps that can see
-  their batch.
+- **Batches**: `_batch.py` runs all examples as one loop, in which those that have
+  stopped write nothing. `_lockstep.py` is for steps that can see their batch.
 """

@@ -39,11 +39,11 @@ from ..._arrays import (
 )
 from ..._programs import batched_axes, batched_types, detached, refuse_callbacks
 from ..._types import BatchAxis, Index, PyTree, Value
-from ..engine._loop import element
 from ..engine._problem import Problem
-from ..engine._step import Step, make_step
 from ..engine._transformed import batched_problem
-from ._masked_writes import with_masked_writes, written_leaves
+from ..rewrites._masked_writes import NOTE, with_masked_writes, written_leaves
+from ..steps._loop import element
+from ..steps._step import Step, make_step
 
 # The axes of consts, of the carry, and of `xs`.
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
@@ -192,7 +192,8 @@ def _joint_problem(
     paths = problem.loop.carry_paths
     paths = paths and ("whether any example goes on", *paths)
     own = dict[str, Any](meter=meter, x_axes=axes, starts=(), carry_paths=paths)
-    loop = dataclasses.replace(batched.loop, **own)
+    noted = batched.loop.noting(NOTE, () if is_joint else written)
+    loop = dataclasses.replace(noted, **own)
     return dataclasses.replace(batched, step=joint_step, loop=loop)
 
 

@@ -25,10 +25,10 @@ from ...progress import NO_BARS, while_with_bar
 from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
 from ..engine._problem import Counted, slot_types
-from ..engine._short_loops import without_short_loops
-from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._dce import dce_step
+from ..rewrites._short_loops import without_short_loops
+from ..steps._dce import dce_step
+from ..steps._step import Step
 from ._stopping import AbstractStopping, unconditional, with_leaves
 
 _most = over_examples(jnp.max)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from ..._arrays import (
     Arrays,
+    Flags,
     axes_of,
     over_examples,
     pick,
@@ -38,8 +39,8 @@ from ..._arrays import (
 from ..._programs import ROW_BY_ROW, has_collectives, sees_batch
 from ..._types import Value
 from ..engine._problem import Problem
-from ..engine._step import Step, StepResult, make_step
-from ._masked_writes import with_masked_writes, written_leaves
+from ..rewrites._masked_writes import NOTE, with_masked_writes, written_leaves
+from ..steps._step import Step, StepResult, make_step
 
 _any = over_examples(jnp.any)
 
@@ -69,7 +70,7 @@ def in_lockstep(problem: Problem) -> Problem:
     """The same loop, in lockstep if its step can see its batch."""
     if not needs_lockstep(problem):
         return problem
-    loop = problem.loop
+    loop = problem.loop.noting(NOTE, _written(problem.step))
     starts = (None,) * _ADDED + loop.starts if loop.starts else ()
     paths = loop.carry_paths
     if paths:
@@ -101,11 +102,15 @@ def without_lockstep(carry: Sequence[Value]) -> list[Value]:
     return [*carry[_ADDED:]]
 
 
+def _written(step: Step) -> Flags:
+    return (False, *written_leaves(step)[1:])
+
+
 @functools.lru_cache(maxsize=128)
 def _joint_step(step: Step) -> Step:
     # Selecting between an old and a new buffer would take as long as the whole buffer
     # does. So an example that has stopped writes no rows, see `_masked_writes.py`.
-    written = (False, *written_leaves(step)[1:])
+    written = _written(step)
     is_selected = [not mark for mark in written[1:]]
     masked = with_masked_writes(step, written) if any(written) else None
 

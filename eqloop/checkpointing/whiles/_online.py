@@ -20,14 +20,15 @@ from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
 from ..._programs import constant, mark
 from ..._types import Index, Value
 from ..engine._layout import Needs, Stored
-from ..engine._loop import zero
-from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._rows_once import counter_strides
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
-from ._later_steps import run_all, steps_to_run, sweeps_past
+from ..rewrites import _later_steps
+from ..rewrites._later_steps import steps_to_run
+from ..steps._loop import zero
+from ..steps._rows_once import counter_strides
+from ..steps._step import Step
 from ._spread import Spread, Spreading, appended, full, move_on
 from ._while_layout import (
     UNLIMITED,
@@ -37,7 +38,9 @@ from ._while_layout import (
     first_state,
     goes_on,
     next_carry,
+    run_all,
     run_until,
+    sweeps_past,
 )
 
 
@@ -71,6 +74,10 @@ class Online(AbstractWhileLayout):
         return dataclasses.replace(
             self, strides=strides, runs_first_alone=runs_first_alone
         )
+
+    def notes(self, step: Step) -> list[str]:
+        first, later = steps_to_run(step)
+        return super().notes(step) + [_later_steps.NOTE] * (later is not first)
 
     @property
     def spreading(self) -> Spreading:

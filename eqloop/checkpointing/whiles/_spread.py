@@ -34,8 +34,8 @@ import jax.numpy as jnp
 
 from ..._programs import constant
 from ..._types import Index, Value
-from ..engine._loop import element
 from ..engine.orders import _binomial
+from ..steps._loop import element
 from ._while_layout import UNLIMITED
 
 # The highest rank in the table of reaches. With two slots, the reach at rank `r` is

@@ -20,15 +20,16 @@ from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Counted, L, Problem
-from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..rewrites._later_steps import steps_to_run
+from ..steps._step import Step
 from ._batch import joint_loop, stops_apart
-from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
     first_state,
     next_carry,
+    run_all,
     run_until,
 )
 

@@ -19,16 +19,18 @@ from ..._programs import constant, mark
 from ..._types import Aval, Index, Value
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout, Stored
-from ..engine._loop import zero
 from ..engine._problem import Problem
-from ..engine._short_loops import without_short_loops
-from ..engine._step import NoWayBackError, Step
 from ..engine._sweep import AbstractReversal, Cotangents, Sweep
-from ..engine.leaves._dce import dce_step
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
+from ..rewrites import _short_loops
+from ..rewrites._later_steps import Steps, later_step, steps_to_run
+from ..rewrites._short_loops import without_short_loops
+from ..steps._dce import dce_step
+from ..steps._loop import zero
+from ..steps._step import NoWayBackError, Step
 
 # The most that a counter of 32 bits can hold; no loop is as long.
 UNLIMITED = 2**31 - 1
@@ -73,6 +75,10 @@ class AbstractWhileLayout(AbstractLayout):
     def _decide(self, problem: Problem[Any], active: Active) -> Self:
         """Itself, for every loop and every derivative: it is its own planner."""
         return self
+
+    def notes(self, step: Step) -> list[str]:
+        """What is done to a step where it is run and reversed, for a plan."""
+        return [_short_loops.NOTE] if without_short_loops(step) is not step else []
 
     @property
     def block(self) -> int:
@@ -246,3 +252,29 @@ class Bounded(AbstractWhileLayout):
         step, back = dce_step(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back)
         return Layout(self.order, self.slots).reverse(sweep, stored, ct_carry)
+
+
+def run_all(steps: Steps, consts: Arrays, init: Arrays, max_steps: int) -> State:
+    """Runs a loop. Returns how many steps it ran, and the final carry."""
+    state = first_state(init)
+    if steps.later is not steps.first:
+        state = run_until(steps.first, consts, state, 1)
+    return run_until(steps.later, consts, state, max_steps)
+
+
+class Sweeps(NamedTuple):
+    """The way back past the first step, and past every other one; see `Steps`."""
+
+    first: Sweep
+    later: Sweep
+
+
+def sweeps_past(sweep: Sweep) -> Sweeps:
+    """The way back past the steps of a loop, with short loops written out."""
+    steps, back = steps_to_run(sweep.step), sweep.back
+    back = back.mapped(without_short_loops)
+    first = dataclasses.replace(sweep, step=steps.first, back=back)
+    back_later = back.mapped(later_step)
+    if steps.later is steps.first and back_later == back:
+        return Sweeps(first, first)
+    return Sweeps(first, dataclasses.replace(sweep, step=steps.later, back=back_later))

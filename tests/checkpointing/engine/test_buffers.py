@@ -9,13 +9,13 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.engine.leaves._rows_once import rows_once
-from eqloop.checkpointing.whiles._masked_writes import (
+from eqloop.checkpointing.rewrites._masked_writes import (
     with_masked_writes,
     written_leaves,
 )
+from eqloop.checkpointing.steps._loop import Loop
+from eqloop.checkpointing.steps._rows_once import rows_once
+from eqloop.checkpointing.steps._step import trace_step
 
 STEPS, ROWS, WIDTH = 4, 5, 2
 

@@ -10,12 +10,12 @@ import pytest
 import eqloop as el
 from eqloop._programs._equations import equations
 from eqloop.checkpointing import Loop
-from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine.orders._levels import Nest, nests
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.slots._host_slots import HostSlots
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
+from eqloop.checkpointing.steps._step import make_step
 
 from ...compiling import temp_bytes
 

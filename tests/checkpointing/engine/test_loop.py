@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing.engine._loop import Loop
+from eqloop.checkpointing.steps._loop import Loop
 
 
 @st.composite

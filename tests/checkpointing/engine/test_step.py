@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqloop.checkpointing import Loop, StoreAll, run_loop, trace_step
-from eqloop.checkpointing.engine._step import reaching
+from eqloop.checkpointing.steps._step import reaching
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 

@@ -13,7 +13,6 @@ import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing.engine import _packing
 from eqloop.checkpointing.engine._layout import Stored
-from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._planned_loop import SUBSTITUTES, PlannedLoop
 from eqloop.checkpointing.engine._primal import (
     lists_of,
@@ -23,6 +22,7 @@ from eqloop.checkpointing.engine._primal import (
 from eqloop.checkpointing.engine._problem import Counted
 from eqloop.checkpointing.engine._substitute import Differentiable
 from eqloop.checkpointing.engine._transformed import activity, all_active
+from eqloop.checkpointing.steps._loop import Loop
 
 from ...asserts import assert_close
 from ...marks import slow

@@ -11,7 +11,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop.checkpointing import trace_step
-from eqloop.checkpointing.engine._loop import Loop
+from eqloop.checkpointing.steps._loop import Loop
 from eqloop.checkpointing.whiles._ending import Ending
 
 from ... import derivatives

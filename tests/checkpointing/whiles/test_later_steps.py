@@ -12,11 +12,12 @@ import eqloop as el
 from eqloop._programs._equations import equations
 from eqloop.checkpointing.engine._backward_step import Pull
 from eqloop.checkpointing.engine._forward import Active
-from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
-from eqloop.checkpointing.whiles._later_steps import steps_to_run, sweeps_past
+from eqloop.checkpointing.rewrites._later_steps import steps_to_run
+from eqloop.checkpointing.steps._loop import Loop
+from eqloop.checkpointing.steps._step import make_step
+from eqloop.checkpointing.whiles._while_layout import sweeps_past
 
 from ...compiling import temp_bytes
 from ...marks import slow

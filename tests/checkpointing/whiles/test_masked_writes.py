@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.whiles._masked_writes import written_leaves
+from eqloop.checkpointing.rewrites._masked_writes import written_leaves
+from eqloop.checkpointing.steps._step import trace_step
 
 from ...asserts import assert_close
 from ...marks import slow

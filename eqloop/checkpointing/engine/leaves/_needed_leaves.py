@@ -27,14 +27,14 @@ import jax.extend.core as jex
 
 from ...._arrays import Flags, closed_under, pick, stack_type, union
 from ...._programs import called, inputs_read, without_dead_code
+from ...steps._dce import dce
+from ...steps._find_lists import row_lists
+from ...steps._loop import Loop
+from ...steps._row_lists import RowList
+from ...steps._rows_once import RowsOnce, rows_once
+from ...steps._step import Step
 from .._backward_step import BackwardStep, program_of
 from .._layout import Needs
-from .._loop import Loop
-from .._step import Step
-from ._dce import dce
-from ._find_lists import row_lists
-from ._row_lists import RowList
-from ._rows_once import RowsOnce, rows_once
 
 # How many carries a layout stores, if it is not known yet which one it is.
 USUAL_CARRIES = 32

@@ -17,6 +17,12 @@ import jax.extend.core as jex
 from ...._arrays import Arrays, Flags, pick, put, split, stack_type, union
 from ...._programs import traced
 from ...._types import Aval, Value
+from ...steps._dce import dce
+from ...steps._list_reads import ListedBuffer, run_reading
+from ...steps._loop import Loop
+from ...steps._row_lists import RowList
+from ...steps._rows_once import RowsOnce
+from ...steps._step import Step
 from .._backward_step import (
     BackwardStep,
     BlockEnds,
@@ -25,14 +31,8 @@ from .._backward_step import (
     WrappedStep,
 )
 from .._layout import Needs
-from .._loop import Loop
-from .._step import Step
 from ..reversals._known_products import Products
-from ._dce import dce
-from ._list_reads import ListedBuffer, run_reading
 from ._needed_leaves import rows_written, taking, without_leaves
-from ._row_lists import RowList
-from ._rows_once import RowsOnce
 
 
 @dataclasses.dataclass(frozen=True)

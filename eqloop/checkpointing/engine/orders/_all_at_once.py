@@ -10,11 +10,11 @@ from ...._arrays import Arrays, Flags, pick, put, split
 from ...._calls import format_bytes
 from ...._types import PyTree, Value
 from ....progress import step_with_bar, tied
+from ...steps._loop import Loop, zero
+from ...steps._step import Step
 from .._costs import StepCost
 from .._forward import Active, Saveable, at_end, stored
-from .._loop import Loop, zero
 from .._pace import RESIDUALS, Pace, Piece
-from .._step import Step
 from .._sweep import AbstractReversal
 from ._levels import Nest
 from ._nested import Nested

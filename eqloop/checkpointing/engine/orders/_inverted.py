@@ -14,9 +14,9 @@ from jax import lax
 from ...._arrays import Arrays, Flags, as_array, axes_of, pick, vary, where_run
 from ...._types import Aval, Index, PyTree, Value
 from ....progress import tied
-from .._loop import Loop
+from ...steps._loop import Loop
+from ...steps._step import Step
 from .._pace import Pace
-from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries
 from ._order import AbstractSlotOrder, Event

@@ -19,8 +19,8 @@ from jax import lax
 from ...._arrays import axes_of, vary
 from ...._programs import constant
 from ...._types import Index, PyTree, Value
+from ...steps._loop import element, store
 from .._costs import StepCost
-from .._loop import element, store
 from .._pace import Pace
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries

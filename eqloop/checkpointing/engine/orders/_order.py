@@ -19,11 +19,11 @@ from ...._arrays import Arrays, Flags, pick
 from ...._calls import format_bytes
 from ...._programs import constant
 from ...._types import Index, PyTree, Value
+from ...steps._loop import Loop, element
+from ...steps._step import Step
 from .._costs import StepCost
 from .._forward import BySegments
-from .._loop import Loop, element
 from .._pace import ADVANCE, Pace, Piece, piece_of
-from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from ...._arrays import axes_of, vary
 from ...._programs import constant
 from ...._types import Index, Value
+from ...steps._loop import element
 from .._costs import StepCost
-from .._loop import element
 from .._pace import Pace
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries

@@ -25,8 +25,8 @@ from jax import lax
 
 from ...._arrays import Arrays
 from ...._types import Index, PyTree, Value
+from ...steps._loop import element, store
 from .._forward import iterate
-from .._loop import element, store
 from .._sweep import Cotangents, Sweep
 from ..slots._slots import Carries
 

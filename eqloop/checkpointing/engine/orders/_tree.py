@@ -24,10 +24,10 @@ from jax import lax
 
 from ...._arrays import Arrays, Flags
 from ...._types import Index, PyTree
+from ...steps._loop import Loop
+from ...steps._step import Step
 from .._costs import StepCost
-from .._loop import Loop
 from .._pace import SIDE_BY_SIDE, Pace, Piece
-from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps

@@ -35,8 +35,8 @@ from jax import lax
 from ...._arrays import Arrays, stack_type, zero_array
 from ...._programs import run, unwatched
 from ...._types import Index, PyTree, Value
+from ...steps._loop import store
 from .._costs import Rates, StepCost, residuals_time, reversal_time
-from .._loop import store
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps

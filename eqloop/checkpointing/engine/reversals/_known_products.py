@@ -27,7 +27,7 @@ from jax.custom_derivatives import SymbolicZero
 from ...._arrays import Flags, is_symbolic, nbytes, pick, put
 from ...._programs import aval_of, program_from, pruned, run, with_parts
 from ...._types import Aval, Value
-from .._step import Step
+from ...steps._step import Step
 
 # Products that add up fewer terms are not kept: they are quickly computed again.
 _LEAST_TERMS = 16

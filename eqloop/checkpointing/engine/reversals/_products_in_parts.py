@@ -27,7 +27,7 @@ from jax import lax
 from ...._arrays import cast_like, explicit_sharding, is_symbolic, nbytes
 from ...._programs import aval_of, pruned, run, with_parts
 from ...._types import Index, Value
-from .._loop import part, put_part
+from ...steps._loop import part, put_part
 
 # Smaller products take little memory, and are computed as a whole.
 _LEAST_BYTES = 2**16

@@ -60,10 +60,10 @@ from ...._programs import (
     traced,
 )
 from ...._types import Aval, Index, Value
+from ...steps._loop import Loop, part
+from ...steps._step import Step
 from .._backward_step import BackwardStep, BlockResult, program_of
 from .._costs import Rates, StepCost
-from .._loop import Loop, part
-from .._step import Step
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps

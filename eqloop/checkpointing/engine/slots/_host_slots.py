@@ -28,9 +28,9 @@ from ...._compat import is_widened
 from ...._device import planning_device
 from ...._programs import constant
 from ...._types import Aval, Index, Value
+from ...steps._loop import element, store
 from .._costs import Rates
 from .._forward import BySegments, Reached
-from .._loop import element, store
 from ._slots import AbstractSlots, Carries, bits_of
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

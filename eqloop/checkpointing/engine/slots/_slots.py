@@ -20,10 +20,10 @@ from ...._arrays import Arrays, Flags, pick, put, stack_of, stack_type, union
 from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
+from ...steps._loop import element, part, store, zero
 from .._costs import Rates
 from .._forward import BySegments, Group, Reached
 from .._kept_rows import scan
-from .._loop import element, part, store, zero
 
 
 @dataclasses.dataclass(frozen=True)

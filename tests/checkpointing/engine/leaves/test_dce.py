@@ -7,8 +7,8 @@ import numpy as np
 import eqloop as el
 from eqloop._programs._calculus import run, settled
 from eqloop._programs._equations import equations, formula_of
-from eqloop.checkpointing.engine._step import make_step
-from eqloop.checkpointing.engine.leaves._dce import dce_step
+from eqloop.checkpointing.steps._dce import dce_step
+from eqloop.checkpointing.steps._step import make_step
 
 Y = jnp.array([0.3, -0.2, 0.5])
 

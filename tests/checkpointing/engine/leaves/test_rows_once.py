@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._step import trace_step
-from eqloop.checkpointing.engine.leaves._rows_once import RowsOnce, rows_once
+from eqloop.checkpointing.steps._loop import Loop
+from eqloop.checkpointing.steps._rows_once import RowsOnce, rows_once
+from eqloop.checkpointing.steps._step import trace_step
 
 STEPS, WIDTH = 7, 4
 

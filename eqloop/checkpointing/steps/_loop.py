@@ -7,6 +7,7 @@ place if a loop carries the array. A `lax.cond` that returned the array would co
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.core
@@ -27,6 +28,9 @@ from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
 from ...progress import NO_BARS, Meter
+
+# How many leaves of a carry are named, at most.
+MOST_PATHS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Loop:
             tracing, `None` for those that are not known. Leaves beyond the last entry
             are not known either.
         carry_paths: The user's names for the leaves of the carry, if they are known.
+        rewritten: What was done to its step, in sentences for a plan.
         stored: Of how many of the last steps it stores the first leaves of `y`, for its
             way back, and how many leaves these are (`_primal.py`). They are no
             outputs of the user's loop, so `kept` does not apply to them.
@@ -78,8 +83,24 @@ class Loop:
     starts: tuple[int | None, ...] = ()
     # Names do not change the program, so they are not part of the key of any cache.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    rewritten: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     stored: tuple[int, int] = (0, 0)
     sums: SumType = dataclasses.field(default_factory=chosen_sum_type)
+
+    def noting(self, note: str, leaves: Sequence[Any] | None = None) -> "Loop":
+        """The loop with a note of what was done to its step.
+
+        `{}` in it stands for the leaves of the carry that are marked. If none is,
+        nothing was done.
+        """
+        marks = list(map(bool, leaves or ()))
+        if leaves is not None and not any(marks):
+            return self
+        paths = "a leaf" if sum(marks) == 1 else f"{sum(marks)} leaves"
+        if len(self.carry_paths) == len(marks):
+            paths = listed(pick(self.carry_paths, marks))
+        notes = dict.fromkeys((*self.rewritten, note.format(paths)))
+        return dataclasses.replace(self, rewritten=tuple(notes))
 
     @property
     def rows(self) -> int:
@@ -232,6 +253,12 @@ class Loop:
         if size == 1:
             return self
         return dataclasses.replace(self, length=self.length // size, unroll=1)
+
+
+def listed(paths: Sequence[str]) -> str:
+    """The first few of some paths, and how many more there are."""
+    first, rest = paths[:MOST_PATHS], paths[MOST_PATHS:]
+    return ", ".join([*first, *[f"{len(rest)} more"] * bool(rest)])
 
 
 def zero() -> jax.Array:

@@ -12,7 +12,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop._programs import WRITES, run
-from eqloop.checkpointing.engine import _in_place
+from eqloop.checkpointing.rewrites import _in_place
 
 pytestmark = pytest.mark.sampled
 

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ...._arrays import explicit_sharding, is_symbolic, nbytes
-from ...._programs import RowWrite, aval_of, pruned, row_write, run, traced, with_parts
-from ...._types import Value
-from .._buffers import Following
-from .._in_place import writes_rows
-from .._known_values import (
+from ..._arrays import Flags, explicit_sharding, is_symbolic, nbytes
+from ..._calls import format_bytes
+from ..._programs import RowWrite, aval_of, pruned, row_write, run, traced, with_parts
+from ..._types import Value
+from ._buffers import Following, writes_rows
+from ._counts import Count, Counts, counts_of
+from ._known_values import (
     MOST_ROWS,
     Block,
     Buffer,
@@ -22,9 +23,7 @@ from .._known_values import (
     Understood,
     leaves_in,
 )
-from .._loop import Loop
-from .._step import Step
-from ._counts import Count, Counts, counts_of
+from ._loop import Loop
 from ._row_lists import RowList
 from ._rows_once import (
     Counter,
@@ -34,6 +33,7 @@ from ._rows_once import (
     followed,
     program_to_follow,
 )
+from ._step import Step
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,7 +86,8 @@ def reasons_for_whole(
     def reason(leaf: int, known: Understood) -> str | None:
         if (rows := lists[leaf]) is not None:
             is_larger = not rows.takes_less(carries)
-            return "a list of its rows takes more" if is_larger else None
+            size = format_bytes(rows.nbytes)
+            return f"a list of its rows takes more, {size}" if is_larger else None
         # Of other values with some of it, most are chosen entry by entry.
         if leaf not in leaves_in(known) or not isinstance(known, Moved | Buffer):
             return None
@@ -110,8 +111,14 @@ def lacks_counter(step: Step) -> bool:
         return False
     if any(stride is not None and stride > 0 for stride in counter_strides(step)):
         return False
+    return any(leaves_written(step))
+
+
+@functools.lru_cache(maxsize=256)
+def leaves_written(step: Step) -> Flags:
+    """The leaves of the carry of which a step writes rows."""
     after = carry_after(program_to_follow(step), step, {})
-    return any(
+    return tuple(
         isinstance(known, Buffer) and known.leaf == leaf and bool(known.blocks)
         for leaf, known in enumerate(after)
     )

@@ -7,7 +7,7 @@ iteration adds them up in buffers of its own. Written out, with only the branche
 are known to be taken, all of this is a single sum.
 
 This is done on the way back. Where steps are only run, it is worth a larger program if
-branches are known there (`whiles/_later_steps.py`). As long as they are not, XLA runs
+branches are known there (`_later_steps.py`). As long as they are not, XLA runs
 both programs equally fast.
 
 The program is evaluated equation by equation, with arrays that may be known integers
@@ -41,7 +41,10 @@ from ..._programs import (
     value_of,
 )
 from ..._types import Aval, Value
-from ._step import Step
+from ..steps._step import Step
+
+# What a plan says of it.
+NOTE = "short loops in a step are written out where it is reversed"
 
 # The most iterations that are written out, and the most equations that may come of
 # them: beyond, it takes longer to compile than it may ever save. The seven stages of a

@@ -21,12 +21,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import pick, put
-from ...._compat import called_by
-from ...._programs import READS, aval_of, evaluated, interpreted, row_write, value_of
-from ...._types import AnyJaxpr, Value
-from .._buffers import returns_operands
-from .._loop import part
+from ..._arrays import pick, put
+from ..._compat import called_by
+from ..._programs import READS, aval_of, evaluated, interpreted, row_write, value_of
+from ..._types import AnyJaxpr, Value
+from ._buffers import returns_operands
+from ._loop import part
 from ._row_lists import RowList
 
 

@@ -7,12 +7,12 @@ import pytest
 from jax import lax
 
 from eqloop._programs._equations import equations
-from eqloop.checkpointing.engine._short_loops import (
+from eqloop.checkpointing.rewrites._short_loops import (
     numbers_after,
     with_known,
     without_short_loops,
 )
-from eqloop.checkpointing.engine._step import make_step
+from eqloop.checkpointing.steps._step import make_step
 
 pytestmark = pytest.mark.sampled
 

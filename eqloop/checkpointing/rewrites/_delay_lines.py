@@ -19,7 +19,7 @@ from the ring, as the step would otherwise have moved it. Before and after the l
 line is what it was (`Line.ring`, `Line.of_ring`).
 
 For the way back, a ring is a buffer of which each step writes one row, and slots need
-not hold that (`leaves/_row_lists.py`).
+not hold that (`steps/_row_lists.py`).
 
 It gains: without, a delay line of 500 rows takes 40 times as long on a CPU, and 4 times
 the memory in a loop of 2,000 steps.
@@ -38,12 +38,15 @@ from jax import lax
 from ..._arrays import explicit_sharding, is_symbolic, nbytes, split
 from ..._programs import WRITES, aval_of, equations, row_write
 from ..._types import Aval, Value
-from ._buffers import Following, number_of, place_of_new_rows, starts_of
-from ._known_values import Buffer, Moved
-from ._loop import part, put_part, zero
-from ._step import Step, StepResult, make_step
-from .leaves._list_reads import AbstractBuffer, Found, RowSource, results, whole
-from .leaves._rows_once import followed, program_to_follow
+from ..steps._buffers import Following, number_of, place_of_new_rows, starts_of
+from ..steps._known_values import Buffer, Moved
+from ..steps._list_reads import AbstractBuffer, Found, RowSource, results, whole
+from ..steps._loop import part, put_part, zero
+from ..steps._rows_once import followed, program_to_follow
+from ..steps._step import Step, StepResult, make_step
+
+# What a plan says of it.
+NOTE = "delay line {} becomes a ring, of which one row is written"
 
 # A line of fewer bytes is moved as quickly as a row of a ring is found.
 _LEAST_BYTES = 4096

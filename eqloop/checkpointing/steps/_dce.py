@@ -12,9 +12,9 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from ...._arrays import Flags, pick, zero_array
-from ...._compat import is_through
-from ...._programs import (
+from ..._arrays import Flags, pick, zero_array
+from ..._compat import is_through
+from ..._programs import (
     formula_of,
     pruned,
     renamed,
@@ -22,7 +22,7 @@ from ...._programs import (
     with_formula,
     with_parts,
 )
-from .._step import Step
+from ._step import Step
 
 
 @functools.lru_cache(maxsize=512)

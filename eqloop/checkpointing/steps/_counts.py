@@ -25,8 +25,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import Arrays, closed_under, is_symbolic, pick
-from ...._programs import (
+from ..._arrays import Arrays, closed_under, is_symbolic, pick
+from ..._programs import (
     aval_of,
     inputs_read,
     programs_in,
@@ -34,12 +34,12 @@ from ...._programs import (
     run,
     without_dead_code,
 )
-from ...._types import Aval, Value
-from .._buffers import Following
-from .._known_values import RingIndex
-from .._loop import Loop, element
-from .._step import Step
+from ..._types import Aval, Value
+from ._buffers import Following
+from ._known_values import RingIndex
+from ._loop import Loop, element
 from ._rows_once import Counter, counter_strides, followed, program_to_follow
+from ._step import Step
 
 # An integer is computed again if no array on the way to it has more entries. A key of
 # random numbers has two or four.

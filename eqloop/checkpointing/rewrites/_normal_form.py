@@ -10,7 +10,7 @@
 - A row of a buffer that is selected by a mask is written (`_one_hot_writes.py`).
 - A delay line that each step moves by one row becomes a ring (`_delay_lines.py`).
 - If there is one, or if a step writes rows of a buffer and nothing in the carry counts,
-  the position is the last leaf of the carry (`leaves/_row_lists.py`).
+  the position is the last leaf of the carry (`steps/_row_lists.py`).
 
 For a step with consts `w` and a reference `r`, and a carry of `h` that changes and `k`
 that does not:
@@ -38,11 +38,12 @@ from ..._arrays import (
 )
 from ..._programs import is_ref
 from ..._types import Aval, Value
+from ..steps._find_lists import lacks_counter
+from ..steps._loop import Loop, zero
+from ..steps._step import Step, StepResult, make_step
+from . import _delay_lines, _one_hot_writes
 from ._delay_lines import Line, lines_of, with_rings
-from ._loop import Loop, zero
 from ._one_hot_writes import with_row_writes
-from ._step import Step, StepResult, make_step
-from .leaves._find_lists import lacks_counter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +56,16 @@ class NormalForm:
             has the other leaves, followed by the contents of the references.
         refs: Which of the original consts are references.
         stays: Which leaves of the original carry never change.
-        lines: For the leaves of the step's carry, the lines that they are rings of.
+        selected: For the leaves of the step's carry, whether rows that a mask selects
+            are now written.
+        lines: For the same leaves, the lines that they are rings of.
         counts: Whether the carry has the position behind these.
     """
 
     step: Step
     refs: Flags
     stays: Flags
+    selected: Flags
     lines: tuple[Line | None, ...]
     counts: bool
 
@@ -109,7 +113,11 @@ class NormalForm:
         if self.counts:
             before = self.step.num_carry - 1
             starts = (*starts, *[None] * (before - len(starts)), 0)
-        return dataclasses.replace(loop, carry_paths=paths, starts=starts)
+        loop = loop.noting("{} never changes and becomes a const", self.stays)
+        loop = dataclasses.replace(loop, carry_paths=paths, starts=starts)
+        behind = [False] * self.counts
+        loop = loop.noting(_one_hot_writes.NOTE, [*self.selected, *behind])
+        return loop.noting(_delay_lines.NOTE, [*self.lines, *behind])
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Value]:
         """Writes to the original's references, and returns its final carry."""
@@ -172,13 +180,13 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
             saved = step.saved and tuple(pick(step.saved, _not(stays)))
         step = make_step(run, *map(strong, types))
         step = dataclasses.replace(step, inverse=inverse, saved=saved)
-    step = with_row_writes(step)
+    step, selected = with_row_writes(step)
     lines = (None,) * step.num_carry
     if step.inverse is None and not keeps_carry:
         lines = lines_of(step)
     counts = any(lines) or lacks_counter(step)
     step = with_rings(step, lines) if counts else step
-    return NormalForm(step, refs, stays, lines, counts)
+    return NormalForm(step, refs, stays, selected, lines, counts)
 
 
 def reading_consts(

@@ -40,20 +40,20 @@ times the memory, and 4 times as long or more.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import along, explicit_sharding, is_symbolic
-from ...._programs import inlined
-from ...._types import Aval, Value
-from .._buffers import Following
-from .._in_place import writes_rows
-from .._known_values import MOST_ROWS, Buffer, CounterIndex, Understood, known_of_leaf
-from .._loop import Loop
-from .._step import Step
+from ..._arrays import along, explicit_sharding, is_symbolic
+from ..._programs import inlined
+from ..._types import Aval, Value
+from ._buffers import Following, writes_rows
 from ._dce import dce
+from ._known_values import MOST_ROWS, Buffer, CounterIndex, Understood, known_of_leaf
+from ._loop import Loop
+from ._step import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,7 @@ class RowsOnce:
     axis: int
     counter: int
     offset: int
+    note: ClassVar[str] = "{} is rebuilt from its last state"
 
     @property
     def arrays(self) -> int:
@@ -160,7 +161,7 @@ def counters_of(step: Step, loop: Loop) -> dict[int, Counter]:
 def program_to_follow(step: Step) -> jex.ClosedJaxpr:
     """The program of a step, without what no output needs, and without calls."""
     program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
-    return inlined(program, lambda eqn: eqn.primitive.name == "jit")
+    return inlined(program)
 
 
 @functools.lru_cache(maxsize=256)

@@ -29,12 +29,21 @@ from jax import lax
 
 from ..._arrays import Flags, on_mesh, placed_as, split
 from ..._compat import called_by
-from ..._programs import evaluated, formula_of, interpreted, row_write, value_of
+from ..._programs import (
+    Formula,
+    evaluated,
+    formula_of,
+    interpreted,
+    row_write,
+    value_of,
+)
 from ..._types import AnyJaxpr, Aval, Value
-from ..engine._buffers import Following
-from ..engine._known_values import Buffer, Understood, known_of_leaf, leaves_in
-from ..engine._planned_loop import PlannedLoop
-from ..engine._step import Step
+from ..steps._buffers import Following
+from ..steps._known_values import Buffer, Understood, known_of_leaf, leaves_in
+from ..steps._step import Step
+
+# What a plan says of it.
+NOTE = "writes to {} are masked: examples that have stopped write no rows"
 
 
 @functools.lru_cache(maxsize=128)
@@ -61,16 +70,24 @@ def written_leaves(step: Step, nowhere_else: bool = False) -> Flags:
     return tuple(map(is_written, range(step.num_carry)))
 
 
+class MaskableLoop(Formula):
+    """A loop in a step, which may write rows to some of its operands under a mask."""
+
+    @property
+    def written(self) -> dict[int, int]:
+        """The outputs of buffers that it only writes rows to, by their operands."""
+        raise AssertionError("abstract: each loop has its own")
+
+    def masked(
+        self, places: list[int], operands: list[Value], mask: Value
+    ) -> list[Value]:
+        """Its results if it writes to the operands at some places under a mask."""
+        raise AssertionError("abstract: each loop has its own")
+
+
 def _carried(eqn: jex.JaxprEqn) -> dict[int, int]:
-    """The outputs of buffers that a loop only writes rows to, by their operands."""
     loop = formula_of(eqn)
-    if not isinstance(loop, PlannedLoop) or loop.saves is not None:
-        return {}
-    step = loop.problem.step
-    # An inverse reads what it undoes. What a loop moves from one buffer to another goes
-    # on to a third one in its next steps, so it is not followed.
-    written = written_leaves(step, nowhere_else=True) if step.inverse is None else ()
-    return {step.num_consts + i: i for i, flag in enumerate(written) if flag}
+    return loop.written if isinstance(loop, MaskableLoop) else {}
 
 
 @functools.lru_cache(maxsize=128)
@@ -121,33 +138,15 @@ def _masked(program: AnyJaxpr, inputs: list[_Pair], mask: Value) -> list[_Pair]:
         outs = following.results(eqn, known)
         if row_write(eqn) is not None and buffers[0]:
             return [(outs[0], _masked_write(eqn, values, mask))]
-        places = [i for i in _carried(eqn) if buffers[i]]
-        if places:
-            values = _masked_loop(eqn, places, values, mask)
+        loop, places = formula_of(eqn), [i for i in _carried(eqn) if buffers[i]]
+        if isinstance(loop, MaskableLoop) and places:
+            values = loop.masked(places, values, mask)
         else:
             values = evaluated(eqn, values)
         return list(zip(outs, values, strict=True))
 
     of_literal = lambda atom: (None, value_of(atom))
     return interpreted(program, inputs, of_literal, results, lambda c: (None, c))
-
-
-def _masked_loop(
-    eqn: jex.JaxprEqn, places: list[int], operands: list[Value], mask: Value
-) -> list[Value]:
-    """The results of a loop that writes to some operands, under a mask."""
-    loop = formula_of(eqn)
-    assert isinstance(loop, PlannedLoop)
-    problem, step = loop.problem, loop.problem.step
-    written = [step.num_consts + i in places for i in range(step.num_carry)]
-    masked = with_masked_writes(step, tuple(written))
-    consts, init, xs = loop.in_tree.unflatten(operands)
-    # The mask is a const of the inner loop: an example does not stop in the middle of a
-    # step of the outer one.
-    args = ([*consts, mask], init, xs)
-    problem = dataclasses.replace(problem, step=masked)
-    loop = PlannedLoop(problem, loop.saves, args)
-    return loop.flat_out(loop(*args))
 
 
 def _masked_write(eqn: jex.JaxprEqn, operands: list[Value], mask: Value) -> Value:

@@ -8,7 +8,7 @@ import pytest
 import eqloop as el
 from eqloop._programs._calculus import run
 from eqloop._programs._equations import equations
-from eqloop.checkpointing.engine._transformed import with_short_sums
+from eqloop.checkpointing.rewrites._short_sums import with_short_sums
 
 WEIGHTS, ROWS = jnp.linspace(-1.0, 1.0, 7), jnp.linspace(0.3, 2.0, 84)
 ROWS = jnp.sin(7.0 * ROWS).reshape(4, 7, 3)

@@ -21,7 +21,7 @@ from jax.extend.core import primitives
 from ..._arrays import Arrays, put
 from ..._programs import aval_of
 from ..._types import Value
-from ._step import Step, without_outputs
+from ..steps._step import Step, without_outputs
 
 _VIEWS = {
     primitives.copy_p,
@@ -72,6 +72,12 @@ class Viewing:
 
     step: Step
     views: tuple[View | None, ...]
+
+    @property
+    def note(self) -> str:
+        """What a plan says of it."""
+        count = sum(view is not None for view in self.views)
+        return f"{count} of {len(self.views)} outputs are views of xs, outside the loop"
 
     @classmethod
     def of(cls, step: Step, candidates: Sequence[bool] | None = None) -> Self:

@@ -5,11 +5,11 @@ A solver writes its state to a buffer, at a counter, unless the step was rejecte
     rows[i] = where(is_kept, h, rows[i]);  i = i + 1
 
 Four answers save memory and time in proportion to the whole buffer. If each row is
-written at most once, slots need not hold the buffer (`leaves/_rows_once.py`), and
-neither if it is known beforehand where rows are written (`leaves/_row_lists.py`). If
+written at most once, slots need not hold the buffer (`_rows_once.py`), and
+neither if it is known beforehand where rows are written (`_row_lists.py`). If
 rows are written but never computed with, an example of a batch that has stopped can
-drop its writes, and nothing is selected (`whiles/_masked_writes.py`). And if all rows
-are moved by one, they may stay where they are (`_delay_lines.py`).
+drop its writes, and nothing is selected (`rewrites/_masked_writes.py`). And if all rows
+are moved by one, they may stay where they are (`rewrites/_delay_lines.py`).
 
 All of these read what is found here, by abstract interpretation. The program is gone
 through with something known in place of each value. For leaf 0 the counter and leaf 1
@@ -33,6 +33,7 @@ JAX has no rule.
 """
 
 import dataclasses
+import functools
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,16 @@ import jax.numpy as jnp
 
 from ..._arrays import is_symbolic
 from ..._compat import called_by, close, is_through
-from ..._programs import READS, RowWrite, aval_of, interpreted, makes_zeros, row_write
+from ..._programs import (
+    READS,
+    WRITES,
+    RowWrite,
+    aval_of,
+    equations,
+    interpreted,
+    makes_zeros,
+    row_write,
+)
 from ..._types import AnyJaxpr
 from ._known_values import (
     Block,
@@ -369,3 +379,9 @@ def _are_of(leaf: int | None, cases: Sequence[Understood]) -> bool:
     """Whether several values are counters, or buffers, of one leaf."""
     same = len(set(map(type, cases))) == 1
     return same and all(case.leaf == leaf for case in cases)
+
+
+@functools.lru_cache(maxsize=512)
+def writes_rows(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program writes rows of a buffer, at any depth."""
+    return any(eqn.primitive.name in WRITES for eqn in equations(program))

@@ -35,7 +35,6 @@ from ..._programs import (
     Rewrite,
     aval_of,
     computed_from,
-    equations,
     formula_of,
     makes_zeros,
     map_programs,
@@ -46,6 +45,10 @@ from ..._programs import (
     with_equations,
 )
 from ..._types import PyTree, Value
+from ..steps._buffers import writes_rows
+
+# What a plan says of it.
+NOTE = "rows of the cotangent of {} are read and written in place"
 
 
 def run_in_place(
@@ -64,12 +67,6 @@ def run_in_place(
     on_flat = lambda *flat: f(*tree.unflatten(flat))
     traced, out = jax.make_jaxpr(on_flat, return_shape=True)(*flat)
     return jax.tree.unflatten(jax.tree.structure(out), run(in_place(traced), *flat))
-
-
-@functools.lru_cache(maxsize=512)
-def writes_rows(program: jex.ClosedJaxpr) -> bool:
-    """Whether a program writes rows of a buffer, at any depth."""
-    return any(eqn.primitive.name in WRITES for eqn in equations(program))
 
 
 @remembered_per_device(maxsize=512)

@@ -39,12 +39,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._arrays import Arrays, split
-from ...._programs import run, traced
-from ...._types import PyTree, Value
-from .._loop import Loop, element, put_part, zero
-from .._step import Step, make_step
+from ..._arrays import Arrays, split
+from ..._calls import format_bytes
+from ..._programs import run, traced
+from ..._types import PyTree, Value
 from ._counts import Counts
+from ._loop import Loop, element, put_part, zero
+from ._step import Step, make_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,11 @@ class RowList:
     counts: Counts
     ring: int | None
     row_bytes: int
+
+    @property
+    def note(self) -> str:
+        """What a plan says of it."""
+        return f"{{}} is a list of its rows, {format_bytes(self.nbytes)}"
 
     @property
     def length(self) -> int:
