@@ -76,6 +76,7 @@ from ._equations import (
     aval_of,
     computed_from,
     equations,
+    equations_of,
     foreign_programs,
     formula_of,
     programs_in,

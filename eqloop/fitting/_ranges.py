@@ -12,6 +12,7 @@ computed in both:
 
 import collections
 import dataclasses
+import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import numpy as np
 
 from .._arrays import is_inexact, nbytes
 from .._compat import form_of
-from .._programs import aval_of, evaluated, literal_value
+from .._programs import aval_of, equations_of, evaluated, literal_value
 from ..checkpointing import AxisMap
 from ._by_rows import ByRows, Laid, Layouts, Place, RowAxis
 
@@ -150,6 +151,11 @@ class _RangeSearch:
         self.looked_at = 0
         self._maps = dict[int, tuple[jex.JaxprEqn, list[AxisMap]]]()
         self._constants = dict[Any, np.ndarray | None]()
+        self._sizes = functools.cache(
+            lambda i: [
+                _size([x]) for e in equations_of(self.eqns[i]) for x in e.outvars
+            ]
+        )
 
     def _maker(self, x: Any) -> tuple[int, int] | None:
         """The operation that computes a value, and which of its results that is."""
@@ -164,10 +170,12 @@ class _RangeSearch:
     def found(self) -> list[_Range]:
         """Ranges that save memory, those of the largest values first."""
         values = [x for x in self._makers if self._depends(x) and aval_of(x).shape]
-        values.sort(key=lambda x: (-_size([x]), self._makers[x]))
+        # A loop is as large as the largest of what a step computes.
+        size = lambda x: max(self._sizes(self._makers[x][0]))
+        values.sort(key=lambda x: (-size(x), self._makers[x]))
         found, inside, in_vain = list[_Range](), frozenset[int](), 0
         for x in values:
-            is_small = _size([x]) * _SMALL < _size(values[:1])
+            is_small = size(x) * _SMALL < size(values[0])
             if is_small or in_vain > _MOST_IN_VAIN * len(self.eqns):
                 break
             if self._makers[x][0] in inside:
@@ -209,7 +217,7 @@ class _RangeSearch:
             # On the way back, the cotangents of what all rows share are there, too.
             shared = (x for x, rows in by_rows.inputs if rows is None)
             chunks += _size(x for x in shared if is_inexact(aval_of(x)))
-            sizes = [_size([x]) for i in found.laid for x in self.eqns[i].outvars]
+            sizes = [size for i in found.laid for size in self._sizes(i)]
             chunks += _ALIVE * max(sizes) / min(found.length, _MOST_CHUNKS)
             whole += sum(sizes)
         return besides, chunks, whole

@@ -216,6 +216,22 @@ def test_a_budget_is_kept_by_rows_and_the_plan_says_so():
     assert_close(of_batch(plan.pinned), of_batch(f))
 
 
+def test_a_loop_is_as_large_as_what_its_steps_compute():
+    """Its carry is small beside the logits that are computed from it; a step is not."""
+
+    def f(w: Any, h: Any) -> Any:
+        mix = lambda h: jax.nn.softmax(jnp.einsum("bte,bse->bts", h, h)) @ h
+        h, _ = el.Scan(lambda h, _: (h + mix(h), None))(h, length=3)
+        return jnp.mean(jax.nn.logsumexp(h @ w, -1))
+
+    args = given(((4, 100), (6, 40, 4)))
+    in_rows = [part.by_rows for part in cut(f, *args).parts if part.by_rows]
+    # Rows of the loop are sequences, and those of the logits are tokens.
+    assert [by_rows.length for by_rows in in_rows] == [6, 40]
+    found, expected = gradient(in_chunks(f, 2, *args), 2), gradient(f, 2)
+    assert_close(jax.jit(found)(*args), jax.jit(expected)(*args), 1e-3, 1e-4)
+
+
 def test_entries_that_are_equally_large_share_a_cotangent():
     x = jnp.round(3 * normal(0, (N, D)))
     y = jnp.round(3 * normal(1, (N, D)))
