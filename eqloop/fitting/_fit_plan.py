@@ -27,7 +27,7 @@ class FittedPart:
         stored_bytes: The bytes that it adds to what is stored, from its forward pass to
             its way back. A value that several parts need is counted for the first.
         peak_bytes: The bytes that are taken at once while it is taken back, as
-            estimated.
+            estimated: no more than the whole takes by its compiler.
         relative_time: Its time there and back, relative to that of the whole function
             with everything stored.
 
@@ -140,7 +140,13 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     """The plan of a decision."""
     choice, chosen = decision.choice, decision.chosen
     whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
+    # The compiler may find room that is not foreseen. Of what it finds, each part takes
+    # the share that it is estimated to take.
     peaks, stored = choice.peaks(chosen), choice.stored(chosen)
+    most = max((decision.peak_bytes, *peaks))
+    of_all = lambda sizes: [size * decision.peak_bytes // (most or 1) for size in sizes]
+    if most > decision.peak_bytes:
+        peaks, stored = of_all(peaks), of_all(stored)
     rows = zip(decision.cut.parts, decision.ways, chosen, strict=True)
     parts = tuple(
         FittedPart(

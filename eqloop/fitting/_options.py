@@ -20,7 +20,7 @@ from ..checkpointing import (
     options_of,
     work_of,
 )
-from ._again import Roles, again
+from ._again import Roles, again, twice
 from ._choice import Option
 from ._parts import OpenLoop, Part, with_schedules
 from ._written import flattened, written
@@ -54,6 +54,7 @@ class Way:
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
         rows: How many of its rows are run at a time, there and back.
+        is_twice: Whether it is run once for its value, and again for its gradient.
     """
 
     stores: str
@@ -61,6 +62,7 @@ class Way:
     is_again: bool = False
     policy: Callable[..., bool] | None = None
     rows: int | None = None
+    is_twice: bool = False
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
@@ -78,13 +80,15 @@ class Way:
             found = part.by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
         program = part.program
+        if self.is_twice:
+            return [*twice(program, roles)(*inputs)]
         of_arrays = functools.partial(run, program)
         if self.is_again:
             of_arrays = again(of_arrays, self.policy, roles)
         return of_arrays(*inputs)
 
 
-EVERYTHING = Way("everything")
+EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
 # A part is run in so many chunks of rows, at the most, and each of them takes so long
 # besides its share of the work.
 _MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
@@ -128,6 +132,11 @@ def options_of_parts(
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
+
+
+def options_at_once(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
+    """The ways to run a whole function as a single part, the fastest first."""
+    return [(way, _of_straight(part, roles, way)) for way in (EVERYTHING, TWICE)]
 
 
 def _without_the_beaten(
