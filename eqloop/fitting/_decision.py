@@ -23,6 +23,7 @@ from ..checkpointing import (
     recall,
     remember,
     run_times,
+    says_what_is_found,
 )
 from ._choice import Choice, Chosen, spread
 from ._cut import Cut, advice
@@ -355,6 +356,7 @@ class _Whole:
         if (known := recall(key)) is not None:
             return int(known["bytes"])
         if (size := self._bytes(ways)) is not None:
+            says_what_is_found("Fit", format_bytes(size))
             remember({key: {"bytes": float(size)}})
         return size
 

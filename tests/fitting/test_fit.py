@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop._calls import format_bytes
 from eqloop.fitting._options import EVERYTHING, TWICE
 
 from ..asserts import assert_close, assert_same
@@ -377,3 +378,21 @@ def test_a_function_that_is_run_twice_has_all_derivatives():
         return both, rows, jax.grad(mean)(W), f(W, X, n, key)
 
     assert_close(jax.jit(lambda: every(twice))(), jax.jit(lambda: every(f))(), 1e-3)
+
+
+def test_planning_that_takes_long_says_how_far_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: Any
+):
+    f = lambda w: layers(w, 1.03 * X)
+    monkeypatch.setattr("eqloop.checkpointing.planning._notice._LONG", 1e-3)
+    plan = el.Fit(f, TIGHT).plan(W)
+    first, *others = caplog.messages
+    assert "planning the gradient of a function" in first
+    assert [line.split()[:3] for line in others] == [
+        ["Fit:", "plan", str(i)] for i in range(1, len(others) + 1)
+    ]
+    said = [line.partition("takes ")[2].partition(", after")[0] for line in others]
+    assert format_bytes(plan.peak_bytes) in said
+    monkeypatch.setattr("eqloop.checkpointing.planning._notice._LONG", 1e3)
+    el.Fit(f, TIGHT + 500).plan(W)
+    assert len(caplog.messages) == 1 + len(others)
