@@ -21,12 +21,14 @@ from .engine._step import Step
 from .engine._transformed import activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
+from .engine.slots._host_slots import HostSlots
 from .planning._alike import alike
 from .planning._choice import simple_pareto
 from .planning._cost import step_cost
 from .planning._memory_guess import working_set
 from .planning._paces import paces
 from .planning._search import sizes
+from .planning._two_places import SecondPlace, pareto_in_two_places
 from .planning._work import rates
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
@@ -51,6 +53,7 @@ class LoopOption:
         forward: How long the loop itself takes.
         estimated: How long the gradient was estimated to take before it was seen.
         runs_again: Whether its gradient runs almost every step more than once.
+        on_host: The bytes that it stores in the memory of the host.
     """
 
     schedule: LoopSchedule
@@ -61,6 +64,7 @@ class LoopOption:
     forward: float
     estimated: float
     runs_again: bool
+    on_host: int = 0
 
 
 def is_left_open(formula: object) -> bool:
@@ -75,12 +79,15 @@ def is_left_open(formula: object) -> bool:
     return isinstance(planner, Fitted) and bool(formula.problem.loop.length)
 
 
-def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
+def options_of(
+    formula: object, perturbed: PyTree, host: int = 0
+) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
     Args:
         formula: The loop.
         perturbed: Which of its inputs are differentiated.
+        host: How many bytes of carries may be stored in the memory of the host.
 
     Returns:
         The ways, or `None` if the loop has no derivative.
@@ -102,7 +109,7 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
         return None
     if isinstance(problem, UntilStopped):
         return list(_of_while(problem, active))
-    return _of_scan(problem.as_planned, active)
+    return _of_scan(problem.as_planned, active, host)
 
 
 def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
@@ -156,23 +163,32 @@ class OpenStep:
         return [*carry, *ys]
 
 
-def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:
+def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
     known = problem if problem.chooses_policy else alike(problem)
     before = paces(known, active, measure=True)
-    found, times = simple_pareto(known, active, before)
+    found, guess, times = simple_pareto(known, active, before)
     forward = times.base.advance * problem.loop.length
+    every = [(layout, 0.0) for layout in found]
+    if host and not (slots := HostSlots()).take_device_memory:
+        far = pareto_in_two_places(
+            known, active, SecondPlace(slots, host), times, guess
+        )
+        # No time is saved by moving what there is room for.
+        least = min(map(times.duration, found))
+        every += (one for one in far if times.duration(one[0]) + one[1] > least)
     return [
         LoopOption(
             schedule=Pinned(layout),
             stores=_in_words(Pinned(layout)),
             stored=times.stored_bytes(layout),
-            peak=size,
-            nanoseconds=times.duration(layout),
+            peak=guess(layout),
+            nanoseconds=times.duration(layout) + moving,
             forward=forward,
-            estimated=before.duration(layout),
+            estimated=before.duration(layout) + moving,
             runs_again=layout.evaluations >= 2 * layout.order.length - 1,
+            on_host=layout.bytes_elsewhere(times.of(layout).cost),
         )
-        for layout, size in found
+        for layout, moving in every
     ]
 
 
@@ -181,7 +197,8 @@ def _in_words(schedule: Pinned) -> str:
     if layout.stores_residuals:
         return "residuals"
     blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
-    return f"{layout.order.slots} carries{blocks}"
+    place = f" {layout.slots.place}" if layout.is_elsewhere else ""
+    return f"{layout.order.slots} carries{blocks}{place}"
 
 
 def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:

@@ -75,8 +75,13 @@ class Cut:
         """Whether these are ways to run such parts."""
         return len(ways) == len(self.parts) and all(map(Way.fits, ways, self.parts))
 
-    def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
-        """The ways to run each part, the fastest first, and what they take."""
+    def choice(self, marks: Flags, host: int = 0) -> tuple[list[list[Way]], Choice]:
+        """The ways to run each part, the fastest first, and what they take.
+
+        Args:
+            marks: Which inputs are differentiated.
+            host: How many bytes may be stored in the memory of the host.
+        """
         jaxpr = self.program.jaxpr
         # Inputs are there anyway.
         inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
@@ -89,10 +94,10 @@ class Cut:
         if self.is_at_once:
             found = list(map(options_at_once, self.parts, roles))
         else:
-            found = options_of_parts(self.parts, roles)
+            found = options_of_parts(self.parts, roles, host)
         ways = [[way for way, _ in of_part] for of_part in found]
         options = [[option.without(inputs) for _, option in part] for part in found]
-        return ways, Choice(options, sizes)
+        return ways, Choice(options, sizes, host)
 
     def _roles(self, marks: Flags) -> list[Roles]:
         """What each part reads, if some inputs of the program are differentiated."""

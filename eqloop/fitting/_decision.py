@@ -56,10 +56,12 @@ class Limit:
 
     Attributes:
         is_total: Whether inputs and outputs are among them.
+        host: The bytes of carries that may be stored in the memory of the host.
     """
 
     nbytes: int
     is_total: bool
+    host: int = 0
 
     def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
         """What is left besides the inputs and outputs of a gradient."""
@@ -119,7 +121,8 @@ def decided(
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    wholes = [plain := _Whole(Cut.of(program), marks, types)]
+    about = marks, types, limit.host
+    wholes = [plain := _Whole(Cut.of(program), *about)]
     fits = _simplest(plain, most)
     if not any(decision.is_fastest for decision in fits):
         smallest = plain.choice.peak(plain.choice.smallest())
@@ -127,7 +130,7 @@ def decided(
         if is_hopeful and _may_be_faster(plain, most, fits):
             fits += _that_fit(plain, most)
     if split and not any(decision.is_fastest for decision in fits):
-        by_rows = _Whole(Cut.of(program, split=True), marks, types)
+        by_rows = _Whole(Cut.of(program, split=True), *about)
         if by_rows.cut.has_rows:
             wholes = [by_rows, plain]
     if not fits:
@@ -145,8 +148,8 @@ def decided(
     best = best.whole.faster_if_leaner(best, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
-        about = {"ways": text, "split": float(best.cut.split)}
-        remember({key: about | ({"seen": best.seen} if best.seen else {})})
+        found = {"ways": text, "split": float(best.cut.split)}
+        remember({key: found | ({"seen": best.seen} if best.seen else {})})
     return best
 
 
@@ -204,7 +207,7 @@ def recalled(
     most = limit.besides(types, marks, program.out_avals)
     if not cut.takes(ways):
         return None
-    size = _Whole(cut, marks, types).nbytes(ways)
+    size = _Whole(cut, marks, types, limit.host).nbytes(ways)
     if size is None or size > most:
         return None
     return Recalled(cut, ways, known.get("seen"))
@@ -239,9 +242,11 @@ def _that_fit(
     return [t for t in tries if t.peak_bytes <= most]
 
 
-def pinned(known: Recalled, marks: Flags, types: tuple[Aval, ...]) -> Decision | None:
+def pinned(
+    known: Recalled, marks: Flags, types: tuple[Aval, ...], host: int
+) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole(known.cut, marks, types)
+    whole = _Whole(known.cut, marks, types, host)
     if not all(map(operator.contains, whole.ways, known.ways)):
         return None
     decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
@@ -261,9 +266,10 @@ def unbeaten(
     They go from the least memory to the least time. And that of them which is decided
     on for a limit, if one fits: the others that fit are not faster.
     """
-    wholes = [_Whole(Cut.of(program), marks, types)]
+    about = marks, types, limit.host
+    wholes = [_Whole(Cut.of(program), *about)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [_Whole(cut, marks, types)] if cut.has_rows else []
+    wholes += [_Whole(cut, *about)] if cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -318,11 +324,12 @@ class _Whole:
     cut: Cut
     marks: Flags
     types: tuple[Aval, ...]
+    host: int = 0
     tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
     def _found(self) -> tuple[list[list[Way]], Choice]:
-        return self.cut.choice(self.marks)
+        return self.cut.choice(self.marks, self.host)
 
     @property
     def ways(self) -> list[list[Way]]:

@@ -58,6 +58,7 @@ class FitPlan:
         is_compiled: Whether the compiler says so. Otherwise it is estimated.
         relative_time: The time of a gradient, relative to storing everything.
         is_measured: Whether both were run to see that. Otherwise it is estimated.
+        host_bytes: The bytes that loops store in the memory of the host.
         pinned: The function with these decisions: it needs no search, and can be passed
             to other processes.
         device: What it was made for: a kind of device, as JAX calls it.
@@ -82,6 +83,7 @@ class FitPlan:
     is_compiled: bool
     relative_time: float
     is_measured: bool
+    host_bytes: int
     pinned: Callable[..., Any] = dataclasses.field(repr=False)
     device: str
 
@@ -96,6 +98,8 @@ class FitPlan:
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         how = "compiled" if self.is_compiled else "estimated"
+        if self.host_bytes:
+            how += f", and {format_bytes(self.host_bytes)} on its host"
         lines.append(
             f"in all: {format_bytes(self.peak_bytes)} on {self.device}, {how}; "
             f"{self.relative_time:.2f} x the time of storing everything, "
@@ -165,6 +169,7 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
         is_compiled=decision.is_compiled,
         relative_time=decision.relative_time,
         is_measured=decision.seen is not None,
+        host_bytes=choice.on_host(chosen),
         pinned=pinned,
         device=planning_device().kind,
     )

@@ -149,7 +149,7 @@ class FittedCall(Formula):
         self.refuse_symbolic()
         with self.planning(), says_if_planning_is_long():
             known = self._decided(marks)
-            known = known and pinned(known, marks, self.types)
+            known = known and pinned(known, marks, self.types, self.limit.host)
             return known or decided(self.program, marks, *self._limits)
 
     @property

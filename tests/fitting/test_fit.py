@@ -396,3 +396,9 @@ def test_planning_that_takes_long_says_how_far_it_is(
     monkeypatch.setattr("eqloop.checkpointing.planning._notice._LONG", 1e3)
     el.Fit(f, TIGHT + 500).plan(W)
     assert len(caplog.messages) == 1 + len(others)
+
+
+def test_on_a_cpu_the_host_has_no_memory_of_its_own():
+    plan = el.Fit(mixed, 8_500, host="1GiB").plan(W, X)
+    assert plan.host_bytes == 0
+    assert str(plan) == str(el.Fit(mixed, 8_500).plan(W, X))
