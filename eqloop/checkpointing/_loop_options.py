@@ -4,12 +4,20 @@ A loop that is left open is one that was given no schedule.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
-from .._programs import Selected, formula_of, with_formula
+from .._arrays import is_inexact
+from .._programs import (
+    Selected,
+    aval_of,
+    axes_named,
+    formula_of,
+    map_equations,
+    with_formula,
+)
 from .._types import PyTree, Value
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
@@ -36,8 +44,22 @@ from .whiles._stopping import UntilStopped
 # Neighbouring numbers of checkpoints of a while loop differ by so much.
 _RATIO = 1.2
 
+# Of the ways to run the loops within a step, that with the least memory is tried, and
+# the one with the least that takes no more than this times as long as the fastest; but
+# only if they take this part of the memory of storing everything.
+_LONGER, _SMALLER = 1.5, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class WithInner:
+    """The schedule of a loop, and those of the loops in its step."""
+
+    outer: Pinned
+    inner: "tuple[Pinned | Online, ...]"
+
+
 # How a loop of known length runs, or one that stops by itself.
-LoopSchedule: TypeAlias = Pinned | Online
+LoopSchedule: TypeAlias = Pinned | Online | WithInner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,19 +131,76 @@ def options_of(
         return None
     if isinstance(problem, UntilStopped):
         return list(_of_while(problem, active))
-    return _of_scan(problem.as_planned, active, host)
+    planned = problem.as_planned
+    found = _of_scan(planned, active, host)
+    for inner in _inner_schedules(planned):
+        found += [
+            dataclasses.replace(
+                option,
+                schedule=WithInner(option.schedule, inner),
+                stores=f"{option.stores}, with loops in its step",
+            )
+            for option in _of_scan(_with_inner(planned, inner), active, host)
+            if isinstance(option.schedule, Pinned)
+        ]
+    return sorted(found, key=lambda option: option.peak)
 
 
 def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     """The equation of a loop that was left open, with a schedule."""
+    inner = schedule.inner if isinstance(schedule, WithInner) else ()
+    own = schedule.outer if isinstance(schedule, WithInner) else schedule
 
     def planned(formula: Any) -> Any:
         if isinstance(formula, Selected):
             return formula.mapped(planned)
-        problem = dataclasses.replace(formula.problem, planner=schedule)
+        problem = dataclasses.replace(_with_inner(formula.problem, inner), planner=own)
         return formula.with_params(problem=problem)
 
     return with_formula(eqn, planned(eqn.params["_prim"]))
+
+
+def _inner_schedules(problem: Problem) -> list[tuple[Pinned | Online, ...]]:
+    """Ways to run all open loops in a step, but for storing everything."""
+    each = list[list[LoopOption]]()
+
+    def note(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        formula: Any = formula_of(eqn)
+        moves = formula.in_tree.unflatten([is_inexact(aval_of(x)) for x in eqn.invars])
+        is_named = bool(axes_named(formula.effects))
+        found = None if is_named else options_of(formula, moves)
+        each.append([o for o in found or () if not isinstance(o.schedule, WithInner)])
+        return eqn
+
+    _at_inner(problem, note)
+    if not each or not all(each):
+        return []
+    quick = [_smallest_in_time(options) for options in each]
+    ways = [[options[0] for options in each], quick]
+    peaks = [sum(option.peak for option in way) for way in ways]
+    whole = sum(max(option.peak for option in options) for options in each)
+    schedules = [tuple(option.schedule for option in way) for way in ways]
+    pairs = zip(schedules, peaks, strict=True)
+    return [*dict.fromkeys(way for way, peak in pairs if peak <= _SMALLER * whole)]
+
+
+def _smallest_in_time(options: Sequence[LoopOption]) -> LoopOption:
+    longest = _LONGER * min(option.nanoseconds for option in options)
+    return next(option for option in options if option.nanoseconds <= longest)
+
+
+def _with_inner(problem: Any, schedules: Sequence[LoopSchedule]) -> Any:
+    """A loop with schedules for the open loops in its step."""
+    left = iter(schedules)
+    taken = lambda eqn: with_schedule(eqn, next(left))
+    return _at_inner(problem, taken) if schedules else problem
+
+
+def _at_inner(problem: Any, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]) -> Any:
+    at = lambda eqn: change(eqn) if is_left_open(formula_of(eqn)) else eqn
+    program = map_equations(problem.step.jaxpr, at)
+    step = dataclasses.replace(problem.step, jaxpr=program)
+    return dataclasses.replace(problem, step=step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 import eqloop as el
 from eqloop._calls import format_bytes
 from eqloop.fitting._options import EVERYTHING, TWICE
+from eqloop.fitting._remembered import as_text, from_text
 
 from ..asserts import assert_close, assert_same
 from ..compiling import AS_USED, programs_compiled, temp_bytes
@@ -194,6 +195,35 @@ def test_stacks_of_layers_and_loops_without_a_carry():
     assert_close(run(fit), run(f), 1e-3, 1e-4)
     names = {part.name for part in fit.plan(W, X).parts}
     assert {"StackedLayers", "ForLoop"} <= names
+
+
+def nested(w: Any, x: Any) -> Any:
+    """A loop over time in each step of another one, and one that stops by itself."""
+    step = lambda h, _: (jnp.tanh(jnp.sin(h @ w)), None)
+
+    def outer(h: Any, u: Any) -> Any:
+        h, _ = jax.jit(lambda h: el.Scan(step)(h, length=100))(h + u)
+        until = el.CheckpointedWhileLoop(
+            lambda c: c[0] < 20, lambda c: (c[0] + 1, jnp.sin(c[1] @ w)), max_steps=40
+        )
+        return until((0, h))[1], h[0]
+
+    h, ys = el.Scan(outer)(x[0], x)
+    return jnp.sum(h**2) + jnp.sum(ys)
+
+
+def test_a_loop_in_the_step_of_a_loop_is_decided_with_it():
+    x, budget = X[:4], 6_000
+    # A step of the outer loop that stores everything takes 16 KiB and more.
+    fit = el.Fit(nested, budget)
+    plan = fit.plan(W, x)
+    (loop,) = (part for part in plan.parts if part.name == "Scan")
+    assert loop.stores.endswith("with loops in its step")
+    assert plan.peak_bytes <= budget
+    assert temp_bytes(gradient(fit), W, x) <= budget
+    run = lambda f: jax.jit(gradient(f))(W, x)
+    assert_close(run(plan.pinned), run(nested), 1e-3, 1e-4)
+    assert from_text(as_text(plan.pinned.ways) or "") == plan.pinned.ways
 
 
 def test_loops_of_jax_if_it_is_told_to():
