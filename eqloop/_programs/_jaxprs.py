@@ -21,7 +21,7 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from .._arrays import Flags
+from .._arrays import Flags, is_inexact
 from .._compat import (
     CALLS,
     close,
@@ -271,15 +271,22 @@ def _called_at(call: jex.JaxprEqn, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     return eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
 
 
-def without_array_literals(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def without_array_literals(
+    program: jex.ClosedJaxpr, numbers: bool = False
+) -> jex.ClosedJaxpr:
     """A program whose literals that are arrays, as `inline` makes them, are constants.
 
     Those in the programs of its equations stay.
+
+    Args:
+        program: The program.
+        numbers: Whether its floating-point numbers are constants as well.
     """
     named: dict[int, tuple[jex.Var, Any]] = {}
+    is_named = lambda aval: aval.shape or (numbers and is_inexact(aval))
 
     def read(x: jax.core.Atom) -> jax.core.Atom:
-        if not isinstance(x, jex.Literal) or not aval_of(x).shape:
+        if not isinstance(x, jex.Literal) or not is_named(aval_of(x)):
             return x
         return named.setdefault(id(x.val), (jex.Var(x.aval), x.val))[0]
 

@@ -70,7 +70,7 @@ from .engine._problem import Placements
 from .fused._axis_maps import AxisMap, axis_maps, is_loop
 from .fused._classes import NotInKernelError
 from .planning._facts import key_of, measurements, recall, remember
-from .planning._notice import says_if_long
+from .planning._notice import says_if_long, says_what_is_found
 from .planning._trials import can_be_run, run_times
 from .planning._work import work_of
 from .rewrites._views import Viewing
@@ -161,6 +161,7 @@ __all__ = [
     "run_times",
     "run_while",
     "says_if_long",
+    "says_what_is_found",
     "stored_by_rules",
     "trace_step",
     "trusting",

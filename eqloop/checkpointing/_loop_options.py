@@ -4,12 +4,20 @@ A loop that is left open is one that was given no schedule.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
-from .._programs import Selected, formula_of, with_formula
+from .._arrays import is_inexact
+from .._programs import (
+    Selected,
+    aval_of,
+    axes_named,
+    formula_of,
+    map_equations,
+    with_formula,
+)
 from .._types import PyTree, Value
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
@@ -20,12 +28,14 @@ from .engine._problem import Counted, Problem
 from .engine._transformed import activity
 from .engine.orders import _binomial
 from .engine.reversals._block_reversals import ByResiduals
+from .engine.slots._host_slots import HostSlots
 from .planning._alike import alike
 from .planning._choice import simple_pareto
 from .planning._cost import step_cost
 from .planning._memory_guess import working_set
 from .planning._paces import paces
 from .planning._search import sizes
+from .planning._two_places import SecondPlace, pareto_in_two_places
 from .planning._work import rates
 from .steps._step import Step
 from .whiles._online import Online
@@ -34,8 +44,22 @@ from .whiles._stopping import UntilStopped
 # Neighbouring numbers of checkpoints of a while loop differ by so much.
 _RATIO = 1.2
 
+# Of the ways to run the loops within a step, that with the least memory is tried, and
+# the one with the least that takes no more than this times as long as the fastest; but
+# only if they take this part of the memory of storing everything.
+_LONGER, _SMALLER = 1.5, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class WithInner:
+    """The schedule of a loop, and those of the loops in its step."""
+
+    outer: Pinned
+    inner: "tuple[Pinned | Online, ...]"
+
+
 # How a loop of known length runs, or one that stops by itself.
-LoopSchedule: TypeAlias = Pinned | Online
+LoopSchedule: TypeAlias = Pinned | Online | WithInner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +75,7 @@ class LoopOption:
         forward: How long the loop itself takes.
         estimated: How long the gradient was estimated to take before it was seen.
         runs_again: Whether its gradient runs almost every step more than once.
+        on_host: The bytes that it stores in the memory of the host.
     """
 
     schedule: LoopSchedule
@@ -61,6 +86,7 @@ class LoopOption:
     forward: float
     estimated: float
     runs_again: bool
+    on_host: int = 0
 
 
 def is_left_open(formula: object) -> bool:
@@ -75,12 +101,15 @@ def is_left_open(formula: object) -> bool:
     return isinstance(planner, Fitted) and bool(formula.problem.loop.length)
 
 
-def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
+def options_of(
+    formula: object, perturbed: PyTree, host: int = 0
+) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
     Args:
         formula: The loop.
         perturbed: Which of its inputs are differentiated.
+        host: How many bytes of carries may be stored in the memory of the host.
 
     Returns:
         The ways, or `None` if the loop has no derivative.
@@ -102,19 +131,76 @@ def options_of(formula: object, perturbed: PyTree) -> list[LoopOption] | None:
         return None
     if isinstance(problem, UntilStopped):
         return list(_of_while(problem, active))
-    return _of_scan(problem.as_planned, active)
+    planned = problem.as_planned
+    found = _of_scan(planned, active, host)
+    for inner in _inner_schedules(planned):
+        found += [
+            dataclasses.replace(
+                option,
+                schedule=WithInner(option.schedule, inner),
+                stores=f"{option.stores}, with loops in its step",
+            )
+            for option in _of_scan(_with_inner(planned, inner), active, host)
+            if isinstance(option.schedule, Pinned)
+        ]
+    return sorted(found, key=lambda option: option.peak)
 
 
 def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     """The equation of a loop that was left open, with a schedule."""
+    inner = schedule.inner if isinstance(schedule, WithInner) else ()
+    own = schedule.outer if isinstance(schedule, WithInner) else schedule
 
     def planned(formula: Any) -> Any:
         if isinstance(formula, Selected):
             return formula.mapped(planned)
-        problem = dataclasses.replace(formula.problem, planner=schedule)
+        problem = dataclasses.replace(_with_inner(formula.problem, inner), planner=own)
         return formula.with_params(problem=problem)
 
     return with_formula(eqn, planned(eqn.params["_prim"]))
+
+
+def _inner_schedules(problem: Problem) -> list[tuple[Pinned | Online, ...]]:
+    """Ways to run all open loops in a step, but for storing everything."""
+    each = list[list[LoopOption]]()
+
+    def note(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        formula: Any = formula_of(eqn)
+        moves = formula.in_tree.unflatten([is_inexact(aval_of(x)) for x in eqn.invars])
+        is_named = bool(axes_named(formula.effects))
+        found = None if is_named else options_of(formula, moves)
+        each.append([o for o in found or () if not isinstance(o.schedule, WithInner)])
+        return eqn
+
+    _at_inner(problem, note)
+    if not each or not all(each):
+        return []
+    quick = [_smallest_in_time(options) for options in each]
+    ways = [[options[0] for options in each], quick]
+    peaks = [sum(option.peak for option in way) for way in ways]
+    whole = sum(max(option.peak for option in options) for options in each)
+    schedules = [tuple(option.schedule for option in way) for way in ways]
+    pairs = zip(schedules, peaks, strict=True)
+    return [*dict.fromkeys(way for way, peak in pairs if peak <= _SMALLER * whole)]
+
+
+def _smallest_in_time(options: Sequence[LoopOption]) -> LoopOption:
+    longest = _LONGER * min(option.nanoseconds for option in options)
+    return next(option for option in options if option.nanoseconds <= longest)
+
+
+def _with_inner(problem: Any, schedules: Sequence[LoopSchedule]) -> Any:
+    """A loop with schedules for the open loops in its step."""
+    left = iter(schedules)
+    taken = lambda eqn: with_schedule(eqn, next(left))
+    return _at_inner(problem, taken) if schedules else problem
+
+
+def _at_inner(problem: Any, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]) -> Any:
+    at = lambda eqn: change(eqn) if is_left_open(formula_of(eqn)) else eqn
+    program = map_equations(problem.step.jaxpr, at)
+    step = dataclasses.replace(problem.step, jaxpr=program)
+    return dataclasses.replace(problem, step=step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,23 +242,32 @@ class OpenStep:
         return [*carry, *ys]
 
 
-def _of_scan(problem: Problem, active: Active) -> list[LoopOption]:
+def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
     known = problem if problem.chooses_policy else alike(problem)
     before = paces(known, active, measure=True)
-    found, times = simple_pareto(known, active, before)
+    found, guess, times = simple_pareto(known, active, before)
     forward = times.base.advance * problem.loop.length
+    every = [(layout, 0.0) for layout in found]
+    if host and not (slots := HostSlots()).take_device_memory:
+        far = pareto_in_two_places(
+            known, active, SecondPlace(slots, host), times, guess
+        )
+        # No time is saved by moving what there is room for.
+        least = min(map(times.duration, found))
+        every += (one for one in far if times.duration(one[0]) + one[1] > least)
     return [
         LoopOption(
             schedule=Pinned(layout),
             stores=_in_words(Pinned(layout)),
             stored=times.stored_bytes(layout),
-            peak=size,
-            nanoseconds=times.duration(layout),
+            peak=guess(layout),
+            nanoseconds=times.duration(layout) + moving,
             forward=forward,
-            estimated=before.duration(layout),
+            estimated=before.duration(layout) + moving,
             runs_again=layout.evaluations >= 2 * layout.order.length - 1,
+            on_host=layout.bytes_elsewhere(times.of(layout).cost),
         )
-        for layout, size in found
+        for layout, moving in every
     ]
 
 
@@ -181,7 +276,8 @@ def _in_words(schedule: Pinned) -> str:
     if layout.stores_residuals:
         return "residuals"
     blocks = f", blocks of {layout.order.block}" if layout.order.block > 1 else ""
-    return f"{layout.order.slots} carries{blocks}"
+    place = f" {layout.slots.place}" if layout.is_elsewhere else ""
+    return f"{layout.order.slots} carries{blocks}{place}"
 
 
 def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:

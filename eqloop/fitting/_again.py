@@ -6,16 +6,21 @@ computed again is computed from values that wait for the cotangents (`waiting`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from .._arrays import Flags, number_of, pick, put, waiting
+from .._arrays import Flags, as_arrays, number_of, pick, put, split, waiting
 from .._compat import drops_barriers
+from .._programs import run, without_array_literals
 from .._types import PyTree, Value
 
-Program = Callable[..., list[Value]]
+Program = Callable[..., Sequence[Value]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +38,16 @@ class Roles:
 
 def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Program:
     """A function that is run again on the way back, but for what the policy keeps."""
-    run, moving = jax.checkpoint(f, policy=policy), roles.moving
+    program, moving = jax.checkpoint(f, policy=policy), roles.moving
     if not drops_barriers() or not any(moving):
-        return run
+        return program
 
     @jax.custom_vjp
     def apart(*inputs: Value) -> list[Value]:
         return f(*inputs)
 
     def there(*inputs: Value) -> tuple[list[Value], PyTree]:
-        of_moving = lambda *given: run(*put(inputs, moving, given))
+        of_moving = lambda *given: program(*put(inputs, moving, given))
         outs, pull = jax.vjp(of_moving, *pick(inputs, moving))
         shown = pick(inputs, roles.weights)
         leaves, tree = jax.tree.flatten(pull)
@@ -64,3 +69,42 @@ def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Progr
     structures: list[tuple[Any, list[bool]]] = []
     apart.defvjp(there, back)
     return apart
+
+
+def twice(program: jex.ClosedJaxpr, roles: Roles) -> Program:
+    """A program that is run once for its value, and once more for its gradient.
+
+    These share nothing, so the gradient is as if nobody wanted the value.
+    """
+
+    @jax.custom_vjp
+    def apart(*inputs: Value) -> Sequence[Value]:
+        return run(program, *inputs)
+
+    def there(*inputs: Value) -> tuple[Sequence[Value], PyTree]:
+        return _hidden(program, inputs), inputs
+
+    def back(inputs: PyTree, cts: list[Value]) -> tuple[PyTree, ...]:
+        of_moving = lambda *given: run(program, *put(inputs, roles.moving, given))
+        _, pull = jax.vjp(of_moving, *pick(inputs, roles.moving))
+        found = iter(pull(cts))
+        return tuple(next(found) if moves else None for moves in roles.moving)
+
+    apart.defvjp(there, back)
+    return apart
+
+
+def _hidden(program: jex.ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
+    """The outputs of a program of which XLA does not see that it is that program."""
+    # Numbers as well: XLA shares an array that is full of one, and so writes it.
+    program = without_array_literals(program, numbers=True)
+    pairs = zip(program.consts, program.jaxpr.constvars, strict=True)
+    consts = [jnp.asarray(x, v.aval.dtype) if np.isscalar(x) else x for x, v in pairs]
+    values = [*as_arrays(consts), *inputs]
+    if drops_barriers():
+        number = number_of(inputs)
+        values = [waiting(x, number) for x in values]
+    else:
+        values = lax.optimization_barrier(values)
+    consts, inputs = split(values, len(consts))
+    return jax.core.eval_jaxpr(program.jaxpr, consts, *inputs)

@@ -12,6 +12,7 @@ Nothing here knows of JAX.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -21,6 +22,9 @@ _T = TypeVar("_T")
 _HALVINGS = 40
 # Of so many budgets for each choice that is wanted, some have the same.
 _FINER = 4
+# Those of a byte on the host, beside that of one on the device. At the last, none is
+# used.
+_PRICES_OF_HOST = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, math.inf)
 # The highest price of a byte, in nanoseconds.
 _HIGHEST = 1e9
 
@@ -34,12 +38,14 @@ class Option:
         stored: Bytes that it alone stores, from its forward pass to its way back.
         shared: Values that it needs on its way back, and that others may need as well.
         working: Bytes that its way back takes besides what is stored.
+        on_host: Bytes that it stores in the memory of the host.
     """
 
     nanoseconds: float
     stored: int
     shared: frozenset[int]
     working: int
+    on_host: int = 0
 
     def without(self, values: set[int]) -> "Option":
         """The same where some values are there anyway."""
@@ -61,10 +67,13 @@ class Choice:
     Attributes:
         parts: The options of each part. The first of each is the fastest.
         sizes: The bytes of the values that parts share.
+        host: The bytes that all may store in the memory of the host. The fastest option
+            of each part stores none there.
     """
 
     parts: Sequence[Sequence[Option]]
     sizes: Mapping[int, int]
+    host: int = 0
 
     @property
     def fastest(self) -> Chosen:
@@ -90,6 +99,10 @@ class Choice:
         stored = itertools.accumulate(self.stored(chosen))
         pairs = zip(stored, self._pairs(chosen), strict=True)
         return [size + part[i].working for size, (part, i) in pairs]
+
+    def on_host(self, chosen: Chosen) -> int:
+        """The bytes that are stored in the memory of the host."""
+        return sum(part[i].on_host for part, i in self._pairs(chosen))
 
     def peak(self, chosen: Chosen) -> int:
         """The most bytes that are taken at once."""
@@ -137,11 +150,20 @@ class Choice:
 
     def _at(self, price: float) -> Chosen:
         """What each part would choose at a price, in nanoseconds for a byte."""
+        # The memory of the host has a price of its own. Where it is too small, that is
+        # a part of the price of the device's, at which none is used.
+        for part in _PRICES_OF_HOST:
+            chosen = self._at_prices(price, part * price)
+            if self.on_host(chosen) <= self.host:
+                break
+        return chosen
 
+    def _at_prices(self, price: float, of_host: float) -> Chosen:
         def cost(option: Option) -> float:
             shared = sum(map(self.sizes.__getitem__, option.shared))
             nbytes = option.stored + shared + option.working / len(self.parts)
-            return option.nanoseconds + price * nbytes
+            on_host = of_host * option.on_host if option.on_host else 0.0
+            return option.nanoseconds + price * nbytes + on_host
 
         return tuple(
             min(range(len(part)), key=lambda i, part=part: cost(part[i]))
@@ -163,12 +185,13 @@ class Choice:
             chosen = found
 
     def _neighbours(self, chosen: Chosen) -> list[Chosen]:
-        """All choices with another option for one part."""
+        """All choices with another option for one part that fit on the host."""
+        left = self.host - self.on_host(chosen)
         return [
             (*chosen[:p], i, *chosen[p + 1 :])
             for p, part in enumerate(self.parts)
             for i in range(len(part))
-            if i != chosen[p]
+            if i != chosen[p] and part[i].on_host <= left + part[chosen[p]].on_host
         ]
 
 

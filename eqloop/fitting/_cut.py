@@ -13,8 +13,8 @@ from ._again import Roles
 from ._by_rows import without_hints
 from ._choice import Choice
 from ._maxima import with_maxima_by_axis
-from ._options import Way, options_of_parts
-from ._parts import Part, flat_program, parts_of
+from ._options import TWICE, Way, options_at_once, options_of_parts
+from ._parts import Part, flat_program, part_at_once, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Cut:
     Attributes:
         program: The program, in which nothing is called.
         split: Whether parts are such that some can be run by rows.
+        is_at_once: Whether all of it is one part, whatever is in it.
     """
 
     program: jex.ClosedJaxpr
     parts: tuple[Part, ...]
     split: bool = False
+    is_at_once: bool = False
 
     @classmethod
     def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
@@ -37,6 +39,19 @@ class Cut:
         if split:
             flat = pruned(with_maxima_by_axis(without_hints(flat)))
         return cls(flat, tuple(parts_of(flat, split)), split)
+
+    @classmethod
+    def at_once(cls, program: jex.ClosedJaxpr) -> "Cut":
+        """A program as a single part."""
+        flat = flat_program(program)
+        return cls(flat, (part_at_once(flat),), is_at_once=True)
+
+    @classmethod
+    def run_by(
+        cls, ways: Sequence[Way], program: jex.ClosedJaxpr, split: bool
+    ) -> "Cut":
+        """The program in the parts that are run in these ways."""
+        return cls.at_once(program) if ways == (TWICE,) else cls.of(program, split)
 
     @property
     def has_rows(self) -> bool:
@@ -60,8 +75,13 @@ class Cut:
         """Whether these are ways to run such parts."""
         return len(ways) == len(self.parts) and all(map(Way.fits, ways, self.parts))
 
-    def choice(self, marks: Flags) -> tuple[list[list[Way]], Choice]:
-        """The ways to run each part, the fastest first, and what they take."""
+    def choice(self, marks: Flags, host: int = 0) -> tuple[list[list[Way]], Choice]:
+        """The ways to run each part, the fastest first, and what they take.
+
+        Args:
+            marks: Which inputs are differentiated.
+            host: How many bytes may be stored in the memory of the host.
+        """
         jaxpr = self.program.jaxpr
         # Inputs are there anyway.
         inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
@@ -70,10 +90,14 @@ class Cut:
             for part in self.parts
             for x in (*part.reads, *part.gives)
         }
-        found = options_of_parts(self.parts, self._roles(marks))
+        roles = self._roles(marks)
+        if self.is_at_once:
+            found = list(map(options_at_once, self.parts, roles))
+        else:
+            found = options_of_parts(self.parts, roles, host)
         ways = [[way for way, _ in of_part] for of_part in found]
         options = [[option.without(inputs) for _, option in part] for part in found]
-        return ways, Choice(options, sizes)
+        return ways, Choice(options, sizes, host)
 
     def _roles(self, marks: Flags) -> list[Roles]:
         """What each part reads, if some inputs of the program are differentiated."""

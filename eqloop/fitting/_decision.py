@@ -15,7 +15,7 @@ from .._arrays import Flags, is_inexact, nbytes, pick, put, split
 from .._calls import format_bytes
 from .._compiled import largest_array
 from .._device import remembered_per_device
-from .._programs import temporary_bytes
+from .._programs import equations, temporary_bytes
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     can_be_run,
@@ -23,6 +23,7 @@ from ..checkpointing import (
     recall,
     remember,
     run_times,
+    says_what_is_found,
 )
 from ._choice import Choice, Chosen, spread
 from ._cut import Cut, advice
@@ -33,6 +34,8 @@ _T = TypeVar("_T")
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
+# A function of so few equations is compiled in a moment.
+_QUICKLY_COMPILED = 256
 # The fastest is tried even if it is estimated to take so many times the budget, and so
 # is what runs no part by rows.
 _HOPEFUL = 1.3
@@ -53,10 +56,12 @@ class Limit:
 
     Attributes:
         is_total: Whether inputs and outputs are among them.
+        host: The bytes of carries that may be stored in the memory of the host.
     """
 
     nbytes: int
     is_total: bool
+    host: int = 0
 
     def besides(self, types: Sequence[Aval], marks: Flags, outs: Sequence[Aval]) -> int:
         """What is left besides the inputs and outputs of a gradient."""
@@ -116,20 +121,22 @@ def decided(
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    wholes = [plain := _Whole(Cut.of(program), marks, types)]
-    smallest = plain.choice.peak(plain.choice.smallest())
-    is_hopeful = not split or smallest <= _HOPEFUL * most
-    fits = _that_fit(plain, most) if is_hopeful else []
+    about = marks, types, limit.host
+    wholes = [plain := _Whole(Cut.of(program), *about)]
+    fits = _simplest(plain, most)
+    if not any(decision.is_fastest for decision in fits):
+        smallest = plain.choice.peak(plain.choice.smallest())
+        is_hopeful = not split or smallest <= _HOPEFUL * most
+        if is_hopeful and _may_be_faster(plain, most, fits):
+            fits += _that_fit(plain, most)
     if split and not any(decision.is_fastest for decision in fits):
-        by_rows = _Whole(Cut.of(program, split=True), marks, types)
+        by_rows = _Whole(Cut.of(program, split=True), *about)
         if by_rows.cut.has_rows:
             wholes = [by_rows, plain]
     if not fits:
         fits = next(filter(None, (_that_fit(whole, most) for whole in wholes)), [])
-    elif chosen := wholes[0].choice.within(most):
-        in_time = (1 - _WORTHWHILE) * min(map(time, fits))
-        is_faster = wholes[0].choice.nanoseconds(chosen) < in_time
-        fits += _that_fit(wholes[0], most, 1) if is_faster else []
+    elif _may_be_faster(wholes[0], most, fits):
+        fits += _that_fit(wholes[0], most, 1)
     if not fits:
         fits = [least := _least(wholes, limit, most)]
         # Some parts may be faster where others take the most.
@@ -141,9 +148,38 @@ def decided(
     best = best.whole.faster_if_leaner(best, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
-        about = {"ways": text, "split": float(best.cut.split)}
-        remember({key: about | ({"seen": best.seen} if best.seen else {})})
+        found = {"ways": text, "split": float(best.cut.split)}
+        remember({key: found | ({"seen": best.seen} if best.seen else {})})
     return best
+
+
+def _simplest(plain: "_Whole", most: int) -> list[Decision]:
+    """The plain gradient if it fits, or one that runs the whole function again.
+
+    XLA may fuse straight code so that nothing of it is stored, which no estimate
+    foresees: distances of all pairs that are added up. If the value is wanted as well,
+    it keeps what both need, but not if the function is run again for the gradient. If
+    it is not wanted, that is the plain gradient.
+    """
+    program, parts = plain.cut.program, plain.cut.parts
+    is_short = sum(1 for _ in equations(program)) <= _QUICKLY_COMPILED
+    if not is_short or any(part.loops or part.has_effects for part in parts):
+        return []
+    if (found := plain.decision(plain.choice.fastest)).peak_bytes > most:
+        if not found.is_compiled:
+            return []
+        whole = _Whole(Cut.at_once(program), plain.marks, plain.types)
+        found = whole.decision((1,))
+    return [found] if found.peak_bytes <= most else []
+
+
+def _may_be_faster(whole: "_Whole", most: int, fits: Sequence[Decision]) -> bool:
+    """Whether something that should fit should be faster than what does fit."""
+    if not fits:
+        return True
+    chosen, choice = whole.choice.within(most), whole.choice
+    in_time = (1 - _WORTHWHILE) * min(t.choice.nanoseconds(t.chosen) for t in fits)
+    return chosen is not None and choice.nanoseconds(chosen) < in_time
 
 
 class Recalled(NamedTuple):
@@ -167,11 +203,11 @@ def recalled(
     ways = None if known is None else from_text(known["ways"])
     if known is None or ways is None:
         return None
-    cut = Cut.of(program, bool(known["split"]))
+    cut = Cut.run_by(ways, program, bool(known["split"]))
     most = limit.besides(types, marks, program.out_avals)
     if not cut.takes(ways):
         return None
-    size = _Whole(cut, marks, types).nbytes(ways)
+    size = _Whole(cut, marks, types, limit.host).nbytes(ways)
     if size is None or size > most:
         return None
     return Recalled(cut, ways, known.get("seen"))
@@ -206,9 +242,11 @@ def _that_fit(
     return [t for t in tries if t.peak_bytes <= most]
 
 
-def pinned(known: Recalled, marks: Flags, types: tuple[Aval, ...]) -> Decision | None:
+def pinned(
+    known: Recalled, marks: Flags, types: tuple[Aval, ...], host: int
+) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole(known.cut, marks, types)
+    whole = _Whole(known.cut, marks, types, host)
     if not all(map(operator.contains, whole.ways, known.ways)):
         return None
     decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
@@ -228,9 +266,10 @@ def unbeaten(
     They go from the least memory to the least time. And that of them which is decided
     on for a limit, if one fits: the others that fit are not faster.
     """
-    wholes = [_Whole(Cut.of(program), marks, types)]
+    about = marks, types, limit.host
+    wholes = [_Whole(Cut.of(program), *about)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [_Whole(cut, marks, types)] if cut.has_rows else []
+    wholes += [_Whole(cut, *about)] if cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -285,11 +324,12 @@ class _Whole:
     cut: Cut
     marks: Flags
     types: tuple[Aval, ...]
+    host: int = 0
     tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
     def _found(self) -> tuple[list[list[Way]], Choice]:
-        return self.cut.choice(self.marks)
+        return self.cut.choice(self.marks, self.host)
 
     @property
     def ways(self) -> list[list[Way]]:
@@ -323,6 +363,7 @@ class _Whole:
         if (known := recall(key)) is not None:
             return int(known["bytes"])
         if (size := self._bytes(ways)) is not None:
+            says_what_is_found("Fit", format_bytes(size))
             remember({key: {"bytes": float(size)}})
         return size
 
@@ -438,8 +479,8 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     peaks = least.choice.peaks(least.chosen)
     part = least.cut.parts[max(range(len(peaks)), key=peaks.__getitem__)]
     needed, more = (d.peak_bytes + limit.nbytes - most for d in (least, better))
-    more_memory, share = "", time(better) / (time(least) or 1.0)
-    if share < _MUCH_FASTER:
+    more_memory, whole = "", time(least)
+    if (share := time(better) / (whole or math.inf)) < _MUCH_FASTER and whole:
         more_memory = (
             f" With {more} bytes it should take {share:.2g} times as long as with "
             f"that, for {100 * (more / needed - 1):.0f} % more memory."

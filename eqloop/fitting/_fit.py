@@ -88,6 +88,10 @@ class Fit(AbstractSameCall[P, R]):
         budget: How many bytes the gradient may take at once on each device, besides its
             inputs and outputs, as an int or a string such as `"8GiB"`.
         total: How many bytes it may take with inputs and outputs, instead.
+        host: How many bytes of carries of loops may be stored in the memory of the
+            host. A loop stores them there if that should be faster than to run steps
+            once more: the time to move them is told from the device. On a CPU it
+            changes nothing, as that is the memory of the host.
         foreign: Whether to decide for JAX's own loops in `f` as well, as
             [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
             a reverse mode, with 64 checkpoints.
@@ -129,6 +133,7 @@ class Fit(AbstractSameCall[P, R]):
     f: Callable[P, R]
     budget: int | str | None = setting(default=None, kw_only=False)
     total: int | str | None = setting(default=None)
+    host: int | str | None = setting(default=None)
     foreign: bool = setting(default=False)
     split: bool = setting(default=True)
     device: DeviceLike | None = setting(default=None)
@@ -232,7 +237,8 @@ class Fit(AbstractSameCall[P, R]):
     def _limit(self) -> Limit:
         name = "total" if self.budget is None else "budget"
         size = self.total if self.budget is None else self.budget
-        return Limit(parse_bytes("Fit", name, size), is_total=name == "total")
+        host = 0 if self.host is None else parse_bytes("Fit", "host", self.host)
+        return Limit(parse_bytes("Fit", name, size), name == "total", host)
 
     def __check_init__(self) -> None:
         if (self.budget is None) == (self.total is None):

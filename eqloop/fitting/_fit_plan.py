@@ -27,7 +27,7 @@ class FittedPart:
         stored_bytes: The bytes that it adds to what is stored, from its forward pass to
             its way back. A value that several parts need is counted for the first.
         peak_bytes: The bytes that are taken at once while it is taken back, as
-            estimated.
+            estimated: no more than the whole takes by its compiler.
         relative_time: Its time there and back, relative to that of the whole function
             with everything stored.
 
@@ -58,6 +58,7 @@ class FitPlan:
         is_compiled: Whether the compiler says so. Otherwise it is estimated.
         relative_time: The time of a gradient, relative to storing everything.
         is_measured: Whether both were run to see that. Otherwise it is estimated.
+        host_bytes: The bytes that loops store in the memory of the host.
         pinned: The function with these decisions: it needs no search, and can be passed
             to other processes.
         device: What it was made for: a kind of device, as JAX calls it.
@@ -82,6 +83,7 @@ class FitPlan:
     is_compiled: bool
     relative_time: float
     is_measured: bool
+    host_bytes: int
     pinned: Callable[..., Any] = dataclasses.field(repr=False)
     device: str
 
@@ -96,6 +98,8 @@ class FitPlan:
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         how = "compiled" if self.is_compiled else "estimated"
+        if self.host_bytes:
+            how += f", and {format_bytes(self.host_bytes)} on its host"
         lines.append(
             f"in all: {format_bytes(self.peak_bytes)} on {self.device}, {how}; "
             f"{self.relative_time:.2f} x the time of storing everything, "
@@ -140,7 +144,13 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     """The plan of a decision."""
     choice, chosen = decision.choice, decision.chosen
     whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
+    # The compiler may find room that is not foreseen. Of what it finds, each part takes
+    # the share that it is estimated to take.
     peaks, stored = choice.peaks(chosen), choice.stored(chosen)
+    most = max((decision.peak_bytes, *peaks))
+    of_all = lambda sizes: [size * decision.peak_bytes // (most or 1) for size in sizes]
+    if most > decision.peak_bytes:
+        peaks, stored = of_all(peaks), of_all(stored)
     rows = zip(decision.cut.parts, decision.ways, chosen, strict=True)
     parts = tuple(
         FittedPart(
@@ -159,6 +169,7 @@ def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
         is_compiled=decision.is_compiled,
         relative_time=decision.relative_time,
         is_measured=decision.seen is not None,
+        host_bytes=choice.on_host(chosen),
         pinned=pinned,
         device=planning_device().kind,
     )

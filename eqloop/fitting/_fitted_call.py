@@ -149,7 +149,7 @@ class FittedCall(Formula):
         self.refuse_symbolic()
         with self.planning(), says_if_planning_is_long():
             known = self._decided(marks)
-            known = known and pinned(known, marks, self.types)
+            known = known and pinned(known, marks, self.types, self.limit.host)
             return known or decided(self.program, marks, *self._limits)
 
     @property
@@ -162,7 +162,7 @@ class FittedCall(Formula):
         if self.ways is None:
             with self.planning():
                 return recalled(self.program, marks, *self._limits)
-        cut = Cut.of(self.program, self.split)
+        cut = Cut.run_by(self.ways, self.program, self.split)
         if not cut.takes(self.ways):
             raise ValueError(
                 f"Fit: this plan is for another function, or for inputs of other "
@@ -207,7 +207,8 @@ class FittedCall(Formula):
         # What was decided for an example holds for a batch, if that has the same parts.
         ways = self.ways
         if ways is not None and not symbolic_sizes(_values(program)):
-            ways = ways if Cut.of(program, self.split).takes(ways) else None
+            cut = Cut.run_by(ways, program, self.split)
+            ways = ways if cut.takes(ways) else None
         out_dims = [0 if is_batched else None for is_batched in each]
         return self._of(program, tuple(types), ways), args, out_dims
 

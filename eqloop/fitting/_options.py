@@ -20,7 +20,7 @@ from ..checkpointing import (
     options_of,
     work_of,
 )
-from ._again import Roles, again
+from ._again import Roles, again, twice
 from ._choice import Option
 from ._parts import OpenLoop, Part, with_schedules
 from ._written import flattened, written
@@ -54,6 +54,7 @@ class Way:
         is_again: Whether all of it is run again on the way back, but for what the
             policy keeps.
         rows: How many of its rows are run at a time, there and back.
+        is_twice: Whether it is run once for its value, and again for its gradient.
     """
 
     stores: str
@@ -61,6 +62,7 @@ class Way:
     is_again: bool = False
     policy: Callable[..., bool] | None = None
     rows: int | None = None
+    is_twice: bool = False
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
@@ -78,13 +80,15 @@ class Way:
             found = part.by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
         program = part.program
+        if self.is_twice:
+            return [*twice(program, roles)(*inputs)]
         of_arrays = functools.partial(run, program)
         if self.is_again:
             of_arrays = again(of_arrays, self.policy, roles)
         return of_arrays(*inputs)
 
 
-EVERYTHING = Way("everything")
+EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
 # A part is run in so many chunks of rows, at the most, and each of them takes so long
 # besides its share of the work.
 _MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
@@ -97,14 +101,20 @@ _STRAIGHT = (
 
 
 def options_of_parts(
-    parts: Sequence[Part], roles: Sequence[Roles]
+    parts: Sequence[Part], roles: Sequence[Roles], host: int = 0
 ) -> list[list[tuple[Way, Option]]]:
-    """The ways to run each part, the fastest first, and what each of them takes."""
+    """The ways to run each part, the fastest first, and what each of them takes.
+
+    Args:
+        parts: The parts.
+        roles: What the inputs of each are.
+        host: How many bytes a loop may store in the memory of the host.
+    """
     pairs = list(zip(parts, roles, strict=True))
     loops = {
         id(part): options
         for part, role in pairs
-        if part.is_loop and (options := _options_of_loops(part, role.moving))
+        if part.is_loop and (options := _options_of_loops(part, role.moving, host))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -130,6 +140,11 @@ def options_of_parts(
     return list(map(_without_the_beaten, found))
 
 
+def options_at_once(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
+    """The ways to run a whole function as a single part, the fastest first."""
+    return [(way, _of_straight(part, roles, way)) for way in (EVERYTHING, TWICE)]
+
+
 def _without_the_beaten(
     found: list[tuple[Way, Option]],
 ) -> list[tuple[Way, Option]]:
@@ -140,6 +155,7 @@ def _without_the_beaten(
             other.stored <= option.stored
             and other.working <= option.working
             and other.shared <= option.shared
+            and other.on_host <= option.on_host
             for _, other in kept
         )
         if not is_beaten:
@@ -147,7 +163,9 @@ def _without_the_beaten(
     return kept
 
 
-def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] | None:
+def _options_of_loops(
+    part: Part, marks: Flags, host: int = 0
+) -> list[tuple[LoopOption, ...]] | None:
     """The ways to run its loops, the smallest first; `None` if there is no choice."""
     if any(has_io(eqn.effects) for eqn in part.eqns):  # steps cannot be run again
         return None
@@ -162,7 +180,9 @@ def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] 
             for x in loop.eqn.invars
         ]
         marks = formula.in_tree.unflatten(moves)
-        ask = functools.partial(_options_here, formula, marks, is_itself)
+        # What a loop within a program stores may not be there until its way back.
+        own = host if is_itself else 0
+        ask = functools.partial(_options_here, formula, marks, is_itself, own)
         if not (options := loop.on_device(ask)):
             return None
         each.append([_repeated(option, loop) for option in options])
@@ -173,12 +193,12 @@ def _options_of_loops(part: Part, marks: Flags) -> list[tuple[LoopOption, ...]] 
 
 
 def _options_here(
-    formula: Any, marks: PyTree, is_itself: bool
+    formula: Any, marks: PyTree, is_itself: bool, host: int
 ) -> list[LoopOption] | None:
     # An axis of a map around it has its name in that map alone.
     names = axes_named(formula.effects)
     names -= {*jax.sharding.get_abstract_mesh().axis_names}
-    return options_of(formula, marks) if is_itself or not names else None
+    return options_of(formula, marks, host) if is_itself or not names else None
 
 
 def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:
@@ -204,12 +224,13 @@ def _of_loops(part: Part, options: Sequence[LoopOption]) -> list[tuple[Way, Opti
     total = lambda field: sum(getattr(option, field) for option in options)
     stored, time = total("stored"), total("nanoseconds")
     working = max(max(option.peak - option.stored, 0) for option in options)
-    shared = frozenset(map(id, part.reads))
-    found = [(Way(stores, schedules), Option(time, stored, shared, working))]
+    shared, on_host = frozenset(map(id, part.reads)), total("on_host")
+    option = Option(time, stored, shared, working, on_host)
+    found = [(Way(stores, schedules), option)]
     # Where steps are run once, a plain loop stores all of them, and XLA may merge two
     # plain loops that are the same.
     runs_again = all(option.runs_again for option in options)
-    if runs_again and not part.has_effects:
+    if runs_again and not on_host and not part.has_effects:
         way = Way(f"nothing, then {stores}", schedules, is_again=True)
         again = Option(time + total("forward"), 0, shared, stored + working)
         found.append((way, again))

@@ -262,6 +262,14 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
     return parts
 
 
+def part_at_once(program: jex.ClosedJaxpr) -> Part:
+    """A whole program as a part."""
+    jaxpr = program.jaxpr
+    made = {x for eqn in jaxpr.eqns for x in eqn.outvars}
+    gives = dict.fromkeys(x for x in jaxpr.outvars if x in made)
+    return Part(tuple(jaxpr.eqns), (*jaxpr.constvars, *jaxpr.invars), (*gives,))
+
+
 def _last_uses(program: jex.ClosedJaxpr) -> dict[jex.Var, int]:
     """The last equation that reads each variable; beyond them all for an output."""
     last: dict[jex.Var, int] = {}

@@ -1,4 +1,4 @@
-"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused]`: see `__init__.py`."""
+"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused | fit]`: see `__init__.py`."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import jax
 
 import eqloop as el
 
-from .cases import budgeted, fused, loss_of, offloaded
+from .cases import budgeted, fitted, fused, loss_of, offloaded
 from .compiler import compiled_for
 
 
@@ -56,11 +56,28 @@ def _fused() -> None:
         )
 
 
+def _fit(kind: str) -> None:
+    """Two loops in a function with one budget, which may use the host or not."""
+    for host in (None, "100MiB", "1GiB"):
+        loss, args = fitted()
+        plan = el.Fit(loss, "120MiB", host=host).plan(*args)
+        grad = jax.grad(plan.pinned, (0, 1))
+        _say(
+            str(host),
+            planned=plan.peak_bytes,
+            on_host=plan.host_bytes,
+            time=plan.relative_time,
+            **dataclasses.asdict(compiled_for(kind, grad, *args)),
+        )
+
+
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:]
     with el.planning_for(kind):
         if rest == ["fused"]:
             _fused()
+        elif rest == ["fit"]:
+            _fit(kind)
         elif rest:
             _budget(kind, rest[0], int(rest[1]))
         else:

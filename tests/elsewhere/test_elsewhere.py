@@ -70,6 +70,17 @@ def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
             assert case["temp"] <= case["shown"]
 
 
+@pytest.mark.slow
+def test_a_fit_stores_on_the_host_what_it_may():
+    none, some, all_of_it = found("h100", "fit").values()
+    for case in (none, some, all_of_it):
+        assert case["temp"] <= case["planned"] <= 120 * 2**20
+        assert case["host"] <= case["on_host"]
+    assert none["on_host"] == 0 < some["on_host"] <= 100 * 2**20
+    assert some["on_host"] < all_of_it["on_host"] <= 2**30
+    assert none["time"] > some["time"] > all_of_it["time"]
+
+
 def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
     cases = found("h100", "fused")
     for case in cases.values():

@@ -4,18 +4,19 @@ python -m tests.fits                       # all functions, ten budgets each
 python -m tests.fits --only mixer,rollout --budgets 4 --scale 0.5
 python -m tests.fits --by-hand             # beside divisions by hand
 python -m tests.fits --target h100         # by the compiler of another device
-python -m tests.fits --write FILE          # the table as a page, too
+python -m tests.fits --scale 0.5 --write   # and keeps them for the guide's table
+python -m tests.fits --model --write       # that of a language model on a GPU
 """
 
 import argparse
 import statistics
 import sys
-from pathlib import Path
 
 import jax
 
 from ._functions import NAMES, function
 from ._measure import Row, against_hand, measured, on_target
+from ._page import model_rows, note, of_rows
 
 _HEAD = (
     "| function | budget, of all | taken, of the budget | taken, of all "
@@ -39,9 +40,10 @@ def main() -> int:
     options = _options()
     if options.target:
         return _on_target(options)
+    if options.model:
+        return _of_model(options)
     if options.by_hand:
         return _beside_hand(options)
-    lines = [_HEAD]
     print(_HEAD, flush=True)
     is_above = False
     for name in options.only:
@@ -50,12 +52,21 @@ def main() -> int:
         whole = rows[0].taken
         found = [_line(made.name, row, whole) for row in rows]
         print("\n".join(found), flush=True)
-        lines += found
         is_above |= any(row.budget and row.taken > row.budget for row in rows)
         if options.write:
-            options.write.write_text("\n".join(lines) + "\n")
+            note(functions={made.name: of_rows(rows)})
         jax.clear_caches()
     return int(is_above)
+
+
+def _of_model(options: argparse.Namespace) -> int:
+    """Prints what a language model takes on a GPU, by its compiler."""
+    for name, found in model_rows():
+        print(name, found, flush=True)
+        if options.write:
+            note(model={name: found})
+        jax.clear_caches()
+    return 0
 
 
 def _beside_hand(options: argparse.Namespace) -> int:
@@ -113,7 +124,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of the functions")
     parser.add_argument("--target", metavar="NAME", help="such as h100 or v5e")
     parser.add_argument("--by-hand", action="store_true")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="the table")
+    parser.add_argument("--model", action="store_true", help="GPT-2 on an H100")
+    parser.add_argument("--write", action="store_true", help="the guide's tables")
     return parser.parse_args()
 
 

@@ -117,6 +117,31 @@ def test_more_memory_takes_hardly_more_time():
             before = min(before, time)
 
 
+def test_no_more_is_stored_on_the_host_than_may_be():
+    part = [
+        Option(30.0, 12, frozenset(), 4),
+        Option(33.0, 2, frozenset(), 4, on_host=12),
+        Option(34.0, 4, frozenset(), 4, on_host=5),
+        Option(45.0, 2, frozenset(), 4),
+    ]
+    for count, host in itertools.product(range(1, 5), range(0, 50, 4)):
+        choice = Choice([part] * count, {}, host)
+        assert choice.on_host(choice.smallest()) <= host
+        for nbytes in range(6, 12 * count + 5):
+            fitting = [
+                c
+                for c in every(choice)
+                if choice.peak(c) <= nbytes and choice.on_host(c) <= host
+            ]
+            chosen = choice.within(nbytes)
+            if chosen is None:
+                assert len(fitting) <= 4**count // 4
+                continue
+            assert chosen in fitting
+            best = min(map(choice.nanoseconds, fitting))
+            assert choice.nanoseconds(chosen) <= 1.2 * best
+
+
 def test_shared_values_are_counted_once():
     part = [Option(1.0, 2, frozenset({0, 1}), 0)]
     choice = Choice([part, part], SIZES)

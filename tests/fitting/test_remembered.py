@@ -20,6 +20,12 @@ def until(w, x):
     return jnp.sum(loop((0, x))[1] ** 2)
 
 
+def fused(w, x):
+    x = jnp.resize(x, (1500, 3))
+    pairs = jnp.exp(-jnp.sum((x[:, None] - x[None]) ** 2, -1))
+    return jnp.sum(pairs) + jnp.sum(w**2)
+
+
 @pytest.fixture
 def forget(tmp_path):
     """Goes on as another process would, which reads the same file."""
@@ -36,9 +42,10 @@ def forget(tmp_path):
     el.measurements(None)
 
 
-@pytest.mark.parametrize("f", [layers, mixed, until])
+@pytest.mark.parametrize("f", [layers, mixed, until, fused])
 def test_a_second_process_plans_nothing(f, forget, monkeypatch):
-    fit = el.Fit(f, TIGHT)
+    nbytes = 100_000 if f is fused else TIGHT
+    fit = el.Fit(f, nbytes)
     gradient, plan = jax.jit(jax.grad(fit))(W, X), fit.plan(W, X)
     forget()
 
@@ -48,11 +55,11 @@ def test_a_second_process_plans_nothing(f, forget, monkeypatch):
     for name in ("within", "smallest"):
         monkeypatch.setattr(_choice.Choice, name, searched)
     monkeypatch.setattr(_decision, "temporary_bytes", searched)
-    again = el.Fit(f, TIGHT)
+    again = el.Fit(f, nbytes)
     assert_close(jax.jit(jax.grad(again))(W, X), gradient)
     assert str(again.plan(W, X)) == str(plan)
     # Of another budget, or another function, nothing is known.
-    for other in (el.Fit(f, TIGHT + 64), el.Fit(lambda *x: 2 * f(*x), TIGHT)):
+    for other in (el.Fit(f, nbytes + 64), el.Fit(lambda *x: 2 * f(*x), nbytes)):
         with pytest.raises(AssertionError, match="planned again"):
             jax.grad(other)(W, X)
 

@@ -36,6 +36,10 @@ CALLS = {
         lambda: el.Fit(layers, total=0),
         "ValueError: Fit: … at least 1 byte … 0",
     ),
+    "no amount on the host": (
+        lambda: el.Fit(layers, TIGHT, host="much"),
+        "ValueError: Fit: `host='much'` … '1.5GiB'",
+    ),
     "a schedule": (
         lambda: el.Fit(layers, el.Budget(TIGHT)),
         "TypeError: Fit: … Budget",

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 
+import eqloop as el
+
 from ..fits._functions import Division, Function
 
 
@@ -47,8 +49,19 @@ def inputs(n: Sizes) -> tuple[Any, jax.Array]:
     return {**p, "layers": of_layers}, tokens
 
 
-def gpt2(n: Sizes) -> Function:
-    """The model, which computes in bfloat16."""
+def gpt2(n: Sizes, tokens_of_head: int | None = None) -> Function:
+    """The model, which computes in bfloat16.
+
+    Args:
+        n: Its sizes.
+        tokens_of_head: How many tokens its head takes at a time, if it is divided by
+            hand.
+    """
+
+    def entropy(words: jax.Array, x: jax.Array, next_one: jax.Array) -> jax.Array:
+        logits = (_norm(x) @ words.astype(x.dtype).T).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, next_one[..., None], -1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
 
     def block(q: Any, x: jax.Array) -> jax.Array:
         split = lambda y: y.reshape(*y.shape[:-1], n.heads, n.per_head)
@@ -64,10 +77,12 @@ def gpt2(n: Sizes) -> Function:
         layer = around(block)
         x = (p["words"][tokens] + p["places"]).astype(jnp.bfloat16)
         x, _ = jax.lax.scan(lambda x, q: (layer(q, x), None), x, p["layers"])
-        logits = (_norm(x) @ p["words"].astype(x.dtype).T).astype(jnp.float32)
-        next_ones = jnp.roll(tokens, -1, axis=1)[..., None]
-        picked = jnp.take_along_axis(logits, next_ones, -1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
+        next_ones = jnp.roll(tokens, -1, axis=1)
+        if tokens_of_head is None:
+            return entropy(p["words"], x, next_ones)
+        axes = dict(in_axes=(None, 0, 0), reduce="mean")
+        head = el.ChunkedVmap(entropy, tokens_of_head, **axes)
+        return head(p["words"], x.reshape(-1, n.width), next_ones.reshape(-1))
 
     return Function("GPT-2 small", loss, (), 1)
 

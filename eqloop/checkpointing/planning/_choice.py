@@ -240,11 +240,14 @@ def pareto(
 
 def simple_pareto(
     problem: Problem, active: Active, times: Paces
-) -> tuple[list[tuple[Layout, int]], Paces]:
+) -> tuple[list[Layout], Guess, Paces]:
     """The same of simple layouts, and roughly: what the whole takes is compiled later.
 
     The pieces of those that promise the most are tried once. Bytes are told from what
     these take, and from the smallest that takes steps back in another way.
+
+    Returns:
+        The layouts, the smallest first, what tells their bytes, and the paces.
     """
     timed = _by_duration(problem, times)
     every = [one for one in timed if SIDE_BY_SIDE not in one[1].pieces]
@@ -261,7 +264,7 @@ def simple_pareto(
             break
         _bytes_learned(problem, active, unknown[-1], guess)
     chosen = _beaten_by_none(known, guess)
-    return [(layout, guess(layout)) for layout in reversed(chosen)], times
+    return chosen[::-1], guess, times
 
 
 def _beaten_by_none(

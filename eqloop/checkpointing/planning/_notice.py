@@ -1,8 +1,11 @@
 """Says what takes so long, if a plan does."""
 
 import contextlib
+import contextvars
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 from ..._device import planning_device
@@ -12,6 +15,9 @@ from ..._programs import place_now
 _LONG = 2.0
 _logger = logging.getLogger("eqloop")
 _said = set[str]()
+# When the planning that is going on began, and the numbers of its plans.
+_Planning = tuple[float, Iterator[int]]
+_now = contextvars.ContextVar[_Planning | None]("planning", default=None)
 
 
 @contextlib.contextmanager
@@ -34,10 +40,22 @@ def says_if_long(owner: str, what: str, how: str) -> Iterator[None]:
     timer = threading.Timer(_LONG, _say_once, [line])
     timer.daemon = True
     timer.start()
+    before = _now.set((time.monotonic(), itertools.count(1)))
     try:
         yield
     finally:
+        _now.reset(before)
         timer.cancel()
+
+
+def says_what_is_found(owner: str, found: str) -> None:
+    """Says what a plan takes, in words, if planning takes long."""
+    if (planning := _now.get()) is None:
+        return
+    since, numbers = planning
+    seconds, number = time.monotonic() - since, next(numbers)
+    if seconds > _LONG:
+        _logger.warning(f"{owner}: plan {number} takes {found}, after {seconds:.0f} s.")
 
 
 def _say_once(line: str) -> None:

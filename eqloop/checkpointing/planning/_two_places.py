@@ -21,7 +21,7 @@ from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._choice import fastest_of
 from ._memory import device_bytes
-from ._memory_guess import counted_bytes
+from ._memory_guess import Guess, counted_bytes
 from ._paces import Paces, move_time
 from ._search import blocks_to_try, layouts, revolved, sizes
 
@@ -86,6 +86,31 @@ def fastest_in_two_places(
         least = smallest_in_two_places(problem, second, times)
         if least and device_bytes(problem, active, least) <= nbytes:
             found = least
+    return found
+
+
+def pareto_in_two_places(
+    problem: Problem, active: Active, second: SecondPlace, times: Paces, guess: Guess
+) -> list[tuple[Layout, float]]:
+    """The layouts that none beats in memory of the device and in time, roughly.
+
+    Each comes with the time that it takes to move its carries. Its bytes are told from
+    those of layouts in one place.
+    """
+    pace, far = times.base, _far_slots(second, times)
+    if far < 1:
+        return []
+    move = move_time(problem, active, second.slots, times)
+    timed = [
+        (layout.duration(pace) + moves * move, moves * move, layout)
+        for layout, moves in _layouts(problem, second.slots, far)
+        if times.has_short_program(layout) and not times.unknown(layout)
+    ]
+    found, least = list[tuple[Layout, float]](), math.inf
+    for _, moving, layout in sorted(timed, key=lambda item: item[0]):
+        if (size := guess(layout)) < least:
+            found.append((layout, moving))
+            least = size
     return found
 
 
