@@ -21,12 +21,14 @@ from .._programs import (
 from .._types import PyTree, Value
 from ._schedules import Fitted, Pinned
 from .engine._forward import Active
+from .engine._layout import Layout
 from .engine._pace import Pace
 from .engine._packing import packing_of
 from .engine._planned_loop import PlannedLoop, planned_loop
 from .engine._problem import Counted, Problem
 from .engine._transformed import activity
 from .engine.orders import _binomial
+from .engine.orders._all_at_once import AllAtOnce
 from .engine.reversals._block_reversals import ByResiduals
 from .engine.slots._host_slots import HostSlots
 from .planning._alike import alike
@@ -71,6 +73,7 @@ class LoopOption:
         stores: What that stores, in a few words.
         stored: The bytes that it stores from its forward pass to its way back.
         peak: The bytes that its gradient takes at once, these among them.
+        whole: The same, if everything were stored.
         nanoseconds: How long the gradient takes.
         forward: How long the loop itself takes.
         estimated: How long the gradient was estimated to take before it was seen.
@@ -82,6 +85,7 @@ class LoopOption:
     stores: str
     stored: int
     peak: int
+    whole: int
     nanoseconds: float
     forward: float
     estimated: float
@@ -248,6 +252,7 @@ def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
     found, guess, times = simple_pareto(known, active, before)
     forward = times.base.advance * problem.loop.length
     every = [(layout, 0.0) for layout in found]
+    whole = guess(Layout(AllAtOnce(problem.loop.length)))
     if host and not (slots := HostSlots()).take_device_memory:
         far = pareto_in_two_places(
             known, active, SecondPlace(slots, host), times, guess
@@ -261,6 +266,7 @@ def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
             stores=_in_words(Pinned(layout)),
             stored=times.stored_bytes(layout),
             peak=guess(layout),
+            whole=whole,
             nanoseconds=times.duration(layout) + moving,
             forward=forward,
             estimated=before.duration(layout) + moving,
@@ -303,6 +309,7 @@ def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:
             stores=f"{count} carries",
             stored=stored,
             peak=stored + working_set(cost),
+            whole=steps * cost.held + working_set(cost),
             nanoseconds=time,
             forward=forward,
             estimated=time,

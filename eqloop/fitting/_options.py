@@ -211,6 +211,7 @@ def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:
         option,
         stored=stored if loop.is_kept else 0,
         peak=stored + option.peak - option.stored,
+        whole=loop.abreast * option.whole,
         nanoseconds=nanoseconds,
         forward=forward,
         estimated=estimated,
@@ -259,13 +260,15 @@ class _LoopsInChunk(NamedTuple):
 
     Attributes:
         longer: How much longer that takes than the fastest way.
-        share: The part that they take of what a chunk takes at once.
+        peak: The bytes that they take at once, for all rows.
+        fewer: By how many bytes that is less than storing everything.
     """
 
     schedules: tuple[LoopSchedule, ...] = ()
     stores: str = ""
     longer: float = 0.0
-    share: float = 1.0
+    peak: int = 0
+    fewer: int = 0
 
 
 def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
@@ -287,13 +290,13 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
     loops = [*_loops_in_chunks(part, roles)]
     for rows, inner in itertools.product(dict.fromkeys(sizes), loops):
         chunks = -(-by_rows.length // rows)
-        of_chunk = max(again.working - cts, 0) * rows / by_rows.length
+        at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
         time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
         each = f"{rows} rows" if rows > 1 else "a row"
         stores = f"in {chunks} parts of {each}{inner.stores}"
         way = Way(stores, inner.schedules, rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
-        yield way, Option(time, 0, shared, cts + int(of_chunk * inner.share))
+        yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
 
 
 def _loops_in_chunks(part: Part, roles: Roles) -> Iterator[_LoopsInChunk]:
@@ -301,15 +304,15 @@ def _loops_in_chunks(part: Part, roles: Roles) -> Iterator[_LoopsInChunk]:
     yield _LoopsInChunk()
     options = _options_of_loops(part, roles.moving) if part.loops else None
     total = lambda field, each: sum(getattr(option, field) for option in each)
-    times, peaks = (
-        [total(f, o) for o in options or ()] for f in ("nanoseconds", "peak")
-    )
-    for each, time, peak in zip(options or (), times, peaks, strict=True):
+    least = min((total("nanoseconds", each) for each in options or ()), default=0.0)
+    for each in options or ():
+        peak = total("peak", each)
         yield _LoopsInChunk(
             tuple(option.schedule for option in each),
             ", " + "; ".join(dict.fromkeys(option.stores for option in each)),
-            time - min(times),
-            peak / (max(peaks) or 1),
+            total("nanoseconds", each) - least,
+            peak,
+            max(total("whole", each) - peak, 0),
         )
 
 
