@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,8 @@ _WORTH_RUNNING = 1e6
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
+# A frontier has no two plans whose memory differs by less.
+_HARDLY_MORE = 1.01
 # After a gradient that was too large, so much of the budget is left free.
 _MARGIN = 0.02
 
@@ -285,7 +288,12 @@ def unbeaten(
         is_slower = lambda one: one.relative_time > best.relative_time
         tried = [best, *(one for one in tried if is_slower(one) or not fits(one))]
     both = [(one.peak_bytes, one.relative_time, one) for one in tried]
-    return _least_of_both(both), best
+    found = _least_of_both(both)
+    # For hardly any more memory one takes what is faster.
+    pairs = itertools.zip_longest(found, found[1:])
+    much_less = lambda one, more: _HARDLY_MORE * one.peak_bytes < more.peak_bytes
+    is_worth = lambda one, more: more is None or one is best or much_less(one, more)
+    return [one for one, more in pairs if is_worth(one, more)], best
 
 
 def _least_of_both(items: Iterable[tuple[float, float, _T]]) -> list[_T]:
