@@ -88,6 +88,7 @@ from ._identity import digest_of, equation_bits, literal_bits
 from ._jaxprs import (
     Rewriter,
     alone,
+    calling,
     inlined,
     input_names,
     inputs_read,

@@ -17,6 +17,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
@@ -83,6 +84,14 @@ def alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     invars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.invars]
     outvars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
     return program_from([eqn.replace(invars=invars, outvars=outvars)], invars, outvars)
+
+
+def calling(f: Callable[..., Any], operands: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
+    """An equation that calls a function with these operands."""
+    # With `jax.disable_jit` there would be the equations of the function.
+    with jax.disable_jit(False):
+        (call,) = jax.make_jaxpr(jax.jit(f))(*map(aval_of, operands)).eqns
+    return call.replace(invars=[*operands])
 
 
 def with_parts(

@@ -19,7 +19,6 @@ for that: the transpose of the second loop is planned like any gradient.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 from jax import ad_checkpoint
 from jax.interpreters import partial_eval
@@ -30,6 +29,7 @@ from ._effects import does_something
 from ._equations import aval_of, formula_params
 from ._expandable import JAX_PRIMITIVE, PRIMITIVE
 from ._formula import Formula, Selected
+from ._jaxprs import calling
 
 
 def _unknown_outputs(primitive: object, unknown: Sequence[bool]) -> Flags | None:
@@ -118,10 +118,10 @@ def _known_equation(
 ) -> jex.JaxprEqn:
     """The equation for those outputs of another one that are not unknown."""
     formula, known = eqn.params["_prim"], _others(unknown)
-    run = jax.jit(_known_part(formula, unknown, outputs))
-    (call,) = jax.make_jaxpr(run)(*pick(formula.in_avals_flat, known)).eqns
+    given = pick(eqn.invars, known)
+    call = calling(_known_part(formula, unknown, outputs), given)
     return eqn.replace(
-        invars=pick(eqn.invars, known),
+        invars=given,
         outvars=pick(eqn.outvars, _others(outputs)),
         primitive=call.primitive,
         params=call.params,

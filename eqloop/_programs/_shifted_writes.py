@@ -32,7 +32,7 @@ from jax import lax
 from .._compat import misreads_shifted_writes
 from .._types import Value
 from ._equations import Rewrite, aval_of, computed_from
-from ._jaxprs import map_programs, rewrite_everywhere, with_equations
+from ._jaxprs import calling, map_programs, rewrite_everywhere, with_equations
 from ._row_writes import RowWrite, row_write
 
 
@@ -92,8 +92,7 @@ def _elsewhere(eqn: jex.JaxprEqn, before: Sequence[jex.JaxprEqn]) -> jex.JaxprEq
         is_new = write(*of_flags)
         return jnp.where(is_new, write(jnp.zeros_like(operand), *inputs[1:]), operand)
 
-    run = jax.make_jaxpr(jax.jit(shifted_write))
-    (call,) = run(*map(aval_of, eqn.invars)).eqns
+    call = calling(shifted_write, eqn.invars)
     return eqn.replace(
         primitive=call.primitive, params=call.params, effects=call.effects
     )

@@ -42,6 +42,7 @@ from .._types import PyTree, Value
 from ._equations import Rewrite, aval_of, equations, formula_of
 from ._jaxprs import (
     Rewriter,
+    calling,
     map_programs,
     rewrite_everywhere,
     with_equations,
@@ -178,5 +179,4 @@ def _in_wide(eqn: jex.JaxprEqn, sums: SumType) -> jex.JaxprEqn:
         return lax.convert_element_type(total, aval.dtype)
 
     # Traced as a call of the same operands: one equation in place of another.
-    (call,) = jax.make_jaxpr(jax.jit(add))(aval).eqns
-    return call.replace(invars=eqn.invars, outvars=eqn.outvars)
+    return calling(add, eqn.invars).replace(outvars=eqn.outvars)

@@ -429,6 +429,41 @@ def test_without_jit_python_runs_each_step():
     assert told.count > 0
 
 
+def rows_by_a_mask(h):
+    def step(carry, i):
+        buffer, h = carry
+        return (jnp.where(jnp.arange(5)[:, None] == i, h, buffer), jnp.sin(h)), None
+
+    return el.CheckpointedScan(step)((jnp.zeros((5, *h.shape)), h), jnp.arange(5))[0]
+
+
+def narrow_sums(h):
+    step = lambda h, x: (jnp.sin(h) + jnp.sum(h * x), None)
+    init, xs = h.astype(jnp.bfloat16), jnp.ones((4, 4), jnp.bfloat16)
+    return el.CheckpointedScan(step)(init, xs)[0]
+
+
+def partly_known_to_a_checkpoint(h):
+    step = lambda c, x: ((jnp.sin(c[0] * x), jnp.cos(c[1])), c[1])
+    run = lambda h, k: el.CheckpointedScan(step)((h, k), XS)
+    return jax.checkpoint(run)(h, jnp.ones(4))
+
+
+def total(tree):
+    return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    "f", [rows_by_a_mask, narrow_sums, partly_known_to_a_checkpoint]
+)
+def test_without_jit_derivatives_are_the_same(f):
+    """Also of what is written anew as a call: with `jit` off, a call is no equation."""
+    gradient, h = jax.grad(lambda h: total(f(h))), jnp.ones(4)
+    with jax.disable_jit():
+        found = gradient(h)
+    assert jnp.allclose(found, gradient(h), rtol=2e-2)
+
+
 def test_a_function_may_need_values_where_it_is_not_traced():
     def f(x: Any) -> Any:
         return jnp.sin(x) if x[0] > 0 else jnp.cos(x)

@@ -24,7 +24,7 @@ from jax import lax
 from ..._arrays import Flags, explicit_sharding, is_symbolic
 from ..._programs import (
     aval_of,
-    called,
+    calling,
     equations,
     inlined,
     pruned,
@@ -170,9 +170,7 @@ def _write_for(
             mode=lax.GatherScatterMode.FILL_OR_DROP,
         )
 
-    operands = [buffer, at, row]
-    (call,) = called(jax.make_jaxpr(row_write)(*map(aval_of, operands))).eqns
-    return call.replace(invars=operands, outvars=eqn.outvars)
+    return calling(row_write, [buffer, at, row]).replace(outvars=eqn.outvars)
 
 
 def _row_of_mask(
