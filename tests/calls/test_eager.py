@@ -443,25 +443,17 @@ def narrow_sums(h):
     return el.CheckpointedScan(step)(init, xs)[0]
 
 
-def partly_known_to_a_checkpoint(h):
-    step = lambda c, x: ((jnp.sin(c[0] * x), jnp.cos(c[1])), c[1])
-    run = lambda h, k: el.CheckpointedScan(step)((h, k), XS)
-    return jax.checkpoint(run)(h, jnp.ones(4))
-
-
 def total(tree):
     return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize(
-    "f", [rows_by_a_mask, narrow_sums, partly_known_to_a_checkpoint]
-)
-def test_without_jit_derivatives_are_the_same(f):
+def test_without_jit_derivatives_are_the_same():
     """Also of what is written anew as a call: with `jit` off, a call is no equation."""
-    gradient, h = jax.grad(lambda h: total(f(h))), jnp.ones(4)
-    with jax.disable_jit():
-        found = gradient(h)
-    assert jnp.allclose(found, gradient(h), rtol=2e-2)
+    for f in (rows_by_a_mask, narrow_sums):
+        gradient, h = jax.grad(lambda h, f=f: total(f(h))), jnp.ones(4)
+        with jax.disable_jit():
+            found = gradient(h)
+        assert jnp.allclose(found, gradient(h), rtol=2e-2)
 
 
 def test_a_function_may_need_values_where_it_is_not_traced():
