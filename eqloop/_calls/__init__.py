@@ -23,7 +23,9 @@ from ._opening import (
     enforce_annotations,
     explained,
     open_call,
+    floats_left,
     open_gradient,
+    says_floats_left,
     parameters_of,
     positional_names,
 )
