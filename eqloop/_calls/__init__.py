@@ -22,12 +22,12 @@ from ._opening import (
     call_traced,
     enforce_annotations,
     explained,
-    open_call,
     floats_left,
+    open_call,
     open_gradient,
-    says_floats_left,
     parameters_of,
     positional_names,
+    says_floats_left,
 )
 from ._transform import (
     AbstractSameCall,

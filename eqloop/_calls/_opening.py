@@ -150,7 +150,7 @@ def open_gradient(*parts: PyTree) -> tuple[list[Value], Rest]:
 def floats_left(
     f: Callable[..., PyTree], args: Sequence[PyTree], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """The floats of Python that `jax.grad` differentiates, and `open_gradient` does not.
+    """The floats of Python by which `jax.grad` differentiates, and no plan does.
 
     >>> floats_left(lambda w, x: w * x, (0.5, jnp.ones(2)), {})
     ('w',)

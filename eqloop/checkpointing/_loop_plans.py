@@ -17,8 +17,8 @@ _HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gr
 # In place of a table without loops.
 _NONE = (
     "No loop is differentiated in reverse mode here, and no other has a plan. For the "
-    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...). Maps have none: "
-    "el.memory_profile tells what they take."
+    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...). Maps have "
+    "their own: el.ChunkedVmap(f, n).plan(...)."
 )
 
 
