@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -17,6 +18,7 @@ from .._programs import (
     RuleAround,
     Selected,
     Vmapped,
+    aval_of,
     equations,
     folders_of,
     formula_of,
@@ -24,6 +26,7 @@ from .._programs import (
     loop_of_jax,
     place_of,
     programs_in,
+    temporary_bytes,
 )
 from .._types import AnyJaxpr, Value
 from ._jax_loops import JaxLoop, JaxPlan, jax_loops
@@ -39,7 +42,7 @@ from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem
 from .engine._step import Step
 from .engine._transformed import activity, all_active, unsettled, without_stored
-from .planning._memory import Maps
+from .planning._memory import Maps, with_a_little_more
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
 
@@ -72,7 +75,7 @@ class LoopFinder:
         lists_jax: Whether to list JAX's own loops.
         known: The layouts in these programs, by the identity of their stand-ins, see
             `engine/_listing.py`.
-        reversed: The identities of the layouts by which loops are reversed. Others
+        reversed: What takes loops back, by the identity of their layouts. Others
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
         of_jax: JAX's own loops that are reversed, by the identity of their equations.
@@ -88,7 +91,7 @@ class LoopFinder:
     decided: list[Decided]
     lists_jax: bool
     known: dict[int, Decided] = dataclasses.field(default_factory=dict)
-    reversed: set[int] = dataclasses.field(default_factory=set)
+    reversed: dict[int, jex.JaxprEqn] = dataclasses.field(default_factory=dict)
     of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     of_rules: dict[int, RuleLoop] = dataclasses.field(default_factory=dict)
     kept: dict[int, list[tuple[int, list[int]]]] = dataclasses.field(
@@ -112,7 +115,7 @@ class LoopFinder:
     def has_stand_ins(self, loop: JaxLoop) -> bool:
         """Whether JAX's own loop has a stand-in for a loop that stores residuals."""
         programs = (eqn.params["jaxpr"] for eqn, _ in loop.later)
-        keys = (key for program in programs for key in _reversed_in(program))
+        keys = (key for program in programs for key, _ in _reversed_in(program))
         found = filter(None, map(self.known.get, keys))
         return any(decided.layout.stores_residuals for decided in found)
 
@@ -177,22 +180,31 @@ class LoopFinder:
             is_part = isinstance(formula, Selected)
             shown = formula.shown if is_part else (True,) * saved
             count = sum(shown[len(shown) - saved :])
+            if saved and not count:
+                return FoundLoops()  # its tangents alone, and nothing is stored of it
             slots = list(range(len(eqn.outvars) - count, len(eqn.outvars)))
             placed = () if maps else self._placements(loop.problem.step, eqn)
-            plan, batch = self._plan(loop, maps, placed)
+            layout = loop.saves.layout
+            plan, batch = self._plan(loop.problem, layout, maps, placed)
+            if is_second := id(layout) not in self.known:
+                back = self.reversed[id(layout)]
+                plan = _compiled(
+                    plan, back, nbytes(aval_of(eqn.outvars[i]) for i in slots)
+                )
             name = loop_name(eqn.source_info.name_stack) or "loop"
             size = plan.peak_bytes
-            loops = [LoopPlan(name, place, plan, batch, depth)]
+            loops = [LoopPlan(name, place, plan, batch, depth, is_second)]
             return FoundLoops(loops, size, [(size, slots)])
         if formula is not None:
-            # This traces the formula, which decides on the layouts of inner loops.
-            if not _has_loops(formula):
-                return FoundLoops()
-            program, is_loop = formula.expanded, isinstance(loop, Reverse)
-            self.look_into(program)
-            found = self.of_program(program, depth + is_loop, place)
-            # The bytes of the loop itself include these.
-            return FoundLoops(found.loops, 0 if is_loop else found.peak)
+            if isinstance(loop, Reverse) and loop.given is None:
+                # The derivative of a way back runs and stores its loop itself.
+                plan, batch = self._plan(loop.problem, loop.layout, maps, ())
+                plan = _compiled(plan, eqn, 0)
+                name = loop_name(eqn.source_info.name_stack) or "loop"
+                whole = LoopPlan(name, place, plan, batch, depth, is_second=True)
+                inside = self._of_formula(formula, True, depth, place).loops
+                return FoundLoops([whole, *inside], plan.peak_bytes)
+            return self._of_formula(formula, isinstance(loop, Reverse), depth, place)
         if (scan := self.of_jax.get(id(eqn))) is not None:
             plan = self.run_as.get(id(eqn), scan).plan(self._shardings(eqn))
             name, where, _ = scan.caller
@@ -227,6 +239,18 @@ class LoopFinder:
             inside.peak = max(inside.peak, found.peak)
         return inside
 
+    def _of_formula(
+        self, formula: Formula, is_loop: bool, depth: int, around: Place | None
+    ) -> "FoundLoops":
+        # This traces the formula, which decides on the layouts of inner loops.
+        if not _has_loops(formula):
+            return FoundLoops()
+        program = formula.expanded
+        self.look_into(program)
+        found = self.of_program(program, depth + is_loop, around)
+        # The bytes of the loop itself include these.
+        return FoundLoops(found.loops, 0 if is_loop else found.peak)
+
     def _shardings(self, eqn: jex.JaxprEqn) -> list[NamedSharding | None]:
         return [self.placed.get(id(var)) for var in eqn.invars]
 
@@ -238,17 +262,20 @@ class LoopFinder:
         return tuple(map(tuple, split(found, step.num_consts, step.num_carry)))
 
     def _plan(
-        self, loop: PlannedLoop, maps: Maps, placed: Placements
+        self,
+        problem: Problem[Any],
+        layout: AbstractLayout,
+        maps: Maps,
+        placed: Placements,
     ) -> tuple[Plan | WhilePlan, int]:
         """The plan of a loop, and how many examples run in it."""
         # What it stores of its last steps is a part of the layout.
         # What a rule put in place of a function may have no derivative itself.
-        problem, saves = without_stored(unsettled(loop.problem)), loop.saves
-        assert saves is not None
+        problem = without_stored(unsettled(problem))
         # A layout that is not listed is that of a second derivative, which is planned
         # for all of its inputs.
-        of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
-        decided = self.known.get(id(saves.layout), of_all)
+        of_all = Decided(layout, layout, all_active(problem.step))
+        decided = self.known.get(id(layout), of_all)
         active = _fitting(decided.active, problem)
         undifferentiated = _undifferentiated_fitting(decided.undifferentiated, problem)
         problem = dataclasses.replace(
@@ -257,6 +284,19 @@ class LoopFinder:
         batch = math.prod((problem.loop.batch, *(axis.size for axis, _ in maps)))
         with unlisted():
             return _plan_of(problem, active, decided.layout, maps), batch
+
+
+def _compiled(
+    plan: Plan | WhilePlan, back: jex.JaxprEqn, stored: int
+) -> Plan | WhilePlan:
+    """The plan of a second derivative, with the bytes of its way back as it is."""
+    # `peak_bytes` knows first derivatives: in those, blocks have residuals.
+    with unlisted():
+        run = lambda *inputs: back.primitive.bind(*inputs, **back.params)
+        size = temporary_bytes(run, *map(aval_of, back.invars))
+    if size is None:
+        return plan
+    return dataclasses.replace(plan, peak_bytes=with_a_little_more(stored + size))
 
 
 def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
@@ -347,13 +387,13 @@ def _types(atoms: Sequence[Value]) -> list[Value]:
     return [atom.aval for atom in atoms]
 
 
-def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
-    """The identities of the layouts by which loops are reversed in a program."""
+def _reversed_in(program: AnyJaxpr) -> Iterator[tuple[int, jex.JaxprEqn]]:
+    """What takes loops back in a program, by the identity of their layouts."""
     for eqn in equations(program):
         if (formula := formula_of(eqn)) is not None:
             inner, _ = _unwrapped(formula)
             if isinstance(inner, Reverse):
-                yield id(inner.layout)
+                yield id(inner.layout), eqn
 
 
 def _has_loops(formula: Formula) -> bool:

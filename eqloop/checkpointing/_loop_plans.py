@@ -39,6 +39,8 @@ class LoopPlan:
         batch: How many examples run in it side by side. Of a loop of JAX it is not
             known, and is 1.
         depth: How many of the other loops it is inside of.
+        is_second: Whether it belongs to a derivative of the gradient, as in a Hessian:
+            beside each carry it has a tangent, or a cotangent.
     """
 
     name: str
@@ -46,6 +48,17 @@ class LoopPlan:
     plan: Plan | WhilePlan | JaxPlan
     batch: int
     depth: int
+    is_second: bool = False
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What else there is to say of it, in lines."""
+        plan, notes = self.plan, {}
+        if isinstance(plan, Plan) and plan.kernel is not None:
+            notes["kernel"] = plan.kernel
+        if self.is_second:
+            notes["of"] = "a derivative of the gradient, with a tangent for each carry"
+        return plan.notes if isinstance(plan, JaxPlan) else notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +93,12 @@ class Plans(Sequence[LoopPlan]):
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        notes = [x.plan.notes if isinstance(x.plan, JaxPlan) else {} for x in self]
         body: list[str] = []
-        for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
+        for line, loop in zip(lines[1:], self.loops, strict=True):
             body += [line, f"  {loop.place or 'somewhere'}"]
-            body += [f"  {name}: {note}" for name, note in more.items()]
+            body += [f"  {name}: {note}" for name, note in loop.notes.items()]
         total = f"at once: {format_bytes(self.peak_bytes)}"
-        hint = [_HINT] if any("rescheduled" in more for more in notes) else []
+        hint = [_HINT] if any("rescheduled" in loop.notes for loop in self) else []
         return "\n".join([lines[0], *body, total, *hint])
 
 

@@ -192,6 +192,32 @@ def test_models_and_scans_that_end():
     assert (found.batch, found.plan.length) == (2, 64)
 
 
+SECOND = {
+    "forward over reverse": lambda f: lambda w: jax.jvp(jax.grad(f), (w,), (w,))[1],
+    "reverse over reverse": lambda f: jax.grad(lambda w: 2 * jax.grad(f)(w)),
+}
+
+
+@pytest.mark.parametrize("order", SECOND)
+@pytest.mark.parametrize(
+    "schedule", [el.Recursive(4), el.Budget("100KiB", measure=False)], ids=str
+)
+def test_of_a_product_with_a_hessian_what_is_run_is_listed(schedule, order):
+    def total(w, xs):
+        scan = el.Scan(lambda h, x: (jnp.sin(w * h + x), None), schedule=schedule)
+        return scan(jnp.ones(32), xs)[0].sum()
+
+    xs = jnp.linspace(0, 1, 512 * 32).reshape(512, 32)
+    product = lambda w, xs: SECOND[order](lambda w: total(w, xs))(w)
+    plans = el.plans(product)(1.0, xs)
+    (found,), taken = plans, temp_bytes(product, 1.0, xs)
+    assert found.is_second
+    assert "of: a derivative of the gradient" in str(plans)
+    assert taken <= found.plan.peak_bytes <= 1.1 * taken + 2**10
+    both = lambda w, xs: (jax.grad(total)(w, xs), product(w, xs))
+    assert [loop.is_second for loop in el.plans(both)(1.0, xs)] == [False, True]
+
+
 def test_the_table():
     text = str(el.plans(grad_of(el.Chunked(8)))(1.0, XS))
     head, row, place, total = text.split("\n")
@@ -202,6 +228,8 @@ def test_the_table():
     )
     assert place.strip().startswith(__file__)
     assert total.startswith("at once: ")
+    fused = str(el.plans(grad_of(el.Fused(8)))(1.0, XS)).split("\n")
+    assert fused[3].startswith("  kernel: none: on a CPU")
 
 
 @pytest.mark.parametrize("wrong", [3, None, "f"])
