@@ -92,9 +92,9 @@ def num_layers(owner: str, layers: PyTree) -> int:
         raise ValueError(
             f"{owner}: every array must have a leading axis, with one entry for each "
             f"layer, but these axes differ:\n{_listing(arrays, arrays)}\n"
-            f"`StackedLayers.init(make, depth, key=key)` makes such layers, and so does "
-            f"`eqx.filter_vmap(make)(keys)`. `StackedLayers.from_layers` stacks those "
-            f"that there are."
+            f"`StackedLayers.init(make, depth, key=key)` makes such layers, and so "
+            f"does `eqx.filter_vmap(make)(keys)`. `StackedLayers.from_layers` stacks "
+            f"those that there are."
         )
     return lengths.pop()
 

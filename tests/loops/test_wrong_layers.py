@@ -156,7 +156,7 @@ WRONG = {
     ),
     "one layer taken for a stack": (
         lambda: el.StackedLayers(eqx.nn.Linear(3, 3, key=KEY))(X),
-        "TypeError: StackedLayers: x … one of 3 layers changed it: … float32[3] came in",
+        "TypeError: StackedLayers: x … one of 3 layers changed it: … float32[3] came",
     ),
     "no arrays": (
         lambda: el.StackedLayers.init(lambda key: eqx.nn.Lambda(jnp.tanh), 2, key=KEY),
