@@ -50,6 +50,7 @@ from ._transform import (
     document_settings,
     exact_bytes,
     format_bytes,
+    format_limit,
     int_of,
     parse_bytes,
     setting,
