@@ -10,7 +10,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, nbytes, split
+from .._arrays import Flags, is_inexact, nbytes, split
 from .._compat import form_of
 from .._programs import (
     Formula,
@@ -86,6 +86,7 @@ class LoopFinder:
             is another one.
         placed: How variables are split over automatic axes, by their identity: inputs
             of `f`, also where they are handed on. Of others it is not known.
+        read: The variables that something reads, by their identity.
     """
 
     decided: list[Decided]
@@ -99,6 +100,7 @@ class LoopFinder:
     )
     run_as: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
+    read: set[int] = dataclasses.field(default_factory=set)
 
     def look_into(self, program: AnyJaxpr) -> None:
         """Takes note of the loops in a program that is to be searched."""
@@ -146,6 +148,8 @@ class LoopFinder:
             around: The place where it is called.
         """
         jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
+        reading = (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+        self.read.update(id(var) for variables in reading for var in variables)
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
@@ -176,24 +180,25 @@ class LoopFinder:
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
             if id(loop.saves.layout) not in self.reversed:
                 return FoundLoops()
-            saved = len(loop.out_aval[2].flat)
-            is_part = isinstance(formula, Selected)
-            shown = formula.shown if is_part else (True,) * saved
-            count = sum(shown[len(shown) - saved :])
-            if saved and not count:
+            carry, ys, stored = map(len, (*loop.out_aval[:2], loop.out_aval[2].flat))
+            shown = (True,) * (carry + ys + stored)
+            shown = formula.shown if isinstance(formula, Selected) else shown
+            outs = split(eqn.outvars, sum(shown[:carry]), sum(shown[carry:][:ys]))
+            if stored and not outs[2]:
                 return FoundLoops()  # its tangents alone, and nothing is stored of it
-            slots = list(range(len(eqn.outvars) - count, len(eqn.outvars)))
+            slots = list(range(len(eqn.outvars)))[len(outs[0] + outs[1]) :]
             placed = () if maps else self._placements(loop.problem.step, eqn)
             layout = loop.saves.layout
             plan, batch = self._plan(loop.problem, layout, maps, placed)
             if is_second := id(layout) not in self.known:
                 back = self.reversed[id(layout)]
-                plan = _compiled(
-                    plan, back, nbytes(aval_of(eqn.outvars[i]) for i in slots)
-                )
+                plan = _compiled(plan, back, nbytes(map(aval_of, outs[2])))
             name = loop_name(eqn.source_info.name_stack) or "loop"
             size = plan.peak_bytes
-            loops = [LoopPlan(name, place, plan, batch, depth, is_second)]
+            # What is read has cotangents.
+            read = [var.aval for var in outs[1] if id(var) in self.read]
+            given = nbytes(read) + nbytes(filter(is_inexact, read))
+            loops = [LoopPlan(name, place, plan, batch, depth, is_second, given)]
             return FoundLoops(loops, size, [(size, slots)])
         if formula is not None:
             if isinstance(loop, Reverse) and loop.given is None:

@@ -41,6 +41,9 @@ class LoopPlan:
         depth: How many of the other loops it is inside of.
         is_second: Whether it belongs to a derivative of the gradient, as in a Hessian:
             beside each carry it has a tangent, or a cotangent.
+        output_bytes: The bytes of its outputs that are used, and of their cotangents,
+            on all devices together. They are no part of the plan, as no schedule
+            changes them. Those of a loop of JAX are in its `plan`.
     """
 
     name: str
@@ -49,6 +52,7 @@ class LoopPlan:
     batch: int
     depth: int
     is_second: bool = False
+    output_bytes: int = 0
 
     @property
     def notes(self) -> dict[str, str]:
@@ -58,6 +62,9 @@ class LoopPlan:
             notes["kernel"] = plan.kernel
         if self.is_second:
             notes["of"] = "a derivative of the gradient, with a tangent for each carry"
+        if self.output_bytes > plan.peak_bytes / 10:
+            size = format_bytes(self.output_bytes)
+            notes["outputs"] = f"{size} more, with their cotangents"
         return plan.notes if isinstance(plan, JaxPlan) else notes
 
 

@@ -192,6 +192,26 @@ def test_models_and_scans_that_end():
     assert (found.batch, found.plan.length) == (2, 64)
 
 
+def test_outputs_that_are_used_are_told_beside_the_plan():
+    def scan(w, xs):
+        step = lambda h, x: (jnp.sin(w * h + x), h)
+        return el.Scan(step, schedule=el.Recursive(4))(jnp.ones(32), xs)
+
+    xs = jnp.linspace(0, 1, 512 * 32).reshape(512, 32)
+    both = lambda w, xs: jnp.sum(scan(w, xs)[1] ** 2)
+    last = lambda w, xs: jnp.sum(scan(w, xs)[0] ** 2)
+    (found,) = el.plans(jax.grad(both))(1.0, xs)
+    assert found.output_bytes == 2 * 4 * xs.size
+    whole = found.plan.peak_bytes + found.output_bytes
+    assert temp_bytes(jax.grad(both), 1.0, xs) == pytest.approx(whole, rel=0.1)
+    batch = jnp.stack([xs, xs])
+    (found,) = el.plans(jax.vmap(jax.grad(both), (None, 0)))(1.0, batch)
+    assert found.output_bytes == 2 * 4 * batch.size
+    (found,) = el.plans(jax.grad(last))(1.0, xs)
+    assert found.output_bytes == 0
+    assert "outputs" not in str(found.notes)
+
+
 SECOND = {
     "forward over reverse": lambda f: lambda w: jax.jvp(jax.grad(f), (w,), (w,))[1],
     "reverse over reverse": lambda f: jax.grad(lambda w: 2 * jax.grad(f)(w)),
