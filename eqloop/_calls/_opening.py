@@ -162,7 +162,7 @@ def floats_left(
         leaves = jax.tree.leaves(argument, is_leaf=lambda x: x is None)
         # A tree with a function in it, a module, is nothing that `jax.grad` takes.
         if all(leaf is None or is_scalar(leaf) or is_typed(leaf) for leaf in leaves):
-            found += pick(paths(argument, name), map(is_inexact_scalar, leaves))
+            found += pick(paths(argument, name), list(map(is_inexact_scalar, leaves)))
     return tuple(found)
 
 

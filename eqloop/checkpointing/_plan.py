@@ -401,9 +401,7 @@ def plan_of(
     )
 
 
-def _leaves(
-    problem: Problem, active: Active, layout: Layout
-) -> dict[str, tuple[Any, ...]]:
+def _leaves(problem: Problem, active: Active, layout: Layout) -> dict[str, Any]:
     """The entries of a plan about the leaves of the carry."""
     paths = problem.loop.carry_paths
     if layout.stores_residuals or len(paths) != problem.step.num_carry:
