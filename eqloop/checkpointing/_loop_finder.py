@@ -10,7 +10,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, is_inexact, nbytes, split
+from .._arrays import Flags, is_inexact, nbytes, pick, split
 from .._compat import form_of
 from .._programs import (
     Formula,
@@ -180,33 +180,37 @@ class LoopFinder:
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
             if id(loop.saves.layout) not in self.reversed:
                 return FoundLoops()
-            carry, ys, stored = map(len, (*loop.out_aval[:2], loop.out_aval[2].flat))
-            shown = (True,) * (carry + ys + stored)
-            shown = formula.shown if isinstance(formula, Selected) else shown
-            outs = split(eqn.outvars, sum(shown[:carry]), sum(shown[carry:][:ys]))
-            if stored and not outs[2]:
+            carry, ys, stored = loop.out_aval
+            ends = len(carry), len(carry) + len(ys)
+            counts = [sum(i < end for i in _outputs(formula)) for end in ends]
+            _, ys, slots = split(eqn.outvars, counts[0], counts[1] - counts[0])
+            if stored.flat and not slots:
                 return FoundLoops()  # its tangents alone, and nothing is stored of it
-            slots = list(range(len(eqn.outvars)))[len(outs[0] + outs[1]) :]
             placed = () if maps else self._placements(loop.problem.step, eqn)
             layout = loop.saves.layout
             plan, batch = self._plan(loop.problem, layout, maps, placed)
-            if is_second := id(layout) not in self.known:
-                back = self.reversed[id(layout)]
-                plan = _compiled(plan, back, nbytes(map(aval_of, outs[2])))
+            back = self.reversed[id(layout)]
+            if is_second := _is_derived(back):
+                plan = _compiled(plan, back, nbytes(map(aval_of, slots)))
             name = loop_name(eqn.source_info.name_stack) or "loop"
             size = plan.peak_bytes
             # What is read has cotangents.
-            read = [var.aval for var in outs[1] if id(var) in self.read]
+            read = [var.aval for var in ys if id(var) in self.read]
             given = nbytes(read) + nbytes(filter(is_inexact, read))
             loops = [LoopPlan(name, place, plan, batch, depth, is_second, given)]
-            return FoundLoops(loops, size, [(size, slots)])
+            left = list(range(counts[1], len(eqn.outvars)))
+            return FoundLoops(loops, size, [(size, left)])
         if formula is not None:
             if isinstance(loop, Reverse) and loop.given is None:
                 # The derivative of a way back runs and stores its loop itself.
+                # Its inputs start with those of the loop.
+                count = sum(map(len, loop.in_avals[0]))
+                maps = tuple((axis, dims[:count]) for axis, dims in maps)
                 plan, batch = self._plan(loop.problem, loop.layout, maps, ())
                 plan = _compiled(plan, eqn, 0)
                 name = loop_name(eqn.source_info.name_stack) or "loop"
-                whole = LoopPlan(name, place, plan, batch, depth, is_second=True)
+                is_second = _is_derived(eqn)
+                whole = LoopPlan(name, place, plan, batch, depth, is_second)
                 inside = self._of_formula(formula, True, depth, place).loops
                 return FoundLoops([whole, *inside], plan.peak_bytes)
             return self._of_formula(formula, isinstance(loop, Reverse), depth, place)
@@ -291,6 +295,14 @@ class LoopFinder:
             return _plan_of(problem, active, decided.layout, maps), batch
 
 
+def _is_derived(back: jex.JaxprEqn) -> bool:
+    """Whether what takes a loop back is the derivative of a gradient."""
+    formula = formula_of(back)
+    assert formula is not None
+    loop, _ = _unwrapped(formula)
+    return isinstance(loop, Reverse) and loop.back.base is not loop.back
+
+
 def _compiled(
     plan: Plan | WhilePlan, back: jex.JaxprEqn, stored: int
 ) -> Plan | WhilePlan:
@@ -312,6 +324,15 @@ def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
             maps = ((formula.axis_data, formula.dims), *maps)
         formula = formula.formula
     return formula, maps
+
+
+def _outputs(formula: Formula) -> list[int]:
+    """Which outputs of the formula within selections and `vmap`s there are."""
+    if isinstance(formula, Selected):
+        return pick(_outputs(formula.formula), formula.shown)
+    if isinstance(formula, Vmapped):
+        return _outputs(formula.formula)
+    return list(range(len(formula.out_avals_flat)))
 
 
 def _plan_of(

@@ -192,6 +192,31 @@ def test_models_and_scans_that_end():
     assert (found.batch, found.plan.length) == (2, 64)
 
 
+def test_batches_of_hessians_of_while_loops_and_gradients_of_loops_in_loops():
+    def ends(w, x):
+        body = lambda c: (jnp.sin(w * c[0] + 0.1), c[1] + 1)
+        settings = dict(checkpoints=8, max_steps=64)
+        loop = el.CheckpointedWhileLoop(lambda c: c[1] < 60, body, **settings)
+        return loop((x, 0))[0].sum()
+
+    w, x = jnp.array([0.4, 0.5]), jnp.ones(16)
+    hessians = jax.vmap(jax.hessian(ends), (0, None))
+    (found,), taken = el.plans(hessians)(w, x), temp_bytes(hessians, w, x)
+    assert (found.is_second, found.batch) == (True, 2)
+    assert taken <= found.plan.peak_bytes <= 1.2 * taken
+
+    def nested(w, xs):
+        inner = el.Scan(lambda g, _: (jnp.sin(w * g), None), schedule=el.Chunked(4))
+        outer = lambda h, x: (inner(h + x, length=8)[0], None)
+        return el.Scan(outer, schedule=el.Recursive(4))(x, xs)[0].sum()
+
+    args = w[0], jnp.ones((32, 16))
+    of = lambda f: [(x.depth, x.is_second) for x in el.plans(f)(*args)]
+    assert of(jax.grad(nested)) == [(0, False), (1, False)]
+    product = lambda w, xs: jax.jvp(lambda w: jax.grad(nested)(w, xs), (w,), (w,))[1]
+    assert of(product) == [(0, True), (1, False), (1, True)]
+
+
 def test_outputs_that_are_used_are_told_beside_the_plan():
     def scan(w, xs):
         step = lambda h, x: (jnp.sin(w * h + x), h)
