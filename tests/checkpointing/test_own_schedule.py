@@ -199,10 +199,18 @@ def test_the_parts_of_plans_are_not_public():
     }
     assert public == {
         "plan": {
-            *("bytes_elsewhere", "block", "columns", "computed_again", "device"),
+            *(
+                "backward",
+                "bytes_elsewhere",
+                "block",
+                "columns",
+                "computed_again",
+                "device",
+            ),
             "evaluations",
             *(
                 "held_whole",
+                "may_end",
                 "holds",
                 "is_measured",
                 "kept",
