@@ -76,7 +76,7 @@ from .loops import (
     Truncate,
     WhileLoop,
 )
-from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
+from .mapping import ChunkedVmap, Map, MapPlan, ParallelMap, ShardMap, Vmap, unvmap
 from .oom import MemoryProfile, memory_profile
 from .progress import ProgressBar
 from .rescheduling import ForeignLoop, Reschedule
@@ -125,6 +125,7 @@ __all__ = [
     "Layout",
     "LoopSpec",
     "Map",
+    "MapPlan",
     "MemoryProfile",
     "Named",
     "NonFiniteError",

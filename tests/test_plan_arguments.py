@@ -294,3 +294,22 @@ def test_numbers_of_python_are_what_they_are_in_the_call():
     seen.clear()
     el.plans(jax.grad(FUNCTIONS["Fit"][0](noting)))(0.5, XS)
     assert set(seen) == {True}
+
+
+def test_numbers_of_python_that_are_not_differentiated_are_named():
+    def loss(rates: Any, xs: Any, module: Any = None) -> Any:
+        step = lambda h, x: (jnp.tanh(rates["fast"] * h + x), None)
+        return jnp.sum(lax.scan(step, xs[0], xs)[0])
+
+    xs, rates = jnp.ones((STEPS, 3)), {"fast": 0.5, "none": None, "count": 2}
+    module = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Lambda(jnp.sin)])
+    fit, planned = el.Fit(loss, "1MiB"), el.Reschedule(loss, el.Recursive())
+    for plans in (fit.plan, planned.plans):
+        some, all_of_it = plans(rates, xs, module), plans({"fast": jnp.array(0.5)}, xs)
+        assert some.undifferentiated == ("rates['fast']",)
+        assert "not differentiated: rates['fast'] (a Python number" in str(some)
+        assert all_of_it.undifferentiated == ()
+        assert "not differentiated" not in str(all_of_it)
+    # If there is nothing else to differentiate, it is, as by `jax.grad`.
+    alone = el.Reschedule(jnp.sin, el.Recursive())
+    assert alone.plans(0.5).undifferentiated == ()

@@ -22,10 +22,12 @@ from ._opening import (
     call_traced,
     enforce_annotations,
     explained,
+    floats_left,
     open_call,
     open_gradient,
     parameters_of,
     positional_names,
+    says_floats_left,
 )
 from ._transform import (
     AbstractSameCall,
@@ -48,6 +50,7 @@ from ._transform import (
     document_settings,
     exact_bytes,
     format_bytes,
+    format_limit,
     int_of,
     parse_bytes,
     setting,

@@ -39,6 +39,7 @@ from .._arrays import (
     as_arrays,
     is_inexact,
     is_inexact_scalar,
+    is_scalar,
     is_typed,
     is_weak,
     partition,
@@ -144,6 +145,33 @@ def open_gradient(*parts: PyTree) -> tuple[list[Value], Rest]:
         return taken, rest
     as_traced = lambda leaf: jnp.asarray(leaf) if is_inexact_scalar(leaf) else leaf
     return partition(jax.tree.map(as_traced, parts), is_typed)
+
+
+def floats_left(
+    f: Callable[..., PyTree], args: Sequence[PyTree], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The floats of Python by which `jax.grad` differentiates, and no plan does.
+
+    >>> floats_left(lambda w, x: w * x, (0.5, jnp.ones(2)), {})
+    ('w',)
+    """
+    if not any(map(is_inexact, partition((f, args, kwargs), is_typed)[0])):
+        return ()
+    found: list[str] = []
+    for name, argument in zip(argument_names(f, args), args, strict=True):
+        leaves = jax.tree.leaves(argument, is_leaf=lambda x: x is None)
+        # A tree with a function in it, a module, is nothing that `jax.grad` takes.
+        if all(leaf is None or is_scalar(leaf) or is_typed(leaf) for leaf in leaves):
+            found += pick(paths(argument, name), list(map(is_inexact_scalar, leaves)))
+    return tuple(found)
+
+
+def says_floats_left(names: Sequence[str]) -> list[str]:
+    """A line for the end of a plan that leaves some floats of Python out."""
+    numbers = "a Python number" if len(names) == 1 else "Python numbers"
+    pass_arrays = "`jax.grad` would; pass arrays, to plan for that"
+    line = f"not differentiated: {', '.join(names)} ({numbers}; {pass_arrays})"
+    return [line] if names else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -351,11 +351,23 @@ def format_bytes(count: int) -> str:
 
 def exact_bytes(count: int) -> int | str:
     """A count of bytes as one writes it, such as `"512MiB"`, if that is not rounded."""
-    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB"):
+    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
         hundredths, rest = divmod(100 * count, _UNIT_OF[unit.lower()])
         if not rest and 100 <= hundredths < 10**6:
             return f"{hundredths / 100:g}{unit}"
     return count
+
+
+def format_limit(count: int) -> str:
+    """A count of bytes that a user gave, in the unit in which it was given.
+
+    >>> format_limit(20_000), format_limit(2**29), format_limit(1_234_567)
+    ('20 KB', '512 MiB', '1.18 MiB')
+    """
+    exact = exact_bytes(count)
+    if isinstance(exact, int):
+        return format_bytes(count)
+    return re.sub("(?=[A-Z])", " ", exact, count=1)
 
 
 # Docstrings of classes that inherit settings from others.

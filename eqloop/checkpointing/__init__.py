@@ -33,7 +33,7 @@ from ._loop_options import (
     with_schedule,
 )
 from ._loop_plans import LoopPlan, Plans
-from ._plan import Plan, plan, usually_stored
+from ._plan import Plan, as_table, plan, usually_stored
 from ._plans import own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis, plot_frontier
 from ._policies import (
@@ -129,6 +129,7 @@ __all__ = [
     "as_jax_policy",
     "as_loop_policy",
     "as_policy_or_wrong",
+    "as_table",
     "axes_to_draw_on",
     "axis_maps",
     "can_be_run",

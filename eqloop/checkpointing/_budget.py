@@ -7,7 +7,7 @@ import os
 from typing import NoReturn, TypeGuard, final
 
 from .._arrays import refuse_symbolic, refuse_symbolic_sizes
-from .._calls import exact_bytes, format_bytes, parse_bytes
+from .._calls import exact_bytes, format_bytes, format_limit, parse_bytes
 from ._plan import plan_of
 from ._schedules import AbstractSchedule, StoreAll
 from ._slot_schedules import writable_directory
@@ -273,7 +273,7 @@ class Budget(AbstractSchedule):
         largest = f"\n\n{said}" if said else ""
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
-            f"{format_bytes(self.nbytes)}. It needs at least "
+            f"{format_limit(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
             f"{largest}"
         )

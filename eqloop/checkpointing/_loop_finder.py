@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax.sharding import NamedSharding
 
-from .._arrays import Flags, nbytes, split
+from .._arrays import Flags, is_inexact, nbytes, pick, split
 from .._compat import form_of
 from .._programs import (
     Formula,
@@ -17,6 +18,7 @@ from .._programs import (
     RuleAround,
     Selected,
     Vmapped,
+    aval_of,
     equations,
     folders_of,
     formula_of,
@@ -24,6 +26,7 @@ from .._programs import (
     loop_of_jax,
     place_of,
     programs_in,
+    temporary_bytes,
 )
 from .._types import AnyJaxpr, Value
 from ._jax_loops import JaxLoop, JaxPlan, jax_loops
@@ -38,7 +41,7 @@ from .engine._listing import Decided, unlisted
 from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem
 from .engine._transformed import activity, all_active, unsettled, without_stored
-from .planning._memory import Maps
+from .planning._memory import Maps, with_a_little_more
 from .steps._step import Step
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import AbstractWhileLayout
@@ -72,7 +75,7 @@ class LoopFinder:
         lists_jax: Whether to list JAX's own loops.
         known: The layouts in these programs, by the identity of their stand-ins, see
             `engine/_listing.py`.
-        reversed: The identities of the layouts by which loops are reversed. Others
+        reversed: What takes loops back, by the identity of their layouts. Others
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
         of_jax: JAX's own loops that are reversed, by the identity of their equations.
@@ -83,12 +86,13 @@ class LoopFinder:
             is another one.
         placed: How variables are split over automatic axes, by their identity: inputs
             of `f`, also where they are handed on. Of others it is not known.
+        read: The variables that something reads, by their identity.
     """
 
     decided: list[Decided]
     lists_jax: bool
     known: dict[int, Decided] = dataclasses.field(default_factory=dict)
-    reversed: set[int] = dataclasses.field(default_factory=set)
+    reversed: dict[int, jex.JaxprEqn] = dataclasses.field(default_factory=dict)
     of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     of_rules: dict[int, RuleLoop] = dataclasses.field(default_factory=dict)
     kept: dict[int, list[tuple[int, list[int]]]] = dataclasses.field(
@@ -96,6 +100,7 @@ class LoopFinder:
     )
     run_as: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
+    read: set[int] = dataclasses.field(default_factory=set)
 
     def look_into(self, program: AnyJaxpr) -> None:
         """Takes note of the loops in a program that is to be searched."""
@@ -112,7 +117,7 @@ class LoopFinder:
     def has_stand_ins(self, loop: JaxLoop) -> bool:
         """Whether JAX's own loop has a stand-in for a loop that stores residuals."""
         programs = (eqn.params["jaxpr"] for eqn, _ in loop.later)
-        keys = (key for program in programs for key in _reversed_in(program))
+        keys = (key for program in programs for key, _ in _reversed_in(program))
         found = filter(None, map(self.known.get, keys))
         return any(decided.layout.stores_residuals for decided in found)
 
@@ -143,6 +148,8 @@ class LoopFinder:
             around: The place where it is called.
         """
         jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
+        reading = (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+        self.read.update(id(var) for variables in reading for var in variables)
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
@@ -173,26 +180,40 @@ class LoopFinder:
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
             if id(loop.saves.layout) not in self.reversed:
                 return FoundLoops()
-            saved = len(loop.out_aval[2].flat)
-            is_part = isinstance(formula, Selected)
-            shown = formula.shown if is_part else (True,) * saved
-            count = sum(shown[len(shown) - saved :])
-            slots = list(range(len(eqn.outvars) - count, len(eqn.outvars)))
+            carry, ys, stored = loop.out_aval
+            ends = len(carry), len(carry) + len(ys)
+            counts = [sum(i < end for i in _outputs(formula)) for end in ends]
+            _, ys, slots = split(eqn.outvars, counts[0], counts[1] - counts[0])
+            if stored.flat and not slots:
+                return FoundLoops()  # its tangents alone, and nothing is stored of it
             placed = () if maps else self._placements(loop.problem.step, eqn)
-            plan, batch = self._plan(loop, maps, placed)
+            layout = loop.saves.layout
+            plan, batch = self._plan(loop.problem, layout, maps, placed)
+            back = self.reversed[id(layout)]
+            if is_second := _is_derived(back):
+                plan = _compiled(plan, back, nbytes(map(aval_of, slots)))
             name = loop_name(eqn.source_info.name_stack) or "loop"
             size = plan.peak_bytes
-            loops = [LoopPlan(name, place, plan, batch, depth)]
-            return FoundLoops(loops, size, [(size, slots)])
+            # What is read has cotangents.
+            read = [var.aval for var in ys if id(var) in self.read]
+            given = nbytes(read) + nbytes(filter(is_inexact, read))
+            loops = [LoopPlan(name, place, plan, batch, depth, is_second, given)]
+            left = list(range(counts[1], len(eqn.outvars)))
+            return FoundLoops(loops, size, [(size, left)])
         if formula is not None:
-            # This traces the formula, which decides on the layouts of inner loops.
-            if not _has_loops(formula):
-                return FoundLoops()
-            program, is_loop = formula.expanded, isinstance(loop, Reverse)
-            self.look_into(program)
-            found = self.of_program(program, depth + is_loop, place)
-            # The bytes of the loop itself include these.
-            return FoundLoops(found.loops, 0 if is_loop else found.peak)
+            if isinstance(loop, Reverse) and loop.given is None:
+                # The derivative of a way back runs and stores its loop itself.
+                # Its inputs start with those of the loop.
+                count = sum(map(len, loop.in_avals[0]))
+                maps = tuple((axis, dims[:count]) for axis, dims in maps)
+                plan, batch = self._plan(loop.problem, loop.layout, maps, ())
+                plan = _compiled(plan, eqn, 0)
+                name = loop_name(eqn.source_info.name_stack) or "loop"
+                is_second = _is_derived(eqn)
+                whole = LoopPlan(name, place, plan, batch, depth, is_second)
+                inside = self._of_formula(formula, True, depth, place).loops
+                return FoundLoops([whole, *inside], plan.peak_bytes)
+            return self._of_formula(formula, isinstance(loop, Reverse), depth, place)
         if (scan := self.of_jax.get(id(eqn))) is not None:
             plan = self.run_as.get(id(eqn), scan).plan(self._shardings(eqn))
             name, where, _ = scan.caller
@@ -227,6 +248,18 @@ class LoopFinder:
             inside.peak = max(inside.peak, found.peak)
         return inside
 
+    def _of_formula(
+        self, formula: Formula, is_loop: bool, depth: int, around: Place | None
+    ) -> "FoundLoops":
+        # This traces the formula, which decides on the layouts of inner loops.
+        if not _has_loops(formula):
+            return FoundLoops()
+        program = formula.expanded
+        self.look_into(program)
+        found = self.of_program(program, depth + is_loop, around)
+        # The bytes of the loop itself include these.
+        return FoundLoops(found.loops, 0 if is_loop else found.peak)
+
     def _shardings(self, eqn: jex.JaxprEqn) -> list[NamedSharding | None]:
         return [self.placed.get(id(var)) for var in eqn.invars]
 
@@ -238,17 +271,20 @@ class LoopFinder:
         return tuple(map(tuple, split(found, step.num_consts, step.num_carry)))
 
     def _plan(
-        self, loop: PlannedLoop, maps: Maps, placed: Placements
+        self,
+        problem: Problem[Any],
+        layout: AbstractLayout,
+        maps: Maps,
+        placed: Placements,
     ) -> tuple[Plan | WhilePlan, int]:
         """The plan of a loop, and how many examples run in it."""
         # What it stores of its last steps is a part of the layout.
         # What a rule put in place of a function may have no derivative itself.
-        problem, saves = without_stored(unsettled(loop.problem)), loop.saves
-        assert saves is not None
+        problem = without_stored(unsettled(problem))
         # A layout that is not listed is that of a second derivative, which is planned
         # for all of its inputs.
-        of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
-        decided = self.known.get(id(saves.layout), of_all)
+        of_all = Decided(layout, layout, all_active(problem.step))
+        decided = self.known.get(id(layout), of_all)
         active = _fitting(decided.active, problem)
         undifferentiated = _undifferentiated_fitting(decided.undifferentiated, problem)
         problem = dataclasses.replace(
@@ -259,6 +295,27 @@ class LoopFinder:
             return _plan_of(problem, active, decided.layout, maps), batch
 
 
+def _is_derived(back: jex.JaxprEqn) -> bool:
+    """Whether what takes a loop back is the derivative of a gradient."""
+    formula = formula_of(back)
+    assert formula is not None
+    loop, _ = _unwrapped(formula)
+    return isinstance(loop, Reverse) and loop.back.base is not loop.back
+
+
+def _compiled(
+    plan: Plan | WhilePlan, back: jex.JaxprEqn, stored: int
+) -> Plan | WhilePlan:
+    """The plan of a second derivative, with the bytes of its way back as it is."""
+    # `peak_bytes` knows first derivatives: in those, blocks have residuals.
+    with unlisted():
+        run = lambda *inputs: back.primitive.bind(*inputs, **back.params)
+        size = temporary_bytes(run, *map(aval_of, back.invars))
+    if size is None:
+        return plan
+    return dataclasses.replace(plan, peak_bytes=with_a_little_more(stored + size))
+
+
 def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
     """The formula within selections and `vmap`s, and these `vmap`s."""
     maps: Maps = ()
@@ -267,6 +324,15 @@ def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
             maps = ((formula.axis_data, formula.dims), *maps)
         formula = formula.formula
     return formula, maps
+
+
+def _outputs(formula: Formula) -> list[int]:
+    """Which outputs of the formula within selections and `vmap`s there are."""
+    if isinstance(formula, Selected):
+        return pick(_outputs(formula.formula), formula.shown)
+    if isinstance(formula, Vmapped):
+        return _outputs(formula.formula)
+    return list(range(len(formula.out_avals_flat)))
 
 
 def _plan_of(
@@ -349,13 +415,13 @@ def _types(atoms: Sequence[Value]) -> list[Value]:
     return [atom.aval for atom in atoms]
 
 
-def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
-    """The identities of the layouts by which loops are reversed in a program."""
+def _reversed_in(program: AnyJaxpr) -> Iterator[tuple[int, jex.JaxprEqn]]:
+    """What takes loops back in a program, by the identity of their layouts."""
     for eqn in equations(program):
         if (formula := formula_of(eqn)) is not None:
             inner, _ = _unwrapped(formula)
             if isinstance(inner, Reverse):
-                yield id(inner.layout)
+                yield id(inner.layout), eqn
 
 
 def _has_loops(formula: Formula) -> bool:

@@ -17,8 +17,8 @@ _HINT = "rescheduled: by el.Reschedule(loss, el.Recursive(16)), inside of the gr
 # In place of a table without loops.
 _NONE = (
     "No loop is differentiated in reverse mode here, and no other has a plan. For the "
-    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...). Maps have none: "
-    "el.memory_profile tells what they take."
+    "plans of a gradient ask the gradient: el.plans(jax.grad(f))(...). Maps have "
+    "their own: el.ChunkedVmap(f, n).plan(...)."
 )
 
 
@@ -39,6 +39,11 @@ class LoopPlan:
         batch: How many examples run in it side by side. Of a loop of JAX it is not
             known, and is 1.
         depth: How many of the other loops it is inside of.
+        is_second: Whether it belongs to a derivative of the gradient, as in a Hessian:
+            beside each carry it has a tangent, or a cotangent.
+        output_bytes: The bytes of its outputs that are used, and of their cotangents,
+            on all devices together. They are no part of the plan, as no schedule
+            changes them. Those of a loop of JAX are in its `plan`.
     """
 
     name: str
@@ -46,6 +51,23 @@ class LoopPlan:
     plan: Plan | WhilePlan | JaxPlan
     batch: int
     depth: int
+    is_second: bool = False
+    output_bytes: int = 0
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What else there is to say of it, in lines."""
+        plan, notes = self.plan, dict[str, str]()
+        if plan.rewritten:
+            notes["rewritten"] = "; ".join(plan.rewritten)
+        if isinstance(plan, Plan) and plan.kernel is not None:
+            notes["kernel"] = plan.kernel
+        if self.is_second:
+            notes["of"] = "a derivative of the gradient, with a tangent for each carry"
+        if self.output_bytes > plan.peak_bytes / 10:
+            size = format_bytes(self.output_bytes)
+            notes["outputs"] = f"{size} more, with their cotangents"
+        return plan.notes if isinstance(plan, JaxPlan) else notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +102,12 @@ class Plans(Sequence[LoopPlan]):
         rows = [head, *map(_row, self.loops)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        notes = [_notes(loop.plan) for loop in self]
         body: list[str] = []
-        for line, loop, more in zip(lines[1:], self.loops, notes, strict=True):
+        for line, loop in zip(lines[1:], self.loops, strict=True):
             body += [line, f"  {loop.place or 'somewhere'}"]
-            body += [f"  {name}: {note}" for name, note in more.items()]
+            body += [f"  {name}: {note}" for name, note in loop.notes.items()]
         total = f"at once: {format_bytes(self.peak_bytes)}"
-        hint = [_HINT] if any("rescheduled" in more for more in notes) else []
+        hint = [_HINT] if any("rescheduled" in loop.notes for loop in self) else []
         return "\n".join([lines[0], *body, total, *hint])
 
 
@@ -94,10 +115,3 @@ def _row(loop: LoopPlan) -> tuple[str, ...]:
     steps, *others = loop.plan.columns
     name, size = "  " * loop.depth + loop.name, format_bytes(loop.plan.peak_bytes)
     return name, steps, str(loop.batch), *others, size
-
-
-def _notes(plan: Plan | WhilePlan | JaxPlan) -> dict[str, str]:
-    """What is below the line of a loop, by names."""
-    if isinstance(plan, JaxPlan):
-        return plan.notes
-    return {"rewritten": "; ".join(plan.rewritten)} if plan.rewritten else {}

@@ -13,7 +13,7 @@ from .._calls import format_bytes
 from .._device import planning_device, remembered_per_device
 from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
-from ._schedules import AbstractSchedule, Pinned
+from ._schedules import AbstractSchedule, Pinned, Recursive
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
@@ -85,6 +85,11 @@ class Plan:
             calls it.
         kernel: How the loop is one kernel each way, or why it is not; `None` if it was
             not to be ([`Fused`][eqloop.Fused]).
+        backward: What happens to the cotangent of the carry on its way back, if
+            anything does. Of a [`Truncate`][eqloop.Truncate], the steps are planned
+            that have a derivative.
+        may_end: Whether the loop may end before its last step, as a
+            [`ScanWhile`][eqloop.ScanWhile] does. The figures are for all steps.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -132,6 +137,8 @@ class Plan:
     _compiles_slowly: bool = dataclasses.field(default=False, repr=False)
     device: str | None = dataclasses.field(default=None, repr=False)
     kernel: str | None = dataclasses.field(default=None, repr=False)
+    backward: str | None = dataclasses.field(default=None, repr=False)
+    may_end: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -196,14 +203,22 @@ class Plan:
             stored = "residuals"
         elif self.block > 1:
             stored += f", blocks of {self.block}"
-        return str(self.length), repr(self.schedule), stored, str(self.evaluations)
+        at_most = self._at_most
+        steps, evaluations = f"{at_most}{self.length}", f"{at_most}{self.evaluations}"
+        return steps, repr(self.schedule), stored, evaluations
+
+    @property
+    def _at_most(self) -> str:
+        return "<= " if self.may_end else ""
 
     def __str__(self) -> str:
         rows = [] if self.device is None else [("device", self.device)]
-        rows.append(("steps", str(self.length)))
+        rows.append(("steps", f"{self._at_most}{self.length}"))
         if self.levels:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
-            rows.append(("levels", ", then ".join(nests)))
+            rows.append(("levels", ", then ".join(nests) + self._why_fewer_levels))
+        if self.backward is not None:
+            rows.append(("backward", self.backward))
         rows += self._layout.order.described(self._cost)
         if self.kernel is not None:
             rows.append(("kernel", self.kernel))
@@ -234,11 +249,29 @@ class Plan:
         if self.scatter > _NOISY:
             how += f", give or take {self.scatter:.0%}"
         rows += [
-            ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
+            (
+                "evaluations",
+                f"{self._at_most}{self.evaluations}, {per_step:.2f} a step",
+            ),
             ("peak memory", format_bytes(self.peak_bytes)),
             ("time", f"{as_factor(self.relative_time)} x storing everything, {how}"),
         ]
         return as_table(repr(self.schedule), rows)
+
+    @property
+    def _why_fewer_levels(self) -> str:
+        """Why there are fewer levels than by the base of the schedule, if so."""
+        schedule = self.schedule
+        if not isinstance(schedule, Recursive) or self.length < 2:
+            return ""
+        is_together = bool(self._layout.reversal.described(self.block))
+        if schedule.batch is None and is_together:
+            return ", as many as pay where steps are reversed together"
+        if self.levels != ((self.length,),):
+            return ""
+        if not self.slot_bytes:
+            return ", as storing carries takes no memory"
+        return ", as so short a loop stores every carry"
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the bytes that are live over the sweep, and what is run when.
@@ -387,6 +420,7 @@ def plan_of(
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
         kernel=kernel,
+        may_end=problem.as_run.loop.stops,
         **({} if is_by_jax else _leaves(problem, active, layout, is_kernel)),
     )
 

@@ -18,7 +18,7 @@ from .._arrays import (
 )
 from .._calls import KnownAs, OpenedCall, call_names, typed
 from .._device import DeviceLike, check_device, planning_for_call
-from .._programs import Place
+from .._programs import Place, pruned
 from .._tracebacks import border
 from .._types import PyTree, Value
 from ._jax_loops import JaxPlan
@@ -159,4 +159,5 @@ def _program(
     take = lambda out: (eqx.filter(out, eqx.is_array), None)
     names = call_names(f, args, kwargs, rest.taken)
     opened = OpenedCall(rest.join, call, take, KnownAs("jit", f, names))
-    return jax.make_jaxpr(opened.on_arrays)(arrays)
+    # What no output needs, XLA does not run: of a Hessian, say, the gradient.
+    return pruned(jax.make_jaxpr(opened.on_arrays)(arrays))

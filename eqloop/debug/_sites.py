@@ -80,13 +80,17 @@ class Site:
     def describe(self, iterations: Any, ranges: Any, where: Any) -> str:
         """The text of an error."""
         result, *operands = [(float(low), float(high)) for low, high in ranges]
-        lines = [f"`{self.operation}` gave {_kind(*result)}.", ""]
+        kind = _kind(*result)
+        lines = [f"`{self.operation}` gave {kind}.", ""]
         if self.place is not None:
             lines.append(f"  at: {self.place}")
             if self.place.text:
                 lines.append(f"      {self.place.text}")
         if self.result is not None and (at := _entry(self.result, where)):
-            lines.append(f"  result: {describe(self.result)}, first at {at}")
+            first = "NaN" if kind == "NaN" else "infinity"
+            lines.append(
+                f"  result: {describe(self.result)}, the first {first} at {at}"
+            )
         for i, (kind, (low, high)) in enumerate(
             zip(self.operands, operands, strict=False)
         ):

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put, split
-from .._calls import format_bytes
+from .._calls import format_bytes, format_limit
 from .._compiled import largest_array
 from .._device import remembered_per_device
 from .._programs import equations, temporary_bytes
@@ -500,7 +500,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     what = "the loop" if part.is_loop else "what begins"
     raise ValueError(
         f"Fit: the gradient of this function does not fit into "
-        f"{format_bytes(limit.nbytes)}. It needs{inputs} at least "
+        f"{format_limit(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
         f"{advice(least.cut)}.{largest}"

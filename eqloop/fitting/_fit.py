@@ -31,6 +31,7 @@ from .._calls import (
     R,
     check_bool,
     compiled_once,
+    floats_left,
     open_call,
     open_gradient,
     parse_bytes,
@@ -182,7 +183,9 @@ class Fit(AbstractSameCall[P, R]):
             ValueError: If nothing fits.
         """
         with self._opened_to_plan(args, kwargs) as (formula, marks):
-            return self._plan_of(formula.decision(marks))
+            plan = self._plan_of(formula.decision(marks))
+        floats = floats_left(self.f, args, kwargs)
+        return dataclasses.replace(plan, undifferentiated=floats)
 
     def frontier(self, *args: P.args, **kwargs: P.kwargs) -> FitFrontier:
         """The trade-off between memory and time, whatever the budget.

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._calls import format_bytes
+from .._calls import format_bytes, says_floats_left
 from .._device import planning_device
 from .._programs import Place
 from ..checkpointing import axes_to_draw_on, format_axis
@@ -62,6 +62,8 @@ class FitPlan:
         pinned: The function with these decisions: it needs no search, and can be passed
             to other processes.
         device: What it was made for: a kind of device, as JAX calls it.
+        undifferentiated: Arguments that are numbers of Python, such as `0.3`. They stay
+            what they are, and the gradient that is planned is not one by them.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -86,6 +88,7 @@ class FitPlan:
     host_bytes: int
     pinned: Callable[..., Any] = dataclasses.field(repr=False)
     device: str
+    undifferentiated: tuple[str, ...] = ()
 
     @property
     def peak_at(self) -> FittedPart | None:
@@ -105,6 +108,7 @@ class FitPlan:
             f"{self.relative_time:.2f} x the time of storing everything, "
             f"{'measured' if self.is_measured else 'estimated'}"
         )
+        lines += says_floats_left(self.undifferentiated)
         return "\n".join(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":

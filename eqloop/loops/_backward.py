@@ -190,6 +190,13 @@ class ClipCotangent(metaclass=SettingMeta):
 Backward: TypeAlias = Truncate | Callable[[Any], Any]
 
 
+def in_words(backward: Backward | None) -> str | None:
+    """What a plan says of it."""
+    if isinstance(backward, Truncate):
+        return f"{backward}: steps that it cuts off are not reversed, nor counted here"
+    return getattr(backward, "__qualname__", repr(backward)) if backward else None
+
+
 def refuse_cuts(owner: str, backward: object) -> None:
     """Checks that a loop whose steps are undone by an inverse is not truncated."""
     if isinstance(backward, Truncate):

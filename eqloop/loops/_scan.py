@@ -1,5 +1,6 @@
 """The scans: `jax.lax.scan` as a PyTree around its function."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsIndex, final
 
@@ -9,7 +10,7 @@ from .._calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
-from ._backward import Backward, Truncate
+from ._backward import Backward, Truncate, in_words
 from ._loop import AbstractLoop, checks_no_values
 from ._opened_loop import OpenedLoop
 
@@ -220,7 +221,8 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             ((16, 16, 16),)
         """
         with planning_for_call(device, self, init, xs):
-            return plan(**self._problem(init, xs, length=length, key=key, log=log))
+            found = plan(**self._problem(init, xs, length=length, key=key, log=log))
+        return dataclasses.replace(found, backward=in_words(self.backward))
 
     def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
         opener = self._opener(kept=self._kept(), backward=self.backward)

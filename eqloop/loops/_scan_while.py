@@ -21,7 +21,7 @@ from ..checkpointing import (
     plan,
 )
 from ..progress import Label
-from ._backward import Backward
+from ._backward import Backward, in_words
 from ._carry import OF_A_SCAN
 from ._loop import AbstractLoop, check_unroll, checks_no_values
 from ._opened_loop import OpenedLoop
@@ -55,7 +55,9 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
         max_steps: The most steps that are run. `xs` must have as many elements: if they
-            have more, pass `xs[:max_steps]`.
+            have more, pass `xs[:max_steps]`. A loop that has run them all, and for
+            whose last carry `cond` still holds, is no error: for one, write
+            `el.error_if(carry, cond(carry), "...")`.
         schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default [`Recursive()`][eqloop.Recursive].
         backward: Changes the cotangent of the carry on its way back, after each step,
@@ -213,7 +215,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             ((16, 16, 16),)
         """
         with planning_for_call(device, self, init, xs):
-            return plan(**self._problem(init, xs, key=key, log=log))
+            found = plan(**self._problem(init, xs, key=key, log=log))
+        return dataclasses.replace(found, backward=in_words(self.backward))
 
     def _open(
         self, init: PyTree, xs: PyTree = None, log: PyTree = None, **kwargs: PyTree

@@ -84,13 +84,17 @@ def num_layers(owner: str, layers: PyTree) -> int:
         raise ValueError(
             f"{owner}: every array must have a leading axis, with one entry for each "
             f"layer, but these have no axis:\n{_listing(arrays, lone)}\n"
-            f"`StackedLayers.init` and `StackedLayers.from_layers` do this."
+            f"`StackedLayers.init` and `StackedLayers.from_layers` do this, and so "
+            f"does `eqx.filter_vmap(make)(keys)`."
         )
     lengths = {leaf.shape[0] for leaf in arrays.values()}
     if len(lengths) > 1:
         raise ValueError(
             f"{owner}: every array must have a leading axis, with one entry for each "
-            f"layer, but these axes differ:\n{_listing(arrays, arrays)}"
+            f"layer, but these axes differ:\n{_listing(arrays, arrays)}\n"
+            f"`StackedLayers.init(make, depth, key=key)` makes such layers, and so "
+            f"does `eqx.filter_vmap(make)(keys)`. `StackedLayers.from_layers` stacks "
+            f"those that there are."
         )
     return lengths.pop()
 

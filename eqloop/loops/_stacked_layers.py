@@ -421,7 +421,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
             unroll=self.unroll,
-            words=WORDS,
+            words=dataclasses.replace(WORDS, f=f"one of {len(self)} layers"),
             undo=undo and apply.undone_by(undo),
         )
         inputs = (self.layers, args, state)

@@ -171,7 +171,7 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
 
     Args:
         max_steps: The most steps that are run. A loop that reaches it stops, and
-            returns its carry. If you want an error instead, test `cond` on that carry.
+            returns its carry, without an error: test `cond` on that carry, see below.
         base: How many segments a level of nesting has.
         schedule: How to store carries instead: the loop then runs as a
             [`ScanWhile`][eqloop.ScanWhile] with this schedule, on a GPU as one kernel
@@ -190,6 +190,18 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         ...     return el.BoundedWhileLoop(far, newton, max_steps=50)(jnp.ones(()))
         >>> print(f"{root(2.0):.4f} {jax.grad(root)(4.0):.4f}")
         1.4142 0.2500
+
+        A search that has not come to its end returns what it has. For an error:
+
+        >>> def found(loop, start):
+        ...     end = loop(start)
+        ...     return el.error_if(end, loop.cond(end), "the search has not converged")
+        >>> loop = el.BoundedWhileLoop(lambda x: x > 1, lambda x: x / 2, max_steps=3)
+        >>> found(loop, jnp.float32(8.0))
+        Array(1., dtype=float32)
+        >>> found(loop, jnp.float32(9.0))
+        Traceback (most recent call last):
+        EquinoxRuntimeError: ...the search has not converged...
 
     References:
         It stands in for `equinox.internal.while_loop(..., kind="bounded")`.
@@ -233,7 +245,9 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
             from the later ones, the initial carry is stored in addition. If a gradient
             reads nothing but counters of the carry, only the initial carry is stored.
         max_steps: The most steps that are run. A loop that reaches it stops, and
-            returns its carry. By default there is no bound.
+            returns its carry, without an error: test `cond` on that carry, as in the
+            example of [`BoundedWhileLoop`][eqloop.BoundedWhileLoop]. By default there
+            is no bound.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is not an `int`.

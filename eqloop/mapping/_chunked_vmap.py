@@ -11,6 +11,7 @@ from .._types import PyTree
 from ..checkpointing import Budget, as_jax_policy, as_policy_or_wrong
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
+from ._map_plan import MapPlan, plan_of_map
 from ._open_map import as_chunk_size, check_reduce, open_map, planner_for
 
 
@@ -153,3 +154,28 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         # `eqx.tree_at` may have put in the name of a policy.
         policy = as_jax_policy("ChunkedVmap", self.policy)
         return call.run(planner_for(self.chunk_size, self.exact), policy, self.progress)
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> MapPlan:
+        """The chunks of a call and of its gradient, and what they take.
+
+        They are compiled, and not run.
+
+        Args:
+            *args: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
+                array.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What was found: a table, if it is printed.
+
+        Raises:
+            ValueError: If there is a `policy`: then the gradient is one with what that
+                keeps, of which `eqloop.memory_profile` tells. As for a call otherwise.
+        """
+        if self.policy is not None:
+            raise ValueError(
+                "ChunkedVmap: with a `policy`, values of all rows are kept from the "
+                "value for the gradient, which have no plan. Use "
+                "`el.memory_profile(gradient)(...)`."
+            )
+        return plan_of_map(self, args, kwargs)

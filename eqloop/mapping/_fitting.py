@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put, refuse_symbolic_sizes
-from .._calls import format_bytes
+from .._calls import format_bytes, format_limit
 from .._device import remembered_per_device
 from .._programs import aval_of, digest_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
@@ -66,7 +66,7 @@ class Within:
                 f"`custom_vmap`, or a key of `rbg`), so its value and its derivatives "
                 f"have the same chunks, of {size} rows. This derivative takes "
                 f"{format_bytes(taken)} in them, which is {taken} bytes, but the "
-                f"budget is {format_bytes(self.nbytes)}. Give a number of rows as "
+                f"budget is {format_limit(self.nbytes)}. Give a number of rows as "
                 f"`chunk_size`."
             )
         return self.in_chunks_of(size, f)
@@ -136,7 +136,7 @@ class Within:
         if size == 0:
             raise ValueError(
                 f"Budget: a single row takes {format_bytes(least)}, which is {least} "
-                f"bytes, but the budget is {format_bytes(self.nbytes)}."
+                f"bytes, but the budget is {format_limit(self.nbytes)}."
             )
         return size
 

@@ -17,6 +17,7 @@ from .._calls import (
 )
 from ..progress import ProgressBar, as_progress, check_progress
 from ._chunk_loop import AtMost
+from ._map_plan import MapPlan, plan_of_map
 from ._open_map import open_map
 
 
@@ -102,3 +103,16 @@ class Map(AbstractSameCall[P, R]):
         call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=0)
         planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
         return call.run(planner, progress=self.progress)
+
+    def plan(self, *xs: P.args, **kwargs: P.kwargs) -> MapPlan:
+        """What a call and its gradient take. They are compiled, and not run.
+
+        Args:
+            *xs: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
+                array.
+            **kwargs: Its keyword arguments, likewise.
+
+        Returns:
+            What was found: a table, if it is printed.
+        """
+        return plan_of_map(self, xs, kwargs)

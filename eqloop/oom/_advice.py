@@ -54,28 +54,48 @@ def advice(
         found.append((outside, text))
     wide = max(filter(_is_whole, alive), key=lambda one: one.nbytes, default=None)
     if wide is not None and wide.nbytes >= _WIDE * peak_bytes and not has_fit:
-        line = wide.place.line if wide.place else "unknown"
         text = (
-            f"{wide.type_in_words} at line {line} is whole at once: el.Fit, or "
+            f"{wide.type_in_words} at line {_line(wide)} is whole at once: el.Fit, or "
             f"el.ChunkedVmap with a `reduce`, takes some of its rows at a time"
         )
         found.append((wide.nbytes, text))
+    elif text := _of_temporaries(alive, peak_bytes):
+        found.append(text)
     stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
-    if double >= _WIDE * peak_bytes:
+    if double and double >= _WIDE * peak_bytes:
+        by_cast = ", and carries are, by el.Cast(schedule, …)" if large else ""
         text = (
             f"of what is stored {format_bytes(double)} is float32: it is half of that "
-            f"if computed in bfloat16, and carries are, by el.Cast(schedule, …)"
+            f"if computed in bfloat16{by_cast}"
         )
         found.append((double // 2, text))
     if names := _donatable(alive):
         size = sum(one.nbytes for one in names)
         which = names[0].name + (f" and {len(names) - 1} more" if names[1:] else "")
-        if size >= _MUCH * peak_bytes:
+        in_all = sum(one.nbytes for one in alive if not one.is_on_host)
+        if size >= _MUCH * in_all:
             text = f"donating {which}, if not read later, can save {format_bytes(size)}"
             found.append((size, text))
     for _, text in sorted(found, key=lambda pair: -pair[0]):
         yield text
+
+
+def _of_temporaries(alive: Sequence[Alive], peak_bytes: int) -> tuple[int, str] | None:
+    """What makes less of values that come and go, if most of the peak are these."""
+    of_peak = [one for one in alive if one.is_at_peak and one.kind == "temporary"]
+    size = sum(one.nbytes for one in of_peak)
+    if not size or size < _WIDE * peak_bytes:
+        return None
+    first = max(of_peak, key=lambda one: one.nbytes)
+    how = "fewer rows at a time take less, by el.ChunkedVmap"
+    if first.loop is not None:
+        how = "el.Remat around a part of the step, or fewer examples in it, take less"
+    return size, f"{format_bytes(size)} is temporary, by line {_line(first)}: {how}"
+
+
+def _line(one: Alive) -> str:
+    return str(one.place.line) if one.place else "unknown"
 
 
 def _of_loop(loop: LoopPlan) -> str | None:

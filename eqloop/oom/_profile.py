@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _LINES = 80, 10
+# Of names, so much is shown beside other columns.
+_NAME = 30
 # Plans of larger programs take longer than one waits for a table.
 _QUICK = 500
 # So many areas in a picture, and so many lines in a comparison.
@@ -106,21 +108,23 @@ class MemoryProfile:
     def __str__(self) -> str:
         size, total = map(format_bytes, (self.peak_bytes, self.total_bytes))
         host = f", {format_bytes(self.host_bytes)} on the host"
-        head = f"{self.name}: {size} at the peak, {total} in all"
+        head = f"{_cut(self.name, _NAME)}: {size} at the peak, {total} in all"
         head += (host if self.host_bytes else "") + f", on {self.device}"
         is_quick = len(self._program.instructions) <= _QUICK
         quick = self._advice(None)
         text = "; ".join(self.advice if is_quick else quick)
         help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
         if len(help_lines) > 3:
-            help_lines = [*help_lines[:2], textwrap.shorten(help_lines[2], 77) + "..."]
+            more = "... (all of it: .advice)"
+            last = textwrap.shorten(help_lines[2], _WIDTH - len(more), placeholder="")
+            help_lines = [*help_lines[:2], last + more]
         rows, count = _by_line(self.alive), _LINES - 2 - len(help_lines)
         if len(rows) > count:
             rest, rows = rows[count - 1 :], rows[: count - 1]
             rows.append((sum(row[0] for row in rest), "", f"{len(rest)} more", ""))
         table = [(format_bytes(size), *columns) for size, *columns in rows]
         lines = _in_columns([("memory", "kind", "what", "line"), *table])
-        return "\n".join([head[:_WIDTH], *lines, *help_lines])
+        return "\n".join([head, *lines, *help_lines])
 
     def compare(self, other: "MemoryProfile") -> "MemoryChange":
         """What another profile has in the place of this one, such as after a change.
@@ -284,7 +288,7 @@ def _by_line(alive: Sequence[Alive]) -> list[tuple[int, str, str, str]]:
     rows = list[tuple[int, str, str, str]]()
     for first, *others in groups.values():
         size = sum(one.nbytes for one in (first, *others))
-        what = first.name or first.type_in_words
+        what = _cut(first.name or first.type_in_words, _NAME)
         what += f" +{len(others)}" if others else ""
         line, around = "", first.loop.place if first.loop else None
         if first.place is not None:
@@ -315,4 +319,11 @@ def _short(place: Place) -> str:
 def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:
     one, two, three = (max(len(row[i]) for row in table) for i in range(3))
     lines = [f"{a:>{one}}  {b:<{two}}  {c:<{three}}  {d}" for a, b, c, d in table]
-    return [line.rstrip()[:_WIDTH] for line in lines]
+    return [_cut(line.rstrip(), _WIDTH, from_start=True) for line in lines]
+
+
+def _cut(text: str, width: int, from_start: bool = False) -> str:
+    """A text, or the end of one that is too long, as paths tell by their ends."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width - 1]}…" if from_start else f"…{text[1 - width :]}"

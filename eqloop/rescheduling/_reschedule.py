@@ -18,10 +18,12 @@ from .._calls import (
     R,
     check_least,
     compiled_once,
+    floats_left,
     format_bytes,
     int_of,
     open_call,
     open_gradient,
+    says_floats_left,
     setting,
 )
 from .._programs import Place, run, warn_once
@@ -69,15 +71,19 @@ class RescheduledLoops:
     Attributes:
         taken: The plans of those that are run as planned loops in a gradient.
         left: Those that are left to JAX, each with the reason.
+        undifferentiated: Arguments that are numbers of Python, such as `0.3`. They stay
+            what they are, and the gradient that is planned is not one by them.
     """
 
     taken: Plans
     left: tuple[tuple[ForeignLoop, str], ...]
+    undifferentiated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [str(self.taken)] if self.taken else ["no loop is planned"]
         lines += ["left to JAX:"] * bool(self.left)
         lines += [f"  {loop}: {why}" for loop, why in self.left]
+        lines += says_floats_left(self.undifferentiated)
         return "\n".join(lines)
 
 
@@ -237,7 +243,8 @@ class Reschedule(AbstractSameCall[P, R]):
             for rule, size in stored.items()
         }
         why = ((note.loop, note.why + more.get(note.rule, "")) for note in left)
-        return RescheduledLoops(taken, tuple(why))
+        floats = floats_left(self.f, args, kwargs)
+        return RescheduledLoops(taken, tuple(why), floats)
 
     def _run(
         self, args: Any, kwargs: Any, leaves_gradients: bool = False

@@ -189,6 +189,7 @@ class GradientCall:
         self._begin(sweep)
         left = min(sweep.states.steps, default=segments.length)
         done = segments.length - left
+        self.run.says_what_is_there(done, segments.length, "reversed")
         with host_bar(_NAME, progress, segments.length, done, "backward") as move:
             sweep = dataclasses.replace(sweep, moved=move)
             init, scan, xs = sweep.run()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -39,6 +40,7 @@ from ._status import CARRIES, GRADIENT, YS
 from ._step_keys import StepKeys
 
 _NAME = "Resumable"
+_logger = logging.getLogger("eqloop")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,10 +95,18 @@ class OpenedRun:
         """Runs what is left of the loop, and returns what it returns."""
         call = self.forward.call
         segments, done = call.segments, max(self.forward.carries.steps, default=0)
+        self.says_what_is_there(done, segments.length, "run")
         with host_bar(_NAME, progress, segments.length, done) as move:
             moved = lambda done, *made: move(done, self._label(done, *made))
             dataclasses.replace(self.forward, moved=moved).run(keep)
         return self.last_carry, call.ys.join(self.read_ys(in_memory=in_memory))
+
+    def says_what_is_there(self, done: int, length: int, what: str) -> None:
+        """Says in a line from where a run goes on that was begun before."""
+        if done and is_leader():
+            how = f"goes on after {done}" if done < length else "has all"
+            where = f"{how} of {length} steps that were {what} before"
+            _logger.warning(f"{_NAME} {where}, by what is in {self.directory}")
 
     @property
     def last_carry(self) -> PyTree:

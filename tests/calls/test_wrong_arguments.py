@@ -278,6 +278,7 @@ NOT_CALLED = {
         "MemoryProfile",
         "FitFrontier",
         "FitPlan",
+        "MapPlan",
         "FittedPart",
         "ForeignLoop",
         "Layout",

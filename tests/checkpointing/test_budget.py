@@ -182,6 +182,15 @@ def test_too_small_a_budget_is_told_the_least():
     el.Scan(f, schedule=el.Budget(least(f, init, xs))).plan(init, xs)
 
 
+def test_a_budget_is_told_in_the_unit_in_which_it_was_given():
+    f, init, xs = recurrent(100)
+    for written, told in (("0.1KB", "100 B"), ("1KB", "1 KB"), ("1 kib", "1 KiB")):
+        scan = el.Scan(f, schedule=el.Budget(written, measure=False))
+        with pytest.raises(ValueError, match=f"does not fit into {told}\\. It"):
+            scan.plan(init, xs)
+    assert repr(el.Budget("20KB")) == "Budget(nbytes='20KB')"
+
+
 def test_too_small_a_budget_names_the_line_of_the_largest_array():
     def step(h, x):
         in_order = jnp.sort(jnp.outer(h, x))

@@ -15,7 +15,9 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
-from eqloop._programs import registers_of
+from eqloop._programs import Registers, registers_of
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.fused import _choice
 from eqloop.checkpointing.fused._row_programs import Settings
 
@@ -306,10 +308,21 @@ def test_a_plan_says_how_many_rows_there_are_or_why_none():
     (loop,) = el.plans(jax.grad(run))(H, XS)
     assert loop.plan.kernel.startswith("one each way, 5 rows")
     mean_field = lambda v, _: (jnp.sin(v + v.mean()), None)
-    with pytest.warns(UserWarning, match="is not one kernel"):
+    with pytest.warns(UserWarning, match="is not one kernel") as told:
         plan = el.Scan(mean_field, schedule=FUSED).plan(jnp.ones(300), length=LENGTH)
+    assert {warning.filename for warning in told} == {__file__}
     assert "reads a sum over all of them" in plan.kernel
     assert "test_fused.py" in str(plan)
+
+
+def test_a_warning_of_too_many_numbers_says_what_they_are_of_at_the_users_line():
+    layout = Layout(AllAtOnce(8))
+    kernel = _choice.Kernel(layout, 1.0, Registers(255, 352))
+    with pytest.warns(
+        UserWarning, match=r"rows of 8 .* 352 B .* carry of its row"
+    ) as told:
+        assert kernel.described("rows of 8 numbers").endswith("fit into them")
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_a_mean_field_is_left_to_the_engine_with_a_warning():

@@ -199,10 +199,18 @@ def test_the_parts_of_plans_are_not_public():
     }
     assert public == {
         "plan": {
-            *("bytes_elsewhere", "block", "columns", "computed_again", "device"),
+            *(
+                "backward",
+                "bytes_elsewhere",
+                "block",
+                "columns",
+                "computed_again",
+                "device",
+            ),
             "evaluations",
             *(
                 "held_whole",
+                "may_end",
                 "holds",
                 "is_measured",
                 "kept",
@@ -274,6 +282,40 @@ def test_a_schedule_without_a_hash(wrap):
         "TypeError: Mutable: … hashable … `@dataclasses.dataclass(frozen=True)`",
     )
     assert_raises(lambda: Cut([(7, el.Chunked(1))]), "TypeError: Cut: … list … tuples")
+
+
+class Plain(el.AbstractSchedule):
+    """It is no dataclass."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        return el.Chunked(self.size).layout(loop)
+
+
+def test_a_plain_class_is_told_from_others_and_printed_by_what_it_holds():
+    traced: list[int] = []
+
+    def step(h: Any, x: Any) -> Any:
+        traced.append(1)
+        return jnp.sin(h + x), None
+
+    gradient = jax.jit(
+        lambda x, size: jax.grad(
+            lambda x: el.Scan(step, schedule=size)(x, jnp.ones(6))[0]
+        )(x),
+        static_argnums=1,
+    )
+    counts = []
+    for size in (2, 2, 3):
+        gradient(0.5, Plain(size))
+        counts.append(len(traced))
+    assert counts[0] == counts[1] < counts[2]
+    assert (Plain(2) == Plain(2), Plain(2) == Plain(3)) == (True, False)
+    assert str(el.Scan(step, schedule=Plain(2)).plan(0.5, jnp.ones(6))).startswith(
+        "Plain(size=2)"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Plans: what runs, exactly counted, and how it is shown."""
 
 import dataclasses
+import re
 import sys
 
 import jax
@@ -108,6 +109,43 @@ def test_memory_is_as_predicted(name, schedule):
     plan = el.Scan(args[0], schedule=schedule).plan(*args[1:])
     temp = temp_bytes(gradient(schedule), *args)
     assert abs(plan.peak_bytes - temp) <= max(0.15 * temp, 16 * 1024)
+
+
+def test_a_plan_says_why_it_has_fewer_levels_than_by_its_base():
+    of = lambda step, steps, **how: str(
+        el.Scan(step, schedule=el.Recursive(16, **how)).plan(
+            jnp.ones(64), jnp.ones(steps)
+        )
+    )
+    sine = lambda h, x: (jnp.sin(h) + x, None)
+    w = jnp.eye(64)
+    matrix = lambda h, x: (jnp.tanh(w @ h) + x, None)
+    assert "10, as so short a loop stores every carry" in of(sine, 10)
+    assert "1000, as storing carries takes no memory" in of(
+        lambda h, x: (2 * h + x, None), 1000
+    )
+    assert ", as many as pay where steps are reversed together" in of(matrix, 300)
+    assert ", as" not in of(sine, 1000) + of(matrix, 300, batch=4)
+
+
+def test_a_plan_says_what_happens_on_the_way_back_and_that_a_loop_may_end():
+    step = lambda h, x: (jnp.sin(h) + x, None)
+    cut = el.Scan(step, backward=el.Truncate(4)).plan(0.0, jnp.ones(10))
+    assert cut.length == 2
+    assert re.search(r"backward +Truncate\(every=4\): steps that it cuts off", str(cut))
+    clipped = el.Scan(step, backward=jnp.clip).plan(0.0, jnp.ones(10))
+    assert clipped.backward == "clip"
+    far, halve = lambda h: h > 1, lambda h: h / 2
+    bounded = el.BoundedWhileLoop(far, halve, max_steps=50, schedule=el.Chunked(8))
+    ends = el.ScanWhile(far, step, max_steps=50)
+    for plan in (
+        el.plans(jax.grad(bounded))(9.0)[0].plan,
+        ends.plan(9.0, jnp.ones(50)),
+    ):
+        assert plan.columns[0] == "<= 50"
+        assert plan.columns[3] == f"<= {plan.evaluations}"
+        assert re.search(r"steps +<= 50\n", str(plan))
+    assert "<=" not in str(cut)
 
 
 def monitored(carry, x):

@@ -192,6 +192,77 @@ def test_models_and_scans_that_end():
     assert (found.batch, found.plan.length) == (2, 64)
 
 
+def test_batches_of_hessians_of_while_loops_and_gradients_of_loops_in_loops():
+    def ends(w, x):
+        body = lambda c: (jnp.sin(w * c[0] + 0.1), c[1] + 1)
+        settings = dict(checkpoints=8, max_steps=64)
+        loop = el.CheckpointedWhileLoop(lambda c: c[1] < 60, body, **settings)
+        return loop((x, 0))[0].sum()
+
+    w, x = jnp.array([0.4, 0.5]), jnp.ones(16)
+    hessians = jax.vmap(jax.hessian(ends), (0, None))
+    (found,), taken = el.plans(hessians)(w, x), temp_bytes(hessians, w, x)
+    assert (found.is_second, found.batch) == (True, 2)
+    assert taken <= found.plan.peak_bytes <= 1.2 * taken
+
+    def nested(w, xs):
+        inner = el.Scan(lambda g, _: (jnp.sin(w * g), None), schedule=el.Chunked(4))
+        outer = lambda h, x: (inner(h + x, length=8)[0], None)
+        return el.Scan(outer, schedule=el.Recursive(4))(x, xs)[0].sum()
+
+    args = w[0], jnp.ones((32, 16))
+    of = lambda f: [(x.depth, x.is_second) for x in el.plans(f)(*args)]
+    assert of(jax.grad(nested)) == [(0, False), (1, False)]
+    product = lambda w, xs: jax.jvp(lambda w: jax.grad(nested)(w, xs), (w,), (w,))[1]
+    assert of(product) == [(0, True), (1, False), (1, True)]
+
+
+def test_outputs_that_are_used_are_told_beside_the_plan():
+    def scan(w, xs):
+        step = lambda h, x: (jnp.sin(w * h + x), h)
+        return el.Scan(step, schedule=el.Recursive(4))(jnp.ones(32), xs)
+
+    xs = jnp.linspace(0, 1, 512 * 32).reshape(512, 32)
+    both = lambda w, xs: jnp.sum(scan(w, xs)[1] ** 2)
+    last = lambda w, xs: jnp.sum(scan(w, xs)[0] ** 2)
+    (found,) = el.plans(jax.grad(both))(1.0, xs)
+    assert found.output_bytes == 2 * 4 * xs.size
+    whole = found.plan.peak_bytes + found.output_bytes
+    assert temp_bytes(jax.grad(both), 1.0, xs) == pytest.approx(whole, rel=0.1)
+    batch = jnp.stack([xs, xs])
+    (found,) = el.plans(jax.vmap(jax.grad(both), (None, 0)))(1.0, batch)
+    assert found.output_bytes == 2 * 4 * batch.size
+    (found,) = el.plans(jax.grad(last))(1.0, xs)
+    assert found.output_bytes == 0
+    assert "outputs" not in str(found.notes)
+
+
+SECOND = {
+    "forward over reverse": lambda f: lambda w: jax.jvp(jax.grad(f), (w,), (w,))[1],
+    "reverse over reverse": lambda f: jax.grad(lambda w: 2 * jax.grad(f)(w)),
+}
+
+
+@pytest.mark.parametrize("order", SECOND)
+@pytest.mark.parametrize(
+    "schedule", [el.Recursive(4), el.Budget("100KiB", measure=False)], ids=str
+)
+def test_of_a_product_with_a_hessian_what_is_run_is_listed(schedule, order):
+    def total(w, xs):
+        scan = el.Scan(lambda h, x: (jnp.sin(w * h + x), None), schedule=schedule)
+        return scan(jnp.ones(32), xs)[0].sum()
+
+    xs = jnp.linspace(0, 1, 512 * 32).reshape(512, 32)
+    product = lambda w, xs: SECOND[order](lambda w: total(w, xs))(w)
+    plans = el.plans(product)(1.0, xs)
+    (found,), taken = plans, temp_bytes(product, 1.0, xs)
+    assert found.is_second
+    assert "of: a derivative of the gradient" in str(plans)
+    assert taken <= found.plan.peak_bytes <= 1.1 * taken + 2**10
+    both = lambda w, xs: (jax.grad(total)(w, xs), product(w, xs))
+    assert [loop.is_second for loop in el.plans(both)(1.0, xs)] == [False, True]
+
+
 def test_the_table():
     text = str(el.plans(grad_of(el.Chunked(8)))(1.0, XS))
     head, row, place, total = text.split("\n")
@@ -202,6 +273,8 @@ def test_the_table():
     )
     assert place.strip().startswith(__file__)
     assert total.startswith("at once: ")
+    fused = str(el.plans(grad_of(el.Fused(8)))(1.0, XS)).split("\n")
+    assert fused[3].startswith("  kernel: none: on a CPU")
 
 
 @pytest.mark.parametrize("wrong", [3, None, "f"])

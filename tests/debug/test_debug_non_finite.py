@@ -372,7 +372,9 @@ def test_the_iteration_of_a_while_loop_that_is_reversed(checkpoints):
 def test_the_entry_that_fails_says_which_row_it_is_of():
     logs, x = el.DebugNonFinite(lambda x: jnp.log(x[1:])), jnp.ones((4, 3))
     for call in (jax.vmap(logs), jax.jit(jax.vmap(logs)), jax.vmap(jax.grad(of(logs)))):
-        with pytest.raises(Exception, match=r"float32\[4,2\], first at \[2, 1\]"):
+        with pytest.raises(
+            Exception, match=r"float32\[4,2\], the first NaN at \[2, 1\]"
+        ):
             jax.block_until_ready(call(x.at[3].set(0.0).at[2, 2].set(-1.0)))
     with pytest.raises(el.NonFiniteError, match=r"x came in with NaN at \[1, 0\]"):
         jax.vmap(logs)(x.at[2].set(jnp.nan).at[1, 0].set(jnp.nan)[:, ::-1][:, ::-1])

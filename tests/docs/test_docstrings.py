@@ -20,6 +20,7 @@ CANNOT_RAISE = {
     "FittedPart",
     "ForeignLoop",
     "Layout",
+    "MapPlan",
     "NonFiniteError",
     "NotInKernelError",
     "Traced",

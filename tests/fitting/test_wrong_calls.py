@@ -54,7 +54,7 @@ CALLS = {
     ),
     "code that does not fit": (
         lambda: el.Fit(layers, 1000).plan(W, X),
-        "ValueError: Fit: … 0.977 KiB … at least … which is … bytes … functions.py … "
+        "ValueError: Fit: … 1 KB … at least … which is … bytes … functions.py … "
         "(layers) … smaller",
     ),
     "a loop that does not fit": (
@@ -63,7 +63,7 @@ CALLS = {
     ),
     "a total that does not fit": (
         lambda: el.Fit(layers, total=1000).plan(W, X),
-        "ValueError: Fit: … 0.977 KiB … inputs and outputs included, at least",
+        "ValueError: Fit: … 1 KB. … inputs and outputs included, at least",
     ),
     "another function than planned": (
         lambda: jax.grad(el.Fit(mixed, TIGHT, ways=()))(W, X),

@@ -152,7 +152,11 @@ WRONG = {
     "leading axes differ": (
         lambda: el.StackedLayers(Layer((X, jnp.ones((2, 3))))),
         "ValueError: … axes differ: … layers.weight[0]: float32[3] … "
-        "layers.weight[1]: float32[2,3]",
+        "layers.weight[1]: float32[2,3] … `eqx.filter_vmap(make)(keys)`",
+    ),
+    "one layer taken for a stack": (
+        lambda: el.StackedLayers(eqx.nn.Linear(3, 3, key=KEY))(X),
+        "TypeError: StackedLayers: x … one of 3 layers changed it: … float32[3] came",
     ),
     "no arrays": (
         lambda: el.StackedLayers.init(lambda key: eqx.nn.Lambda(jnp.tanh), 2, key=KEY),

@@ -198,6 +198,30 @@ def test_bar_goes_on_where_it_was(tmp_path, capsys):
     assert (counts(backward)[0], counts(backward)[-1]) == (0, 11)
 
 
+def test_a_line_says_from_where_a_run_goes_on(tmp_path, caplog):
+    scan = el.CheckpointedScan(lambda h, x: (jnp.sin(h) + x, None))
+    run, xs = el.Resumable(scan, tmp_path, every=2), np.ones(6, "f4")
+
+    def read(start, stop):
+        if start >= 4 and read.fails:
+            raise OSError("the disk is gone")
+        return xs[start:stop]
+
+    said = lambda: [record.getMessage() for record in caplog.records]
+    read.fails = True
+    with pytest.raises(OSError, match="gone"):
+        run(jnp.zeros(()), read, length=6)
+    assert said() == []
+    read.fails = False
+    done = run.status().steps
+    run(jnp.zeros(()), read, length=6)
+    run(jnp.zeros(()), read, length=6)
+    before = f"Resumable goes on after {done} of 6 steps that were run before"
+    after = "Resumable has all of 6 steps that were run before"
+    where = f", by what is in {tmp_path}"
+    assert said() == [before + where, after + where]
+
+
 def test_decorator_and_in_a_module(tmp_path):
     @el.Resumable(directory=str(tmp_path), every=2)
     @el.Scan

@@ -51,6 +51,8 @@ def maps(x: Array, mesh: Mesh) -> None:
     assert_type(el.ChunkedVmap(energy, 32)(x, power=3), dict[str, Array])
     assert_type(el.ChunkedVmap(energy, el.Budget("1MB"))(x), dict[str, Array])
     assert_type(el.Map(energy, batch_size=4, progress=True)(x), dict[str, Array])
+    assert_type(el.Map(energy).plan(x, power=3), el.MapPlan)
+    assert_type(el.ChunkedVmap(energy, 32).plan(x).value.peak_bytes, int | None)
     assert_type(el.ParallelMap(energy, axis_name="rows")(x), dict[str, Array])
     parts = PartitionSpec("rows")
     sharded = el.ShardMap(energy, mesh=mesh, in_specs=parts, out_specs=parts)

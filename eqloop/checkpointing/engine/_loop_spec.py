@@ -97,6 +97,18 @@ class AbstractSchedule(metaclass=_ScheduleMeta):
         if "layout" in vars(cls):
             setattr(cls, "layout", _with_check(cls.layout))  # noqa: B010
 
+    # A frozen dataclass has its own of these. By those of `object`, each instance of
+    # another class would be a schedule of its own, for which loops are compiled again.
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).items()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
     def _decide(self, problem: Problem[Any], active: Active) -> Layout:
         """As the engine asks it, see `Planner`."""
         return self.layout(LoopSpec(problem, active))

@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterator
 
 import jax
 
 from ..._arrays import nbytes
 from ..._device import planning_device
-from ..._programs import Registers
+from ..._programs import Registers, warn_once
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Counted, Problem
@@ -73,11 +72,13 @@ class Kernel:
         said = f"{self.registers.number} registers a thread"
         if self.spilled:
             said += f", and {self.spilled} B that do not fit into them"
-            warnings.warn(
-                f"Fused: a kernel has too many numbers: {said}. They are in memory, "
-                f"which makes it slow. Carry fewer numbers, or use another schedule, "
-                f"such as `el.Budget`, which takes a kernel only if they fit.",
-                stacklevel=2,
+            warn_once(
+                f"Fused: a kernel has too many numbers: {kernel}; {said}. They are in "
+                f"memory, which makes it slow. On the way back a thread holds the "
+                f"carry of its row and the cotangent of that, sums for the cotangents "
+                f"of what rows share, and what a step computes from these. Carry fewer "
+                f"numbers, or use another schedule, such as `el.Budget`, which takes "
+                f"a kernel only if they fit."
             )
         return f"{kernel}; {said}"
 

@@ -92,14 +92,14 @@ class Forward:
             init: The initial carry.
             xs: The `xs` of the loop.
         """
-        run = _Run(self, nests, held, slots, xs)
-        carry, ys, stored = run.launched(consts, init, xs)
+        way = _WayForward(self, nests, held, slots, xs)
+        carry, ys, stored = way.launched(consts, init, xs)
         if not self.loop.rows:
             ys = list(map(zero_array, self.loop.stacked_types(self.step.y_types)))
         return carry, ys, stored
 
 
-class _Run:
+class _WayForward:
     """A loop of some length, forwards.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Run:
         given = (len(self.outs[1]) + len(self.outs[2])) * self.is_given
         counts = 1, *map(len, self.ins), given, *map(len, self.outs)
         first, c, lifted, h, x, _, out, *kept, room = split(refs, *counts)
-        block = _Block(self, number, (c, lifted, h, x), kept, room)
+        block = _ForwardBlock(self, number, (c, lifted, h, x), kept, room)
         carry, start, row = block.start(), 0, 0
         for nest, length in self.nests:
             segments = -(-length // nest.stride)
@@ -188,23 +188,23 @@ class _Run:
             leaf.write(ref, block.rows, values)
 
 
-class _Block:
+class _ForwardBlock:
     """A block of rows, which runs the loop in the kernel."""
 
-    def __init__(self, run: _Run, number: Any, ins: Any, kept: Any, room: Any):
-        of = run.forward.programs
-        self.of, self._run, self.rows = of, run, of.numbered(number)
+    def __init__(self, way: _WayForward, number: Any, ins: Any, kept: Any, room: Any):
+        of = way.forward.programs
+        self.of, self._way, self.rows = of, way, of.numbered(number)
         self._numbers = of.evaluating(self.rows, room)
         (c, lifted, *self._ins), (self._ys, self._stored) = ins, kept
         self._consts = self._read(0, c)
         self._more = [*of.known(self.rows), *self._read(1, lifted)]
 
     def _read(self, group: int, refs: Any, *time: Index) -> list[np.ndarray]:
-        return read_all(self.rows, self._run.ins[group], refs, *time)
+        return read_all(self.rows, self._way.ins[group], refs, *time)
 
     def start(self) -> Any:
         """The initial carry."""
-        vals = self._run.forward.vals[1]
+        vals = self._way.forward.vals[1]
         return carried_of(self.of, vals, self._read(2, self._ins[0]))
 
     def run(
@@ -224,7 +224,7 @@ class _Block:
             carry: The carry before the first of the segments that are run.
             bounds: From which segment on, and up to which.
         """
-        stops = self._run.forward.loop.stops
+        stops = self._way.forward.loop.stops
         goes_on = (lambda carry: any_row(carry[0][0])) if stops else None
 
         def segment(i: Index, carry: Any) -> Any:
@@ -238,10 +238,10 @@ class _Block:
 
     def _stepped(self, position: Index, carry: Any) -> Any:
         """The carry after a step, whose outputs are written."""
-        forward = self._run.forward
+        forward = self._way.forward
         index, (_, vals, *_) = forward.loop.index(position), forward.vals
         x_now = self._read(3, self._ins[1], index)
-        ins = [*self._consts, *opened(vals, self._run.ins[2], carry), *x_now]
+        ins = [*self._consts, *opened(vals, self._way.ins[2], carry), *x_now]
         made = self._numbers.run(forward.of_row, [*ins, *self._more])
         made, ys = split(made, len(vals))
         if self._ys:
@@ -249,20 +249,20 @@ class _Block:
         return carried_of(self.of, vals, made)
 
     def _store(self, row: Index, carry: Any) -> None:
-        held = pick(carry, self._run.held)
+        held = pick(carry, self._way.held)
         for leaf, ref, values in zip(
-            self._run.outs[2], self._stored, held, strict=True
+            self._way.outs[2], self._stored, held, strict=True
         ):
             leaf.write(ref, self.rows, values, row)
 
     def _write_kept(self, index: Index, ys: Sequence[np.ndarray]) -> None:
-        forward = self._run.forward
+        forward = self._way.forward
         row, is_kept = forward.loop.row(index)
         values = list(map(self.of.vectors, ys, forward.vals[4]))
 
         def write() -> None:
             for leaf, ref, value in zip(
-                self._run.outs[1], self._ys, values, strict=True
+                self._way.outs[1], self._ys, values, strict=True
             ):
                 leaf.write(ref, self.rows, value, row)
 

@@ -1,7 +1,6 @@
 """Runs a loop as one kernel each way, where that is possible."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
@@ -11,7 +10,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from ..._arrays import Arrays, axes_of, type_of
-from ..._programs import refuse_callbacks
+from ..._programs import refuse_callbacks, warn_once
 from ..._types import PyTree, Value
 from ..engine._layout import AbstractRunner, Layout, Saves
 from ..engine._sweep import Cotangents, Sweep
@@ -137,4 +136,4 @@ def _is_checked() -> bool:
 
 
 def _warn(why: str) -> None:
-    warnings.warn(f"Fused: a loop is not one kernel: {why}.", stacklevel=2)
+    warn_once(f"Fused: a loop is not one kernel: {why}.")

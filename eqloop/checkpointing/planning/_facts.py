@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ import jax
 
 from ..._compat import jax_version
 from ..._device import planning_device
-from ..._programs import digest_of
+from ..._programs import digest_of, warn_once
 from ..._tracebacks import border
 
 # Numbers by their names, such as `bytes`, and text.
@@ -115,7 +114,7 @@ def _going_on(*kinds: type[Exception]) -> Iterator[None]:
         text = f"measurements: {error}." if isinstance(error, OSError) else str(error)
         if text not in _told:
             _told.add(text)
-            warnings.warn(f"{text} What is found out is not kept.", stacklevel=1)
+            warn_once(f"{text} What is found out is not kept.")
 
 
 def key_of(parts: Iterable[object]) -> str:
