@@ -88,7 +88,7 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 def failures(page: Path, line: int, code: str, names: dict[str, Any]) -> int:
     """How many examples of a block print something else than the page says."""
     parser = doctest.DocTestParser()
-    example = parser.get_doctest(code, names, page.name, str(page), line)
+    example = parser.get_doctest(code, names, f"{page.name}:{line}", str(page), line)
     example.globs = names  # the parser made a copy
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.DocTestRunner(optionflags=flags).run(example, clear_globs=False)[0]
