@@ -35,6 +35,7 @@ from .._arrays import (
     tangent_types,
     vary,
     varying_type,
+    with_batch_axis,
     zero_array,
 )
 from .._calls import (
@@ -311,14 +312,19 @@ class _Backwards(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return list(moves_in)
 
+    # Each example has cotangents of its own, of what all examples share as well: a
+    # function of all of them together may be about to change these.
+
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        return list(marks)
+        return list(marks) if axis_name is None else [any(marks)] * len(marks)
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
+        pairs = zip(args, dims, strict=True)
+        args = tuple(with_batch_axis(x, dim, axis_data) for x, dim in pairs)
         types = tuple(map(jax.typeof, args))
-        return _Backwards(types, self.owner, self.refuses), args, list(dims)
+        return _Backwards(types, self.owner, self.refuses), args, [0] * len(args)
 
 
 def empty_log(owner: str, carry: PyTree, backward: object, length: int) -> PyTree:

@@ -565,3 +565,17 @@ def test_errors_in_it_name_it_and_its_argument(call):
     note = "\n".join(caught.value.__notes__)
     assert "raised while Scan traced `backward(cotangent)` with" in note
     assert "cotangent = {'a': f32[]}" in note
+
+
+def test_what_examples_share_has_a_cotangent_in_each_of_them():
+    step = lambda c, x: ((jnp.cos(c[0]), c[1] * x + c[0]), c[0])
+    loop = el.CheckpointedScan(step, backward=el.ClipCotangent(0.3))
+
+    def one(shared, own):
+        init = shared, own
+        return sum(jnp.sum(y) for y in jax.tree.leaves(loop(init, jnp.ones(4))))
+
+    shared, own = jnp.float32(0.5), jnp.array([0.1, 2.0, -3.0])
+    total = lambda shared: jnp.sum(jax.vmap(one, (None, 0))(shared, own))
+    each = [jax.grad(one)(shared, x) for x in own]
+    np.testing.assert_allclose(jax.grad(total)(shared), sum(each), rtol=1e-5)
