@@ -56,7 +56,7 @@ class WithInner:
     """The schedule of a loop, and those of the loops in its step."""
 
     outer: Pinned
-    inner: "tuple[Pinned | Online, ...]"
+    inner: "tuple[LoopSchedule, ...]"
 
 
 # How a loop of known length runs, or one that stops by itself.
@@ -169,7 +169,7 @@ def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     return with_formula(eqn, planned(eqn.params["_prim"]))
 
 
-def _inner_schedules(problem: Problem) -> list[tuple[Pinned | Online, ...]]:
+def _inner_schedules(problem: Problem) -> list[tuple[LoopSchedule, ...]]:
     """Ways to run all open loops in a step, but for storing everything."""
     each = list[list[LoopOption]]()
 

@@ -85,7 +85,7 @@ class Way:
         of_arrays = functools.partial(run, program)
         if self.is_again:
             of_arrays = again(of_arrays, self.policy, roles)
-        return of_arrays(*inputs)
+        return [*of_arrays(*inputs)]
 
 
 EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)

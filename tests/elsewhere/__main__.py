@@ -70,7 +70,7 @@ def _fit(kind: str) -> None:
             **dataclasses.asdict(compiled_for(kind, grad, *args)),
         )
     loss, args = fitted_rows()
-    plan = el.Fit(loss, "20MiB").plan(*args)
+    plan = el.Fit(loss, "24MiB").plan(*args)
     grad = jax.value_and_grad(plan.pinned, (0, 1))
     stores = [part.stores for part in plan.parts]
     temp = compiled_for(kind, grad, *args).temp
