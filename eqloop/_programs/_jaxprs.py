@@ -291,13 +291,13 @@ def without_array_literals(
         program: The program.
         numbers: Whether its floating-point numbers are constants as well.
     """
-    named: dict[int, tuple[jex.Var, Any]] = {}
+    named: dict[Any, tuple[jex.Var, Any]] = {}
     is_named = lambda aval: aval.shape or (numbers and is_inexact(aval))
 
     def read(x: jax.core.Atom) -> jax.core.Atom:
         if not isinstance(x, jex.Literal) or not is_named(aval_of(x)):
             return x
-        return named.setdefault(id(x.val), (jex.Var(x.aval), x.val))[0]
+        return named.setdefault((id(x.val), x.aval), (jex.Var(x.aval), x.val))[0]
 
     eqns = [e.replace(invars=list(map(read, e.invars))) for e in program.jaxpr.eqns]
     outvars = list(map(read, program.jaxpr.outvars))

@@ -31,6 +31,7 @@ from .engine.orders import _binomial
 from .engine.orders._all_at_once import AllAtOnce
 from .engine.reversals._block_reversals import ByResiduals
 from .engine.slots._host_slots import HostSlots
+from .fused._choice import kernels
 from .planning._alike import alike
 from .planning._choice import simple_pareto
 from .planning._cost import step_cost
@@ -57,7 +58,7 @@ class WithInner:
     """The schedule of a loop, and those of the loops in its step."""
 
     outer: Pinned
-    inner: "tuple[Pinned | Online, ...]"
+    inner: "tuple[LoopSchedule, ...]"
 
 
 # How a loop of known length runs, or one that stops by itself.
@@ -106,7 +107,11 @@ def is_left_open(formula: object) -> bool:
 
 
 def options_of(
-    formula: object, perturbed: PyTree, host: int = 0
+    formula: object,
+    perturbed: PyTree,
+    host: int = 0,
+    as_kernel: bool = False,
+    inside: bool = True,
 ) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
@@ -114,6 +119,8 @@ def options_of(
         formula: The loop.
         perturbed: Which of its inputs are differentiated.
         host: How many bytes of carries may be stored in the memory of the host.
+        as_kernel: Whether it may be one kernel on a GPU.
+        inside: Whether loops in its step are decided with it.
 
     Returns:
         The ways, or `None` if the loop has no derivative.
@@ -137,7 +144,9 @@ def options_of(
         return list(_of_while(problem, active))
     planned = problem.as_planned
     found = _of_scan(planned, active, host)
-    for inner in _inner_schedules(planned):
+    if as_kernel:
+        found += _as_kernel(planned, active)
+    for inner in _inner_schedules(planned) if inside else ():
         found += [
             dataclasses.replace(
                 option,
@@ -164,7 +173,7 @@ def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
     return with_formula(eqn, planned(eqn.params["_prim"]))
 
 
-def _inner_schedules(problem: Problem) -> list[tuple[Pinned | Online, ...]]:
+def _inner_schedules(problem: Problem) -> list[tuple[LoopSchedule, ...]]:
     """Ways to run all open loops in a step, but for storing everything."""
     each = list[list[LoopOption]]()
 
@@ -172,8 +181,8 @@ def _inner_schedules(problem: Problem) -> list[tuple[Pinned | Online, ...]]:
         formula: Any = formula_of(eqn)
         moves = formula.in_tree.unflatten([is_inexact(aval_of(x)) for x in eqn.invars])
         is_named = bool(axes_named(formula.effects))
-        found = None if is_named else options_of(formula, moves)
-        each.append([o for o in found or () if not isinstance(o.schedule, WithInner)])
+        found = None if is_named else options_of(formula, moves, inside=False)
+        each.append(found or [])
         return eqn
 
     _at_inner(problem, note)
@@ -275,6 +284,23 @@ def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
         )
         for layout, moving in every
     ]
+
+
+def _as_kernel(problem: Problem, active: Active) -> Iterator[LoopOption]:
+    """A loop as one kernel each way, with more and more carries."""
+    cost = step_cost(problem, active)
+    for kernel, size in kernels(problem, active):
+        schedule = Pinned(kernel.layout)
+        yield LoopOption(
+            schedule=schedule,
+            stores=f"one kernel, {_in_words(schedule)}",
+            stored=kernel.layout.stored_bytes(cost),
+            peak=size,
+            nanoseconds=kernel.duration,
+            forward=kernel.duration / 2,
+            estimated=kernel.duration,
+            runs_again=False,
+        )
 
 
 def _in_words(schedule: Pinned) -> str:

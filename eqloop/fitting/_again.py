@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -43,10 +44,10 @@ def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Progr
         return program
 
     @jax.custom_vjp
-    def apart(*inputs: Value) -> list[Value]:
+    def apart(*inputs: Value) -> Sequence[Value]:
         return f(*inputs)
 
-    def there(*inputs: Value) -> tuple[list[Value], PyTree]:
+    def there(*inputs: Value) -> tuple[Sequence[Value], PyTree]:
         of_moving = lambda *given: program(*put(inputs, moving, given))
         outs, pull = jax.vjp(of_moving, *pick(inputs, moving))
         shown = pick(inputs, roles.weights)

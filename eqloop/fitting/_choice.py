@@ -152,11 +152,8 @@ class Choice:
         """What each part would choose at a price, in nanoseconds for a byte."""
         # The memory of the host has a price of its own. Where it is too small, that is
         # a part of the price of the device's, at which none is used.
-        for part in _PRICES_OF_HOST:
-            chosen = self._at_prices(price, part * price)
-            if self.on_host(chosen) <= self.host:
-                break
-        return chosen
+        every = (self._at_prices(price, part * price) for part in _PRICES_OF_HOST)
+        return next(one for one in every if self.on_host(one) <= self.host)
 
     def _at_prices(self, price: float, of_host: float) -> Chosen:
         def cost(option: Option) -> float:

@@ -74,10 +74,12 @@ class Fit(AbstractSameCall[P, R]):
 
     When a gradient is taken, pieces of loops are compiled to see what they take, and
     then the whole gradient, up to three times, and up to three times more before it is
-    refused. If most of the time is spent outside of loops, it is also run for a moment,
-    beside one that takes half the memory: on a CPU that can be faster. What is found is
-    remembered as for a [`Budget`][eqloop.Budget]. A function that is not differentiated
-    in reverse mode runs as it is.
+    refused; that of a short function without loops also once as it is, and once where
+    the function is run a second time for its gradient. If most of the time is spent
+    outside of loops, it is also run for a moment, beside one that takes half the
+    memory: on a CPU that can be faster. What is found is remembered as for a
+    [`Budget`][eqloop.Budget]. A function that is not differentiated in reverse mode
+    runs as it is.
 
     The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of
     the gradient. Derivatives of the gradient take more. How arrays are split over the

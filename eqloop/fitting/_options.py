@@ -85,7 +85,7 @@ class Way:
         of_arrays = functools.partial(run, program)
         if self.is_again:
             of_arrays = again(of_arrays, self.policy, roles)
-        return of_arrays(*inputs)
+        return [*of_arrays(*inputs)]
 
 
 EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
@@ -198,7 +198,9 @@ def _options_here(
     # An axis of a map around it has its name in that map alone.
     names = axes_named(formula.effects)
     names -= {*jax.sharding.get_abstract_mesh().axis_names}
-    return options_of(formula, marks, host) if is_itself or not names else None
+    if names and not is_itself:
+        return None
+    return options_of(formula, marks, host, as_kernel=is_itself)
 
 
 def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:

@@ -10,7 +10,7 @@ import jax
 
 import eqloop as el
 
-from .cases import budgeted, fitted, fused, loss_of, offloaded
+from .cases import budgeted, fitted, fitted_rows, fused, loss_of, offloaded
 from .compiler import compiled_for
 
 
@@ -57,7 +57,7 @@ def _fused() -> None:
 
 
 def _fit(kind: str) -> None:
-    """Two loops in a function with one budget, which may use the host or not."""
+    """Functions with one budget: with memory of the host or not, and of many rows."""
     for host in (None, "100MiB", "1GiB"):
         loss, args = fitted()
         plan = el.Fit(loss, "120MiB", host=host).plan(*args)
@@ -69,6 +69,12 @@ def _fit(kind: str) -> None:
             time=plan.relative_time,
             **dataclasses.asdict(compiled_for(kind, grad, *args)),
         )
+    loss, args = fitted_rows()
+    plan = el.Fit(loss, "24MiB").plan(*args)
+    grad = jax.value_and_grad(plan.pinned, (0, 1))
+    stores = [part.stores for part in plan.parts]
+    temp = compiled_for(kind, grad, *args).temp
+    _say("rows", stores=stores, planned=plan.peak_bytes, temp=temp)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,18 @@ def fitted() -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
     return loss, ((of(24, 512, 2048), of(24, 2048, 512)), of(8, 1024, 512))
 
 
+def fitted_rows() -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
+    """A function of many rows that run the same small steps."""
+
+    def loss(scale: Any, y: Any) -> jax.Array:
+        step = lambda y, x: _lorenz(y, x)
+        last = jax.vmap(lambda y: el.Scan(step)(y, length=1000)[0])(y * scale)
+        return jnp.mean(jnp.sin(last) ** 2)
+
+    rows = jax.ShapeDtypeStruct((65_536, 3), jnp.float32)
+    return loss, (jax.ShapeDtypeStruct((), jnp.float32), rows)
+
+
 def _crowded(consts: Any, h: Any, x: Any) -> Any:
     """A step of more numbers than there are registers."""
     return jnp.sin(h + consts * jnp.roll(h, 1)), None

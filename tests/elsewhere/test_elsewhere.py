@@ -71,8 +71,13 @@ def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
 
 
 @pytest.mark.slow
-def test_a_fit_stores_on_the_host_what_it_may():
-    none, some, all_of_it = found("h100", "fit").values()
+def test_a_fit_uses_the_host_and_kernels():
+    cases = found("h100", "fit")
+    # A loop of many rows is one kernel.
+    rows = cases.pop("rows")
+    assert any("one kernel" in stores for stores in rows["stores"])
+    assert rows["temp"] <= rows["planned"] <= 24 * 2**20
+    none, some, all_of_it = cases.values()
     for case in (none, some, all_of_it):
         assert case["temp"] <= case["planned"] <= 120 * 2**20
         assert case["host"] <= case["on_host"]

@@ -38,10 +38,10 @@ def note(**found: Any) -> None:
 
 def page(text: str, known: dict[str, Any]) -> str:
     """The guide, with the tables of what is known."""
-    for part, lines in (("model", _model), ("functions", _functions)):
-        tables = lines(known.get(part, {}))
+    for part, found in known.items():
+        tables = {"model": _model, "functions": _functions}[part](found)
         ends = rf"(<!-- fits: {part} -->\n).*?(<!-- /fits -->)"
-        text = re.sub(ends, rf"\1\n{tables}\n\2", text, flags=re.DOTALL)
+        text = re.sub(ends, rf"\1\n{tables}\n\n\2", text, flags=re.DOTALL)
     return text
 
 
@@ -76,7 +76,7 @@ def _model(known: dict[str, Any]) -> str:
         "head": f"by hand: and its head in chunks of {_TOKENS} tokens",
     }
     names |= {n: f'`el.Fit(loss, "{n}")`' for n in _BUDGETS}
-    whole = known.get("plain", {}).get("seconds")
+    whole = known["plain"]["seconds"]
     rows = [
         (name, format_bytes(known[n]["taken"]), f"{known[n]['seconds'] / whole:.2f}")
         for n, name in names.items()

@@ -1,5 +1,7 @@
 """A few of the functions and budgets; `python -m tests.fits` shows all of them."""
 
+import json
+
 import jax
 import pytest
 
@@ -8,6 +10,7 @@ import eqloop as el
 from ..asserts import assert_close
 from ..benchmarks._measure import temp_bytes
 from ..marks import slow
+from . import _page
 from ._functions import NAMES, Function, function
 from ._measure import least_budget
 
@@ -40,3 +43,8 @@ def test_functions_keep_their_budgets(name):
     if name == "neural-ode":
         pytest.importorskip("diffrax")
     _check(function(name, 0.2), [0.0, 0.5, 1.0])
+
+
+def test_the_guide_has_the_figures_that_were_found():
+    text = _page.PAGE.read_text()
+    assert _page.page(text, json.loads(_page.DATA.read_text())) == text
