@@ -114,7 +114,7 @@ def options_of_parts(
     loops = {
         id(part): options
         for part, role in pairs
-        if part.is_loop and (options := _options_of_loops(part, role.moving, host))
+        if part.loops and (options := _options_of_loops(part, role.moving, host))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -127,14 +127,15 @@ def options_of_parts(
     for part, role in pairs:
         if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
             found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
-        elif id(part) in loops:
+        elif part.is_loop and id(part) in loops:
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
-            options = [(way, _of_straight(part, role, way)) for way in ways]
-            options += _of_rows(part, role, options[-1][1])
-            found.append([(way, option.slower(factor)) for way, option in options])
+            straight = ((way, _of_straight(part, role, way)) for way in ways)
+            options = [(way, option.slower(factor)) for way, option in straight]
+            options += _of_rows(part, role, options[-1][1], loops.get(id(part), []))
+            found.append(options)
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
@@ -273,7 +274,12 @@ class _LoopsInChunk(NamedTuple):
     fewer: int = 0
 
 
-def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Option]]:
+def _of_rows(
+    part: Part,
+    roles: Roles,
+    again: Option,
+    of_loops: Sequence[Sequence[LoopOption]],
+) -> Iterator[tuple[Way, Option]]:
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
         return
@@ -289,7 +295,7 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
     while count < 2 * min(by_rows.length, _MOST_CHUNKS):
         sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
         count *= 2
-    loops = [*_loops_in_chunks(part, roles)]
+    loops = [*_loops_in_chunks(of_loops)]
     for rows, inner in itertools.product(dict.fromkeys(sizes), loops):
         chunks = -(-by_rows.length // rows)
         at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
@@ -301,13 +307,14 @@ def _of_rows(part: Part, roles: Roles, again: Option) -> Iterator[tuple[Way, Opt
         yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
 
 
-def _loops_in_chunks(part: Part, roles: Roles) -> Iterator[_LoopsInChunk]:
+def _loops_in_chunks(
+    options: Sequence[Sequence[LoopOption]],
+) -> Iterator[_LoopsInChunk]:
     """The ways to run the loops of a part that is run by rows."""
     yield _LoopsInChunk()
-    options = _options_of_loops(part, roles.moving) if part.loops else None
     total = lambda field, each: sum(getattr(option, field) for option in each)
-    least = min((total("nanoseconds", each) for each in options or ()), default=0.0)
-    for each in options or ():
+    least = min((total("nanoseconds", each) for each in options), default=0.0)
+    for each in options:
         peak = total("peak", each)
         yield _LoopsInChunk(
             tuple(option.schedule for option in each),
