@@ -472,6 +472,10 @@ class Selected(Formula):
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return self.formula.jaxprs
 
+    @property
+    def times(self) -> int:
+        return self.formula.times
+
     def with_bars(self, change: Any) -> Self:
         return self.with_params(formula=self.formula.with_bars(change))
 

@@ -32,8 +32,9 @@ from ._by_rows import ByRows, Laid, Layouts, Place, RowAxis
 _LARGE = 0.5
 # What reads values that are so many times smaller is in the range, if that can be.
 _FORWARD = 8
-# No range begins at values that are so many times smaller than the largest.
-_SMALL = 16
+# No range begins at values that are so many times smaller than the largest. What it is
+# given and gives is so many times smaller than what is inside.
+_SMALL, _LITTLE = 16, 8
 # So many large values of a chunk are alive at once, and so many chunks are small ones.
 _ALIVE, _MOST_CHUNKS = 4, 64
 # So many operations are looked at in vain for each one that there is, and no more.
@@ -202,7 +203,7 @@ class _RangeSearch:
             start = _Start(i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
                 besides, chunks, inside = self._prices(found)
-                if besides <= max(least, inside / _SMALL):
+                if besides <= max(least, inside / _LITTLE):
                     options.append((besides + chunks, found))
         _, best = min(options, key=lambda option: option[0], default=(0.0, []))
         return self._trimmed(best, least)

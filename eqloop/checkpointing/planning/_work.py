@@ -11,7 +11,7 @@ import jax.extend.core as jex
 
 from ..._compat import form_of
 from ..._device import PlannedDevice, planning_device
-from ..._programs import aval_of, equations, foreign_programs
+from ..._programs import aval_of, equations, formula_of, programs_in
 from ..._types import AnyJaxpr
 from ..engine._costs import Rates
 from ..steps._step import Step
@@ -139,12 +139,14 @@ def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:
     """The time that an equation takes."""
-    inner = [work(jaxpr, rate) for jaxpr in foreign_programs(eqn)]
+    inner = [work(jaxpr, rate) for jaxpr in programs_in(eqn)]
     if inner:
         if eqn.primitive.name == "cond":
             return max(inner)
         # How often a `while` iterates is not known; once is a lower bound.
-        return sum(inner) * eqn.params.get("length", 1)
+        formula = formula_of(eqn)
+        times = formula.times if formula else eqn.params.get("length", 1)
+        return sum(inner) * times
     size = sum(math.prod(getattr(aval_of(var), "shape", ())) for var in eqn.outvars)
     match form_of(eqn):
         case name if name in _FREE:
