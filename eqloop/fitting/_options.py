@@ -134,7 +134,10 @@ def options_of_parts(
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             straight = ((way, _of_straight(part, role, way)) for way in ways)
             options = [(way, option.slower(factor)) for way, option in straight]
-            options += _of_rows(part, role, options[-1][1], loops.get(id(part), []))
+            of_loops = [*_ways_of_loops(loops.get(id(part), []))]
+            (_, everything), (_, again) = options[0], options[-1]
+            options += _of_schedules(part, everything, of_loops)
+            options += _of_rows(part, role, again, of_loops)
             found.append(options)
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
@@ -258,27 +261,57 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
-class _LoopsInChunk(NamedTuple):
-    """How the loops of a chunk are run: without schedules, they store everything.
+class _Loops(NamedTuple):
+    """How the loops of a part are run: without schedules, they store everything.
 
     Attributes:
         longer: How much longer that takes than the fastest way.
-        peak: The bytes that they take at once, for all rows.
+        stored: The bytes that they store, for all rows.
+        peak: The bytes that they take at once.
         fewer: By how many bytes that is less than storing everything.
     """
 
     schedules: tuple[LoopSchedule, ...] = ()
     stores: str = ""
     longer: float = 0.0
+    stored: int = 0
     peak: int = 0
     fewer: int = 0
 
 
+def _ways_of_loops(options: Sequence[Sequence[LoopOption]]) -> Iterator[_Loops]:
+    """The ways to run the loops of a part that has others in it."""
+    total = lambda field, each: sum(getattr(option, field) for option in each)
+    least = min((total("nanoseconds", each) for each in options), default=0.0)
+    for each in options:
+        peak = total("peak", each)
+        yield _Loops(
+            tuple(option.schedule for option in each),
+            "; ".join(dict.fromkeys(option.stores for option in each)),
+            total("nanoseconds", each) - least,
+            total("stored", each),
+            peak,
+            max(total("whole", each) - peak, 0),
+        )
+
+
+def _of_schedules(
+    part: Part, everything: Option, of_loops: Sequence[_Loops]
+) -> Iterator[tuple[Way, Option]]:
+    """The ways to run a part all at once, with schedules for its loops."""
+    for inner in of_loops:
+        option = dataclasses.replace(
+            everything,
+            nanoseconds=everything.nanoseconds + inner.longer,
+            stored=max(everything.stored - inner.fewer, inner.stored),
+            shared=frozenset(map(id, part.reads)),
+            working=max(everything.working, inner.peak - inner.stored),
+        )
+        yield Way(inner.stores, inner.schedules), option
+
+
 def _of_rows(
-    part: Part,
-    roles: Roles,
-    again: Option,
-    of_loops: Sequence[Sequence[LoopOption]],
+    part: Part, roles: Roles, again: Option, of_loops: Sequence[_Loops]
 ) -> Iterator[tuple[Way, Option]]:
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
@@ -295,34 +328,15 @@ def _of_rows(
     while count < 2 * min(by_rows.length, _MOST_CHUNKS):
         sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
         count *= 2
-    loops = [*_loops_in_chunks(of_loops)]
-    for rows, inner in itertools.product(dict.fromkeys(sizes), loops):
+    for rows, inner in itertools.product(dict.fromkeys(sizes), (_Loops(), *of_loops)):
         chunks = -(-by_rows.length // rows)
         at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
         time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
         each = f"{rows} rows" if rows > 1 else "a row"
-        stores = f"in {chunks} parts of {each}{inner.stores}"
+        stores = ", ".join(filter(None, [f"in {chunks} parts of {each}", inner.stores]))
         way = Way(stores, inner.schedules, rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
         yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
-
-
-def _loops_in_chunks(
-    options: Sequence[Sequence[LoopOption]],
-) -> Iterator[_LoopsInChunk]:
-    """The ways to run the loops of a part that is run by rows."""
-    yield _LoopsInChunk()
-    total = lambda field, each: sum(getattr(option, field) for option in each)
-    least = min((total("nanoseconds", each) for each in options), default=0.0)
-    for each in options:
-        peak = total("peak", each)
-        yield _LoopsInChunk(
-            tuple(option.schedule for option in each),
-            ", " + "; ".join(dict.fromkeys(option.stores for option in each)),
-            total("nanoseconds", each) - least,
-            peak,
-            max(total("whole", each) - peak, 0),
-        )
 
 
 class _Alike:
