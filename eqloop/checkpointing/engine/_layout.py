@@ -154,7 +154,15 @@ class AbstractLayout(abc.ABC):
         """The same for a loop whose primal can store carries, but no residuals."""
 
     def for_needs(self, step: Step, needs: Needs) -> "AbstractLayout":
-        """The same for a way back that reads no more than these leaves of carries."""
+        """The same for a way back that reads no more than these leaves of carries.
+
+        Args:
+            step: The step.
+            needs: The leaves that the way back reads.
+
+        Returns:
+            A layout that may store less; this one, if nothing follows from it.
+        """
         return self
 
 
@@ -213,10 +221,15 @@ class Layout(AbstractLayout):
         return not self.stores_residuals and self.slots != self.slots.near
 
     def bytes_elsewhere(self, cost: StepCost) -> int:
-        """The bytes of stored carries and of what steps save, not on the device.
+        """The bytes of stored carries that are not on the device.
 
-        There is a row more than slots: loops also write the carries that are not kept,
-        and these all go to that row.
+        Args:
+            cost: What a step costs, see `stored_cost`.
+
+        Returns:
+            The bytes of all slots there, and of one more row: loops also write the
+            carries that are not kept, and these all go to that row. And the bytes of
+            what steps save.
         """
         if not self.is_elsewhere:
             return 0
@@ -280,7 +293,14 @@ class Layout(AbstractLayout):
         return self.order.pieces(self.reversal)
 
     def stored_cost(self, cost: StepCost) -> StepCost:
-        """The cost of a step whose carry is stored in the form of the slots."""
+        """The cost of a step whose carry is stored in the form of the slots.
+
+        Args:
+            cost: What a step costs.
+
+        Returns:
+            The same, with the bytes that a slot takes, and what a step saves.
+        """
         of = lambda types: nbytes(self.slots.packed_types(types))
         held, saved = of(cost.held_types), of(cost.saved_types)
         return dataclasses.replace(cost, held=held, saved=saved)
@@ -289,6 +309,12 @@ class Layout(AbstractLayout):
         """The bytes on the device that slots and the residuals of blocks take.
 
         This is counted. What XLA needs besides is found out by `planning`.
+
+        Args:
+            cost: What a step costs.
+
+        Returns:
+            The bytes.
         """
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
@@ -319,13 +345,29 @@ class Layout(AbstractLayout):
     def by_runner(
         self, sweep: Sweep, stored: "Stored", ct_carry: Arrays
     ) -> Cotangents | None:
-        """The same by what runs the loop in place of the engine, if that can do it."""
+        """The same by what runs the loop in place of the engine, if that can do it.
+
+        Args:
+            sweep: The way back. `own` is how many steps examples have run.
+            stored: What the primal has stored.
+            ct_carry: What is carried back from the end of the loop.
+
+        Returns:
+            The cotangents of all inputs, or `None`.
+        """
         return self.runner and self.runner.reverse(
             sweep, self, stored.carries, ct_carry
         )
 
     def duration(self, pace: Pace) -> float:
-        """How many nanoseconds a gradient takes, if its pieces take so long."""
+        """How long a gradient takes.
+
+        Args:
+            pace: How long its pieces take.
+
+        Returns:
+            Nanoseconds.
+        """
         # What was seen comes from loops of many blocks, and so includes the start.
         start = 0.0 if pace.seen else self.reversal.start
         again = self._run_again * pace.advance
@@ -333,7 +375,11 @@ class Layout(AbstractLayout):
         return start + run
 
     def by_carries(self) -> Self:
-        """The same for a loop whose primal can store carries, but no residuals."""
+        """The same for a loop whose primal can store carries, but no residuals.
+
+        Returns:
+            A layout whose order is one of carries.
+        """
         order = self.order.by_carries()
         # A step that is reversed by itself is run right before, and keeps its residuals
         # only until then. A policy would have it compute some of them a second time.
