@@ -40,6 +40,8 @@ _QUICKLY_COMPILED = 256
 # The fastest is tried even if it is estimated to take so many times the budget, and so
 # is what runs no part by rows.
 _HOPEFUL = 1.3
+# So is what should be much faster than all that fits.
+_HOPED = 1.5
 # Another is not tried if it should save less than this part of the time.
 _WORTHWHILE = 0.05
 # To run a whole gradient is not worth it if it takes less, in nanoseconds.
@@ -242,6 +244,12 @@ def _that_fit(
         is_small = last.peak_bytes <= most
         if not last.is_compiled or (is_small and not any(chosen)):
             break
+    # Ways of another kind may be estimated too large where those tried were not.
+    hoped = choice.within(_HOPED * most)
+    fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
+    is_new = hoped is not None and all(hoped != t.chosen for t in tries)
+    if is_new and fits and choice.nanoseconds(hoped) < _MUCH_FASTER * min(fits):
+        tries.append(whole.decision(hoped))
     return [t for t in tries if t.peak_bytes <= most]
 
 
