@@ -296,6 +296,7 @@ def _as_kernel(problem: Problem, active: Active) -> Iterator[LoopOption]:
             stores=f"one kernel, {_in_words(schedule)}",
             stored=kernel.layout.stored_bytes(cost),
             peak=size,
+            whole=size,
             nanoseconds=kernel.duration,
             forward=kernel.duration / 2,
             estimated=kernel.duration,

@@ -427,7 +427,7 @@ def plan_of(
 
 def _leaves(
     problem: Problem, active: Active, layout: Layout, is_kernel: bool
-) -> dict[str, tuple[Any, ...]]:
+) -> dict[str, Any]:
     """The entries of a plan about the leaves of the carry, and what was rewritten."""
     loop, paths = problem.loop, problem.loop.carry_paths
     if layout.stores_residuals:

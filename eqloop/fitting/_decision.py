@@ -247,9 +247,9 @@ def _that_fit(
     # Ways of another kind may be estimated too large where those tried were not.
     hoped = choice.within(_HOPED * most)
     fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
-    is_new = hoped is not None and all(hoped != t.chosen for t in tries)
-    if is_new and fits and choice.nanoseconds(hoped) < _MUCH_FASTER * min(fits):
-        tries.append(whole.decision(hoped))
+    if hoped is not None and fits and all(hoped != t.chosen for t in tries):
+        if choice.nanoseconds(hoped) < _MUCH_FASTER * min(fits):
+            tries.append(whole.decision(hoped))
     return [t for t in tries if t.peak_bytes <= most]
 
 

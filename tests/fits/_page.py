@@ -24,7 +24,7 @@ DATA, PAGE = DOCS / "fits.json", DOCS / "guides" / "fit.md"
 # What costs at most so much time is in the table besides the least.
 _MOST_TIME = 1.1
 # The device of the model, what its head takes at a time by hand, and its budgets.
-_DEVICE, _TOKENS, _BUDGETS = "h100", 512, ("8GiB", "4GiB", "2GiB")
+_DEVICE, _TOKENS, _BUDGETS = "h100", 512, ("4GiB", "2GiB", "1GiB")
 
 
 def note(**found: Any) -> None:
