@@ -246,10 +246,11 @@ def _that_fit(
             break
     # Ways of another kind may be estimated too large where those tried were not.
     hoped = choice.within(_HOPED * most)
-    fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
-    if hoped is not None and fits and all(hoped != t.chosen for t in tries):
-        if choice.nanoseconds(hoped) < _MUCH_FASTER * min(fits):
-            tries.append(whole.decision(hoped))
+    time = min(
+        (choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most), default=0
+    )
+    if hoped is not None and choice.nanoseconds(hoped) < _MUCH_FASTER * time:
+        tries.append(whole.decision(hoped))
     return [t for t in tries if t.peak_bytes <= most]
 
 
