@@ -8,8 +8,8 @@
 - **Rows**: `_ranges.py` finds the parts that can run some of their rows at a time, and
   `_by_rows.py` runs them so. `_maxima.py` leaves maxima over rows for later.
 - **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers
-  and without JAX. `_decision.py` compiles the whole gradient, and corrects the price.
-  `_remembered.py` writes what was decided for other processes.
+  and without JAX. `_whole.py` compiles the whole gradient, and `_decision.py` corrects
+  the price. `_remembered.py` writes what was decided for other processes.
 - **On the way back**: `_again.py` runs parts again, and keeps XLA from merging the two
   runs. `_written.py` finds which values it writes to memory.
 - **Plans** for the user: `_fit_plan.py`; several of them: `_fit_frontier.py`.

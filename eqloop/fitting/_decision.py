@@ -1,35 +1,29 @@
 """Decides what each part of a function stores, and compiles the whole to see it."""
 
 import dataclasses
-import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
-import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
-from .._arrays import Flags, is_inexact, nbytes, pick, put, split
+from .._arrays import Flags, nbytes, pick
 from .._calls import format_bytes, format_limit
-from .._compiled import largest_array
 from .._device import remembered_per_device
-from .._programs import equations, temporary_bytes
-from .._types import Aval, PyTree, Value
+from .._programs import equations
+from .._types import Aval
 from ..checkpointing import (
-    can_be_run,
     key_of,
     recall,
     remember,
-    run_times,
-    says_what_is_found,
 )
-from ._choice import Choice, Chosen, spread
+from ._choice import spread
 from ._cut import Cut, advice
-from ._options import EVERYTHING, Way
+from ._options import Way
 from ._remembered import as_text, from_text
+from ._whole import WORTHWHILE, Decision, Whole
 
 _T = TypeVar("_T")
 
@@ -42,10 +36,6 @@ _QUICKLY_COMPILED = 256
 _HOPEFUL = 1.3
 # So is what should be much faster than all that fits.
 _HOPED = 1.5
-# Another is not tried if it should save less than this part of the time.
-_WORTHWHILE = 0.05
-# To run a whole gradient is not worth it if it takes less, in nanoseconds.
-_WORTH_RUNNING = 1e6
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -75,46 +65,6 @@ class Limit:
         return self.nbytes - sum(map(nbytes, (types, pick(types, marks), outs)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What was decided for a function.
-
-    Attributes:
-        peak_bytes: The bytes that the gradient takes besides inputs and outputs.
-        is_compiled: Whether the compiler says so, or it is estimated.
-        seen: How long it was seen to take, relative to storing everything, if it was.
-    """
-
-    whole: "_Whole"
-    ways: tuple[Way, ...]
-    peak_bytes: int
-    is_compiled: bool
-    chosen: Chosen
-    seen: float | None = None
-
-    @property
-    def relative_time(self) -> float:
-        """How long it takes, relative to storing everything."""
-        choice = self.choice
-        whole = choice.nanoseconds(choice.fastest) or 1.0
-        return self.seen or choice.nanoseconds(self.chosen) / whole
-
-    @property
-    def cut(self) -> Cut:
-        """The program, in its parts."""
-        return self.whole.cut
-
-    @property
-    def choice(self) -> Choice:
-        """The ways to run each part, and what they take."""
-        return self.whole.choice
-
-    @property
-    def is_fastest(self) -> bool:
-        """Whether everything is stored of each part."""
-        return not any(self.chosen)
-
-
 @remembered_per_device(maxsize=64)
 def decided(
     program: jex.ClosedJaxpr,
@@ -127,7 +77,7 @@ def decided(
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
     about = marks, types, limit.host
-    wholes = [plain := _Whole(Cut.of(program), *about)]
+    wholes = [plain := Whole(Cut.of(program), *about)]
     fits = _simplest(plain, most)
     if not any(decision.is_fastest for decision in fits):
         smallest = plain.choice.peak(plain.choice.smallest())
@@ -135,7 +85,7 @@ def decided(
         if is_hopeful and _may_be_faster(plain, most, fits):
             fits += _that_fit(plain, most)
     if split and not any(decision.is_fastest for decision in fits):
-        by_rows = _Whole(Cut.of(program, split=True), *about)
+        by_rows = Whole(Cut.of(program, split=True), *about)
         if by_rows.cut.has_rows:
             wholes = [by_rows, plain]
     if not fits:
@@ -158,7 +108,7 @@ def decided(
     return best
 
 
-def _simplest(plain: "_Whole", most: int) -> list[Decision]:
+def _simplest(plain: Whole, most: int) -> list[Decision]:
     """The plain gradient if it fits, or one that runs the whole function again.
 
     XLA may fuse straight code so that nothing of it is stored, which no estimate
@@ -173,17 +123,17 @@ def _simplest(plain: "_Whole", most: int) -> list[Decision]:
     if (found := plain.decision(plain.choice.fastest)).peak_bytes > most:
         if not found.is_compiled:
             return []
-        whole = _Whole(Cut.at_once(program), plain.marks, plain.types)
+        whole = Whole(Cut.at_once(program), plain.marks, plain.types)
         found = whole.decision((1,))
     return [found] if found.peak_bytes <= most else []
 
 
-def _may_be_faster(whole: "_Whole", most: int, fits: Sequence[Decision]) -> bool:
+def _may_be_faster(whole: Whole, most: int, fits: Sequence[Decision]) -> bool:
     """Whether something that should fit should be faster than what does fit."""
     if not fits:
         return True
     chosen, choice = whole.choice.within(most), whole.choice
-    in_time = (1 - _WORTHWHILE) * min(t.choice.nanoseconds(t.chosen) for t in fits)
+    in_time = (1 - WORTHWHILE) * min(t.choice.nanoseconds(t.chosen) for t in fits)
     return chosen is not None and choice.nanoseconds(chosen) < in_time
 
 
@@ -212,7 +162,7 @@ def recalled(
     most = limit.besides(types, marks, program.out_avals)
     if not cut.takes(ways):
         return None
-    size = _Whole(cut, marks, types, limit.host).nbytes(ways)
+    size = Whole(cut, marks, types, limit.host).nbytes(ways)
     if size is None or size > most:
         return None
     return Recalled(cut, ways, known.get("seen"))
@@ -222,9 +172,7 @@ def _key_of_decision(*about: object) -> str:
     return key_of(("fit", *about))
 
 
-def _that_fit(
-    whole: "_Whole", most: int, times: int = _MOST_COMPILED
-) -> list[Decision]:
+def _that_fit(whole: Whole, most: int, times: int = _MOST_COMPILED) -> list[Decision]:
     """Decisions that fit, of which so many were compiled at the most."""
     choice, tries, compiled = whole.choice, list[Decision](), 0
     while compiled < times:
@@ -237,7 +185,7 @@ def _that_fit(
         if chosen is None or any(chosen == t.chosen for t in tries):
             break
         fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
-        if fits and choice.nanoseconds(chosen) > (1 - _WORTHWHILE) * min(fits):
+        if fits and choice.nanoseconds(chosen) > (1 - WORTHWHILE) * min(fits):
             break
         compiled += not whole.is_known(chosen)
         tries.append(last := whole.decision(chosen))
@@ -258,7 +206,7 @@ def pinned(
     known: Recalled, marks: Flags, types: tuple[Aval, ...], host: int
 ) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = _Whole(known.cut, marks, types, host)
+    whole = Whole(known.cut, marks, types, host)
     if not all(map(operator.contains, whole.ways, known.ways)):
         return None
     decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
@@ -279,9 +227,9 @@ def unbeaten(
     on for a limit, if one fits: the others that fit are not faster.
     """
     about = marks, types, limit.host
-    wholes = [_Whole(Cut.of(program), *about)]
+    wholes = [Whole(Cut.of(program), *about)]
     cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [_Whole(cut, *about)] if cut.has_rows else []
+    wholes += [Whole(cut, *about)] if cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -334,140 +282,7 @@ def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
     return max(most + estimated - size, most * estimated / size) - _MARGIN * most
 
 
-@dataclasses.dataclass(frozen=True)
-class _Whole:
-    """The whole gradient of a function, in any of the ways to run its parts."""
-
-    cut: Cut
-    marks: Flags
-    types: tuple[Aval, ...]
-    host: int = 0
-    tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
-
-    @functools.cached_property
-    def _found(self) -> tuple[list[list[Way]], Choice]:
-        return self.cut.choice(self.marks, self.host)
-
-    @property
-    def ways(self) -> list[list[Way]]:
-        """The ways to run each part, the fastest first."""
-        return self._found[0]
-
-    @property
-    def choice(self) -> Choice:
-        """What these take."""
-        return self._found[1]
-
-    def decision(self, chosen: Chosen) -> Decision:
-        """What it is to choose these ways, of which the whole is compiled once."""
-        return self._decision(self._ways(chosen), chosen)
-
-    def plain(self) -> Decision:
-        """What it is to decide nothing."""
-        ways = (EVERYTHING,) * len(self.ways)
-        return self._decision(ways, self.choice.fastest)
-
-    def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
-        size = self.nbytes(ways)
-        estimated = self.choice.peak(chosen) if size is None else size
-        is_known = size is not None
-        self.tried.append(Decision(self, ways, estimated, is_known, chosen))
-        return self.tried[-1]
-
-    def nbytes(self, ways: tuple[Way, ...]) -> int | None:
-        """The bytes that it takes, as its compiler says, if it does."""
-        key = self._key(ways)
-        if (known := recall(key)) is not None:
-            return int(known["bytes"])
-        if (size := self._bytes(ways)) is not None:
-            says_what_is_found("Fit", format_bytes(size))
-            remember({key: {"bytes": float(size)}})
-        return size
-
-    def largest_of(self, decision: Decision) -> str:
-        """A sentence on the largest array in the gradient, if its compiler tells."""
-        if not decision.is_compiled:
-            return ""
-        gradient = self._gradient(decision.ways)
-        return largest_array(lambda inputs: gradient(*inputs), self._inputs)
-
-    def faster_if_leaner(self, best: Decision, most: int) -> Decision:
-        """A decision, or one that takes half the memory where that runs faster."""
-        # Times of straight code are estimated, and what XLA makes of one that stores
-        # everything may be far slower than of one that runs much of it again.
-        choice, chosen = self.choice, best.chosen
-        loops = [part.is_loop for part in self.cut.parts]
-        leaner = choice.within(choice.peak(chosen) / 2)
-        is_straight = choice.nanoseconds(chosen, loops) < choice.nanoseconds(chosen) / 2
-        is_quick = choice.nanoseconds(chosen) < _WORTH_RUNNING
-        if leaner in (None, chosen) or is_quick or not is_straight:
-            return best
-        other = self.decision(leaner)
-        if other.peak_bytes > most or not can_be_run(self.cut.program):
-            return best
-        key = key_of((self._key(best.ways), self._key(other.ways)))
-        if (known := recall(key)) is None:
-            both = [self._gradient(decision.ways) for decision in (best, other)]
-            seen = run_times(both, self._inputs) or [(1.0, 0.0)] * 2
-            (time, scatter), (leaner_time, other_scatter) = seen
-            # Noise does not decide.
-            most_likely = leaner_time * (1 + scatter + other_scatter)
-            remember({key: (known := {"factor": most_likely / time})})
-        seen = known["factor"] * best.relative_time
-        is_faster = known["factor"] < 1 - _WORTHWHILE
-        return dataclasses.replace(other, seen=seen) if is_faster else best
-
-    def is_known(self, chosen: Chosen) -> bool:
-        """Whether the whole was compiled before."""
-        return recall(self._key(self._ways(chosen))) is not None
-
-    def _ways(self, chosen: Chosen) -> tuple[Way, ...]:
-        return tuple(of[i] for of, i in zip(self.ways, chosen, strict=True))
-
-    def _key(self, ways: tuple[Way, ...]) -> str:
-        sizes = tuple(len(part.eqns) for part in self.cut.parts)
-        return key_of((self.cut.program, sizes, self.marks, self.types, ways))
-
-    def _bytes(self, ways: Sequence[Way]) -> int | None:
-        sizes = [temporary_bytes(self._gradient(ways), *self._inputs)]
-        if any(way.rows is not None for way in ways):
-            # Where nobody wants the value, XLA leaves out some of the loops over rows,
-            # and may find less room for the others.
-            alone = lambda *inputs: self._gradient(ways)(*inputs)[1]
-            sizes.append(temporary_bytes(alone, *self._inputs))
-        return None if None in sizes else max(filter(None, sizes), default=0)
-
-    @property
-    def _inputs(self) -> list[Aval]:
-        """The types of the inputs of the gradient: those of the function, and more."""
-        return [*self.types, *(aval.to_tangent_aval() for aval in self._given)]
-
-    @property
-    def _given(self) -> list[Aval]:
-        """The outputs whose cotangents are given. That of a loss is one."""
-        return [x for x in self.cut.program.out_avals if is_inexact(x) and x.shape]
-
-    def _gradient(self, ways: Sequence[Way]) -> Callable[..., PyTree]:
-        wanted = list(map(is_inexact, self.cut.program.out_avals))
-
-        def gradient(*inputs: Value) -> PyTree:
-            flat, given = split(inputs, len(self.types))
-
-            def moving(*moving: Value) -> PyTree:
-                outs = self.cut.run(ways, put(flat, self.marks, moving), self.marks)
-                return pick(outs, wanted), outs
-
-            _, pull, outs = jax.vjp(moving, *pick(flat, self.marks), has_aux=True)
-            rest = iter(given)
-            cts = [
-                next(rest) if x.shape else jnp.ones_like(x) for x in pick(outs, wanted)
-            ]
-            return outs, pull(cts)
-
-        return gradient
-
-
-def _least(wholes: Sequence[_Whole], limit: Limit, most: int) -> Decision:
+def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
     whole, choice = wholes[0], wholes[0].choice
     smallest = choice.smallest()

@@ -43,11 +43,12 @@ from .._programs import is_ref, map_equations, traced
 from .._types import Aval, PyTree, Value
 from ..checkpointing import fitting
 from ..rescheduling import with_open_loops
-from ._decision import Decision, Limit, unbeaten
+from ._decision import Limit, unbeaten
 from ._fit_frontier import FitFrontier
 from ._fit_plan import FitPlan, plan_of_decision
 from ._fitted_call import FittedCall, says_if_planning_is_long, type_split_as
 from ._options import Way
+from ._whole import Decision
 
 # A frontier has no more of them.
 _PLANS = 10

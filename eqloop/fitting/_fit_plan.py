@@ -9,7 +9,7 @@ from .._calls import format_bytes, says_floats_left
 from .._device import planning_device
 from .._programs import Place
 from ..checkpointing import axes_to_draw_on, format_axis
-from ._decision import Decision
+from ._whole import Decision
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

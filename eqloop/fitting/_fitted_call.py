@@ -42,8 +42,9 @@ from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import fitting, says_if_long
 from ..progress import Again, BarChange
 from ._cut import Cut, takes_gradient
-from ._decision import Decision, Limit, Recalled, decided, pinned, recalled
+from ._decision import Limit, Recalled, decided, pinned, recalled
 from ._options import Way
+from ._whole import Decision
 
 
 class FittedCall(Formula):

@@ -81,7 +81,7 @@ def test_what_takes_the_least_is_for_the_compiler_to_say(monkeypatch: Any):
             x = jnp.tanh(jnp.cos(x @ w) + k)
         return jnp.sum(x)
 
-    monkeypatch.setattr("eqloop.fitting._decision._Whole._bytes", taken)
+    monkeypatch.setattr("eqloop.fitting._whole.Whole._bytes", taken)
     assert el.Fit(f, 2000).plan(W, X).peak_bytes == 1000
     with pytest.raises(ValueError, match="which is 1000 bytes"):
         el.Fit(f, 500).plan(W, X)
@@ -89,9 +89,9 @@ def test_what_takes_the_least_is_for_the_compiler_to_say(monkeypatch: Any):
 
 @pytest.mark.parametrize("factor", [0.5, 0.99, 2.0])
 def test_a_leaner_gradient_is_taken_if_it_runs_faster(factor: float, monkeypatch: Any):
-    monkeypatch.setattr("eqloop.fitting._decision._WORTH_RUNNING", 0.0)
+    monkeypatch.setattr("eqloop.fitting._whole._WORTH_RUNNING", 0.0)
     seen = [(1.0, 0.0), (factor, 0.0)]
-    monkeypatch.setattr("eqloop.fitting._decision.run_times", lambda *_: seen)
+    monkeypatch.setattr("eqloop.fitting._whole.run_times", lambda *_: seen)
 
     def f(w: jax.Array, x: jax.Array) -> jax.Array:
         for k in range(8):
@@ -280,7 +280,7 @@ def test_a_plan_says_what_is_stored_and_where_most_is_taken(plan: el.FitPlan):
 def test_no_part_takes_more_than_the_whole(share: float, monkeypatch: Any):
     # Where the compiler finds room that no estimate foresees.
     taken = lambda whole, _: int(share * whole.choice.peak(whole.choice.fastest))
-    monkeypatch.setattr("eqloop.fitting._decision._Whole._bytes", taken)
+    monkeypatch.setattr("eqloop.fitting._whole.Whole._bytes", taken)
     plan = el.Fit(lambda w: mixed(w, 1.02 * X), "1MiB").plan(W)
     assert plan.peak_at.peak_bytes == plan.peak_bytes
     assert sum(part.stored_bytes for part in plan.parts) <= plan.peak_bytes
@@ -338,7 +338,7 @@ def test_a_device_that_is_named():
 def test_nobody_is_refused_what_the_plain_gradient_takes(monkeypatch: Any):
     # As on a TPU, whose compiler does not count what lies close to its cores.
     taken = lambda _, ways: 100 if set(ways) == {EVERYTHING} else 1000
-    monkeypatch.setattr("eqloop.fitting._decision._Whole._bytes", taken)
+    monkeypatch.setattr("eqloop.fitting._whole.Whole._bytes", taken)
     f = lambda w: over_time(w, 1.01 * X)
     assert el.Fit(f, 500).plan(W).peak_bytes == 100
     with pytest.raises(ValueError, match="at least 100 B"):

@@ -6,7 +6,7 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import recall
-from eqloop.fitting import _choice, _decision
+from eqloop.fitting import _choice, _decision, _whole
 from eqloop.fitting._options import Way
 from eqloop.fitting._remembered import as_text, from_text
 
@@ -54,7 +54,7 @@ def test_a_second_process_plans_nothing(f, forget, monkeypatch):
 
     for name in ("within", "smallest"):
         monkeypatch.setattr(_choice.Choice, name, searched)
-    monkeypatch.setattr(_decision, "temporary_bytes", searched)
+    monkeypatch.setattr(_whole, "temporary_bytes", searched)
     again = el.Fit(f, nbytes)
     assert_close(jax.jit(jax.grad(again))(W, X), gradient)
     assert str(again.plan(W, X)) == str(plan)
@@ -75,7 +75,7 @@ def test_a_plan_that_does_not_fit_any_more_is_made_anew(forget, monkeypatch):
         is_of_plan = known is not None and known.get("bytes") == before.peak_bytes
         return {"bytes": 2.0 * TIGHT} if is_of_plan else known
 
-    monkeypatch.setattr(_decision, "recall", more)
+    monkeypatch.setattr(_whole, "recall", more)
     plan = fit.plan(W, X)
     assert plan.peak_bytes <= TIGHT
     assert str(plan) != str(before)
