@@ -10,8 +10,6 @@ import pytest
 from ._faults import ROOT, all_faults, explained, faults, sample
 from ._planted import named_in, planted
 
-pytestmark = pytest.mark.slow
-
 TOY = '''"""A module: 1 + 1 is no code."""
 
 from dataclasses import dataclass
@@ -158,6 +156,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_faults_are_found_by_the_tests_that_see_them(project, tmp_path):
     # In a process of its own: this one has threads, and cannot be forked.
     command = [sys.executable, "-c", SCRIPT, project, tmp_path]
