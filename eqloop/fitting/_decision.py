@@ -14,11 +14,7 @@ from .._calls import format_bytes, format_limit
 from .._device import remembered_per_device
 from .._programs import equations
 from .._types import Aval
-from ..checkpointing import (
-    key_of,
-    recall,
-    remember,
-)
+from ..checkpointing import key_of, recall, remember
 from ._choice import spread
 from ._cut import Cut, advice
 from ._options import Way
@@ -173,7 +169,7 @@ def _key_of_decision(*about: object) -> str:
 
 
 def _that_fit(whole: Whole, most: int, times: int = _MOST_COMPILED) -> list[Decision]:
-    """Decisions that fit, of which so many were compiled at the most."""
+    """Decisions that fit, of which so many and one more were compiled at the most."""
     choice, tries, compiled = whole.choice, list[Decision](), 0
     while compiled < times:
         chosen = choice.within(_estimate_for(most, tries))

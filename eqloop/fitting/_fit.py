@@ -74,7 +74,7 @@ class Fit(AbstractSameCall[P, R]):
     themselves. `jax.checkpoint` within `f` is respected.
 
     When a gradient is taken, pieces of loops are compiled to see what they take, and
-    then the whole gradient, up to three times, and up to three times more before it is
+    then the whole gradient, up to four times, and up to three times more before it is
     refused; that of a short function without loops also once as it is, and once where
     the function is run a second time for its gradient. If most of the time is spent
     outside of loops, it is also run for a moment, beside one that takes half the

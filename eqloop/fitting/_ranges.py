@@ -12,7 +12,6 @@ computed in both:
 
 import collections
 import dataclasses
-import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,11 +151,11 @@ class _RangeSearch:
         self.looked_at = 0
         self._maps = dict[int, tuple[jex.JaxprEqn, list[AxisMap]]]()
         self._constants = dict[Any, np.ndarray | None]()
-        self._sizes = functools.cache(
-            lambda i: [
-                _size([x]) for e in equations_of(self.eqns[i]) for x in e.outvars
-            ]
-        )
+        # The bytes of what each operation computes, and of what a step of a loop does.
+        self._sizes = [
+            [_size([x]) for inner in equations_of(eqn) for x in inner.outvars]
+            for eqn in self.eqns
+        ]
 
     def _maker(self, x: Any) -> tuple[int, int] | None:
         """The operation that computes a value, and which of its results that is."""
@@ -172,7 +171,7 @@ class _RangeSearch:
         """Ranges that save memory, those of the largest values first."""
         values = [x for x in self._makers if self._depends(x) and aval_of(x).shape]
         # A loop is as large as the largest of what a step computes.
-        size = lambda x: max(self._sizes(self._makers[x][0]))
+        size = lambda x: max(self._sizes[self._makers[x][0]])
         values.sort(key=lambda x: (-size(x), self._makers[x]))
         found, inside, in_vain = list[_Range](), frozenset[int](), 0
         for x in values:
@@ -218,7 +217,7 @@ class _RangeSearch:
             # On the way back, the cotangents of what all rows share are there, too.
             shared = (x for x, rows in by_rows.inputs if rows is None)
             chunks += _size(x for x in shared if is_inexact(aval_of(x)))
-            sizes = [size for i in found.laid for size in self._sizes(i)]
+            sizes = [size for i in found.laid for size in self._sizes[i]]
             chunks += _ALIVE * max(sizes) / min(found.length, _MOST_CHUNKS)
             whole += sum(sizes)
         return besides, chunks, whole

@@ -1,10 +1,12 @@
 """Choices among the options of parts, in integers alone."""
 
+import dataclasses
 import itertools
 
 import hypothesis.strategies as st
 from hypothesis import given
 
+from eqloop.fitting import _decision
 from eqloop.fitting._choice import Choice, Option
 
 SIZES = {0: 3, 1: 5, 2: 8}
@@ -147,3 +149,27 @@ def test_shared_values_are_counted_once():
     choice = Choice([part, part], SIZES)
     assert choice.stored((0, 0)) == [10, 2]
     assert choice.peaks((0, 0)) == [10, 12]
+
+
+@dataclasses.dataclass
+class Told:
+    """A whole gradient of which it is told what it takes, in place of a compiler."""
+
+    choice: Choice
+    sizes: dict[tuple[int, ...], int]
+
+    def is_known(self, chosen):
+        return False
+
+    def decision(self, chosen):
+        return _decision.Decision(self, (), self.sizes[chosen], True, chosen)
+
+
+def test_what_should_be_much_faster_is_tried_though_it_is_estimated_to_be_too_large():
+    option = lambda time, nbytes: Option(time, 0, frozenset(), nbytes)
+    slow = option(90.0, 90)
+    sizes = {(0,): 300, (1,): 80, (2,): 95}
+    for time, found in ((20.0, [(2,), (1,)]), (80.0, [(2,)])):
+        choice = Choice([[option(10.0, 300), option(time, 140), slow]], {})
+        fits = _decision._that_fit(Told(choice, sizes), 100)
+        assert [decision.chosen for decision in fits] == found

@@ -232,6 +232,28 @@ def test_a_loop_is_as_large_as_what_its_steps_compute():
     assert_close(jax.jit(found)(*args), jax.jit(expected)(*args), 1e-3, 1e-4)
 
 
+def test_a_loop_in_rows_may_run_at_once_by_schedules_and_takes_as_long_as_it_does():
+    def f(w: Any, h: Any) -> Any:
+        mix = lambda h: jax.nn.softmax(jnp.einsum("bte,bse->bts", h, h)) @ h
+        return jnp.sum(
+            el.Scan(lambda h, _: (h + mix(jnp.sin(h @ w)), None))(h, length=8)[0]
+        )
+
+    args = given(((16, 16), (8, 64, 16)))
+    with fitting():
+        ways, choice = cut(f, *args).choice((True, True))
+    (at,) = (i for i, of in enumerate(ways) if any(way.rows for way in of))
+    time = {
+        way: o.nanoseconds for way, o in zip(ways[at], choice.parts[at], strict=True)
+    }
+    rows = [way for way in time if way.rows and not way.schedules]
+    by_schedules = [way for way in time if way.schedules and way.rows is None]
+    assert any(way.rows and way.schedules for way in time)
+    # What runs by rows runs once more on the way back, all of it.
+    assert min(time[way] for way in rows) > 1.2 * time[EVERYTHING]
+    assert time[EVERYTHING] <= min(time[way] for way in by_schedules)
+
+
 def test_entries_that_are_equally_large_share_a_cotangent():
     x = jnp.round(3 * normal(0, (N, D)))
     y = jnp.round(3 * normal(1, (N, D)))

@@ -366,3 +366,13 @@ def test_a_product_of_arrays_without_entries_is_no_work():
     weight, inputs = jnp.ones((5, 0)), jnp.ones((9, 0))
     found = cost((lambda h, x: (jnp.tanh(h + weight @ x), None), jnp.ones(5), inputs))
     assert 0 <= found.shared <= found.evaluation
+
+
+def test_a_loop_in_a_program_costs_as_much_as_all_of_its_steps():
+    step = lambda h, _: (jnp.tanh(h), None)
+    of = lambda run: work(jax.make_jaxpr(run)(jnp.ones(50)), CPU)
+    once, plain = of(jnp.tanh), of(lambda h: jax.lax.scan(step, h, length=100)[0])
+    assert plain == 100 * once
+    loop = el.CheckpointedScan(step)
+    assert of(lambda h: loop(h, length=100)[0]) >= plain
+    assert of(jax.vmap(lambda h: loop(h, length=100)[0])) >= plain
