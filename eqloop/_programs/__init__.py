@@ -12,7 +12,8 @@ A program is a jaxpr on a flat list of arrays.
   `_identity.py` tells it from others, and `_functions.py` functions of Python from
   others.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs, and `_parted.py`
-  divides them. `_calculus.py` makes those of tangents, cotangents and batches, and
+  divides them; `_simpler.py` has those by which others are written. `_calculus.py`
+  makes those of tangents, cotangents and batches, and
   `_varied.py` those of values that differ between more devices. `_shifted_writes.py`
   takes out writes that XLA would get wrong, and `_wide_sums.py` has cotangents added up
   in a wider type.
@@ -135,6 +136,7 @@ from ._registers import Registers, registers_of
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
+from ._simpler import simpler
 from ._small_equations import (
     constant,
     detached,
