@@ -10,7 +10,15 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._programs import Formula, Selected, Vmapped, aval_of, formula_of, place_of
+from ..._programs import (
+    Formula,
+    Selected,
+    Vmapped,
+    aval_of,
+    formula_of,
+    place_of,
+    simpler,
+)
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Problem
@@ -32,10 +40,8 @@ from ._axis_rules import (
     scatter_axes,
     sort_axes,
     squeeze_axes,
-    stack_axes,
     top_k_axes,
     transpose_axes,
-    unstack_axes,
     unwrap_axes,
     update_slice_axes,
     wrap_axes,
@@ -54,6 +60,7 @@ from ._classes import (
     refuse,
     scan_counts,
 )
+from ._lowered import why_not
 
 
 def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
@@ -123,7 +130,7 @@ def _opened(
         elif eqn.primitive.name == "constant":
             array = np.asarray(eqn.params["numbers"], np.int32)
             outs = [constant(array.reshape(eqn.params["shape"]))]
-        elif not _is_known(eqn) and (inner := _written_in_jax(eqn)) is not None:
+        elif not _is_known(eqn) and (inner := simpler(eqn)) is not None:
             outs = _opened(classes, inner, given, ops)
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
@@ -172,20 +179,9 @@ def _planned_anyhow(loop: PlannedLoop | AbstractReverse) -> Problem:
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
+    if name == "reshape" and eqn.params["dimensions"] is not None:
+        return False
     return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
-
-
-def _written_in_jax(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    """The program of a primitive of another library, such as Equinox, if it has one."""
-    run: Any = getattr(eqn.primitive, "impl", None)
-    module = getattr(getattr(run, "func", run), "__module__", None) or "jax"
-    if module.split(".")[0] in ("jax", "jaxlib"):
-        return None
-    of = lambda *operands: run(*operands, **eqn.params)
-    try:
-        return jax.make_jaxpr(of)(*map(aval_of, eqn.invars))
-    except Exception:
-        return None  # it needs numbers
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
@@ -193,6 +189,8 @@ def put_into_classes(classes: Classes, op: Op) -> None:
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:
         refuse(op.eqn, around=classes.around)
+    if classes.is_kernel and (why := why_not(op.eqn)) is not None:
+        refuse(op.eqn, why=why, around=classes.around)
     (rule or elementwise_axes)(classes, op)
 
 
@@ -202,9 +200,13 @@ def _while(classes: Classes, op: Op) -> None:
     # Each program has arrays of its own, tied to those outside.
     cond = _inner(classes, op.params["cond_jaxpr"], [*op.ins[:n], *carry])
     body = _inner(classes, op.params["body_jaxpr"], [*op.ins[n : n + m], *carry])
+    (goes_on,) = cond.outs
     for before, after, out in zip(body.ins[m:], body.outs, op.outs, strict=True):
         classes.tie(before, after)
         classes.tie(before, out)
+        # Each entry of the flag is for as many first axes of all that is carried.
+        for i in range(len(goes_on.shape)):
+            classes.same(goes_on, i, before, i)
     op.inner = [cond, body]
 
 
@@ -258,11 +260,9 @@ _RULES: dict[str, Callable[[Classes, Op], None]] = {
     "squeeze": squeeze_axes,
     "transpose": transpose_axes,
     "concatenate": mixed_along("dimension"),
-    **dict.fromkeys(("split", *CUMULATIVE), mixed_along("axis")),
+    **dict.fromkeys(CUMULATIVE, mixed_along("axis")),
     **dict.fromkeys(("slice", "rev", "pad", "dynamic_slice"), changed_axes),
     "dynamic_update_slice": update_slice_axes,
-    "stack": stack_axes,
-    "unstack": unstack_axes,
     **dict.fromkeys(REDUCTIONS, reduce_axes),
     **dict.fromkeys(("argmax", "argmin"), arg_axes),
     "dot_general": product_axes,

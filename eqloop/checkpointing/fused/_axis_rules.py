@@ -64,7 +64,8 @@ def kept_by_reshape(old: Sequence[int], new: Sequence[int]) -> list[tuple[int, i
 
 def reshape_axes(classes: Classes, op: Op) -> None:
     (a, *_), (out,) = op.ins, op.outs
-    pairs = kept_by_reshape(a.shape, out.shape)
+    is_in_order = op.params["dimensions"] is None
+    pairs = kept_by_reshape(a.shape, out.shape) if is_in_order else []
     for i, j in pairs:
         classes.same(a, i, out, j)
     big = lambda val, kept: [
@@ -116,22 +117,6 @@ def update_slice_axes(classes: Classes, op: Op) -> None:
     cut = [i for i in range(len(a.shape)) if a.shape[i] != update.shape[i]]
     _others(classes, op, a, out, cut)
     _others(classes, op, update, out, cut)
-
-
-def stack_axes(classes: Classes, op: Op) -> None:
-    axis, out = op.params["axis"], op.outs[0]
-    for a in op.ins:
-        for i in range(len(a.shape)):
-            classes.same(a, i, out, i + (i >= axis))
-    _mixed(classes, op, out, [axis])
-
-
-def unstack_axes(classes: Classes, op: Op) -> None:
-    axis, (a,) = op.params["axis"], op.ins
-    for out in op.outs:
-        for i in range(len(out.shape)):
-            classes.same(out, i, a, i + (i >= axis))
-    _mixed(classes, op, a, [axis])
 
 
 def reduce_axes(classes: Classes, op: Op) -> None:
@@ -232,9 +217,9 @@ def sort_axes(classes: Classes, op: Op) -> None:
 
 
 def top_k_axes(classes: Classes, op: Op) -> None:
-    (a,), last = op.ins, len(op.ins[0].shape) - 1
+    (a,), axis = op.ins, op.params.get("axis", len(op.ins[0].shape) - 1)
     for out in op.outs:
-        _others(classes, op, a, out, [last])
+        _others(classes, op, a, out, [axis])
 
 
 def arg_axes(classes: Classes, op: Op) -> None:

@@ -41,7 +41,11 @@ OF_KEYS = tuple(
 )
 EMPTY = "empty", "empty2"
 # Some have a hyphen in their names, and in other versions of JAX an underscore.
-SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
+SCATTERS = tuple(
+    f"scatter{sign}{kind}" if kind else "scatter"
+    for kind in ("", "add", "sub", "mul", "min", "max")
+    for sign in "-_"
+)
 
 
 # Operations on each entry by itself.
@@ -50,9 +54,9 @@ ELEMENTWISE = frozenset(
     bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
     convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
     exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic
-    lt max min mul ne neg nextafter nonbatchable not one_minus_square
+    log2 lt max min mul name ne neg nextafter nonbatchable not one_minus_square
     optimization_barrier or polynomial population_count pow pvary pcast
-    random_fold_in real
+    random_clone random_fold_in real
     reduce_precision rem round rsqrt select_n sharding_constraint shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()  # noqa: SIM905
@@ -124,10 +128,11 @@ class Classes:
         around: The call that is being opened, whose line is known if others are not.
         saves_work: Whether rows see by `unvmap` only what they may leave out: so it is
             in a loop whose rows stop by themselves, or else they would keep in step.
+        is_kernel: Whether the programs are to be in a kernel.
     """
 
-    def __init__(self, saves_work: bool = False) -> None:
-        self.saves_work = saves_work
+    def __init__(self, saves_work: bool = False, is_kernel: bool = True) -> None:
+        self.saves_work, self.is_kernel = saves_work, is_kernel
         self._parent = list[int]()
         self._why = dict[int, Callable[[], str]]()
         self.lifted = list[tuple[Val, Value]]()

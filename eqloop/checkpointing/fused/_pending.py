@@ -25,8 +25,8 @@ from ._classes import (
 
 # Operations that are linear in all operands together.
 ADDITIVE = frozenset(
-    """add sub add_any neg concatenate stack broadcast_in_dim reshape transpose squeeze
-    slice rev copy real imag complex conj unstack split cumsum""".split()  # noqa: SIM905
+    """add sub add_any neg concatenate broadcast_in_dim reshape transpose squeeze slice
+    rev copy real imag complex conj cumsum""".split()  # noqa: SIM905
 )
 # Operations that are linear in these of their operands, if the others are no sums.
 _LINEAR_IN: dict[str, tuple[int, ...]] = {
