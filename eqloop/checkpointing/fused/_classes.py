@@ -48,18 +48,23 @@ SCATTERS = tuple(
 )
 
 
+# Operations that do nothing to an entry.
+NOTHING = frozenset(
+    """copy copy_p device_put name nonbatchable optimization_barrier pcast pvary
+    random_clone sharding_constraint stop_gradient""".split()  # noqa: SIM905
+)
+
+
 # Operations on each entry by itself.
-ELEMENTWISE = frozenset(
+ELEMENTWISE = NOTHING | frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
     bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
-    exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic
-    log2 lt max min mul name ne neg nextafter nonbatchable not one_minus_square
-    optimization_barrier or polynomial population_count pow pvary pcast
-    random_clone random_fold_in real
-    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()  # noqa: SIM905
+    convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1
+    floor ge gt imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt
+    lt_to max min mul ne neg nextafter not one_minus_square or polynomial
+    population_count pow random_fold_in real reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub
+    tan tanh threefry2x32 xor""".split()  # noqa: SIM905
 )
 
 

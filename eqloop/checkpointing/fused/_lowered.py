@@ -23,6 +23,7 @@ from jax.extend import random
 from ..._compat import called_by, close
 from ..._programs import Rewriter, aval_of, rewrite_everywhere, simpler
 from ..._types import Aval, Value
+from ._classes import EMPTY, NOTHING
 from ._formulas import (
     ALL,
     BOOLS,
@@ -99,7 +100,7 @@ def why_not(eqn: jex.JaxprEqn) -> str | None:
         return "is not there in float64 in a kernel"
     if eqn.params.get("update_jaxpr") is not None and name == "scatter":
         return "has a function of its own, which a kernel does not know"
-    is_there = name in _MOVES or _function(eqn) is not None
+    is_there = name in (*_MOVES, *NOTHING, *EMPTY) or _function(eqn) is not None
     if is_there or (name in _OF_NUMBERS and not _is_complex(eqn)):
         return None
     what = " for complex numbers" if _is_complex(eqn) else ""

@@ -17,6 +17,7 @@ from ..._arrays import zero_array
 from ..._types import Aval, Value
 from ._classes import (
     EMPTY,
+    NOTHING,
     AxisProgram,
     Classes,
     FoundRows,
@@ -103,22 +104,6 @@ _ALSO_PENDED = {
     "scatter-add": slice(0, 3, 2),
     "scatter_add": slice(0, 3, 2),
 }
-
-
-# Operations that do nothing to a number.
-_NOTHING = (
-    "copy",
-    "copy_p",
-    "device_put",
-    "name",
-    "nonbatchable",
-    "optimization_barrier",
-    "pcast",
-    "pvary",
-    "random_clone",
-    "sharding_constraint",
-    "stop_gradient",
-)
 
 
 def resized(
@@ -223,7 +208,7 @@ def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_NOTHING, lambda row, op, *given: list(given)),
+    **dict.fromkeys(NOTHING, lambda row, op, *given: list(given)),
     **dict.fromkeys(EMPTY, lambda row, op: zero_array(row.type_of(op.outs[0]))),
     "iota": _iota,
     "while": _while,
