@@ -91,11 +91,20 @@ class Val:
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """An operation, with the programs in it."""
+    """An operation, with the programs in it.
+
+    Attributes:
+        eqn: It.
+        ins: Its operands.
+        outs: Its results.
+        said: What it is for the user, and where.
+        inner: The programs in it.
+    """
 
     eqn: jex.JaxprEqn
     ins: list[Val]
     outs: list[Val]
+    said: Callable[[], str] = lambda: "an operation"
     inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
 
     @property
@@ -131,6 +140,7 @@ class Classes:
         lifted: Constant arrays in the programs, which become further inputs.
         rows: Those that are taken to be rows.
         around: The call that is being opened, whose line is known if others are not.
+        whole: The operation that is being written by others.
         saves_work: Whether rows see by `unvmap` only what they may leave out: so it is
             in a loop whose rows stop by themselves, or else they would keep in step.
         is_kernel: Whether the programs are to be in a kernel.
@@ -143,6 +153,7 @@ class Classes:
         self.lifted = list[tuple[Val, Value]]()
         self.rows: Rows = NO_ROWS
         self.around: jex.JaxprEqn | None = None
+        self.whole: jex.JaxprEqn | None = None
 
     def array(self, aval: Aval, literal: Any = None) -> Val:
         first = len(self._parent)
@@ -232,13 +243,10 @@ _INSTEAD = (
 
 
 def refuse(
-    eqn: jex.JaxprEqn,
-    instead: str = _INSTEAD,
-    why: str = "cannot be in a kernel",
-    around: jex.JaxprEqn | None = None,
+    operation: str, why: str = "cannot be in a kernel", instead: str = _INSTEAD
 ) -> NoReturn:
-    """Raises an error that names an operation and its line."""
-    raise NotInKernelError(f"Fused: {said(eqn, around)} {why}. {instead}")
+    """Raises an error that names an operation and its line, as `said` does."""
+    raise NotInKernelError(f"Fused: {operation} {why}. {instead}")
 
 
 def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:

@@ -83,10 +83,13 @@ _KNOWN: dict[str, Callable[..., Any]] = {
 }
 
 
+# What leaves the other operand as it is.
+_NEUTRAL = {"add": 0, "add_any": 0, "mul": 1, "or": 0, "xor": 0}
+
+
 def simplified(name: str, xs: Sequence[Any]) -> Any:
-    """What adding zero and multiplying by one leave."""
-    if name in ("add", "add_any", "mul"):
-        neutral = 1 if name == "mul" else 0
+    """What adding zero and multiplying by one leave, and the like."""
+    if (neutral := _NEUTRAL.get(name)) is not None:
         for x, other in (xs, reversed(xs)):
             if is_known(x) and x == neutral:
                 return other

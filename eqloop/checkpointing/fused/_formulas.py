@@ -44,7 +44,7 @@ def _is_float(x: Value) -> bool:
 
 
 def is_nan(x: Value) -> Value:
-    return x != x
+    return x != x if _is_float(x) else lax.full_like(x, False, bool)
 
 
 def _maximum(x: Value, y: Value) -> Value:

@@ -19,7 +19,6 @@ from ._classes import (
     Op,
     Rows,
     Val,
-    said,
     scan_counts,
 )
 
@@ -106,9 +105,8 @@ def rows_of(classes: Classes, val: Val) -> Rows:
 
 
 def _check(classes: Classes, op: Op, spoiled: Rows) -> None:
-    refuse_pending(
-        classes, spoiled, lambda: f"{said(op.eqn)} reads a sum over all of them"
-    )
+    why = lambda: f"{op.said()} reads a sum over all of them"
+    refuse_pending(classes, spoiled, why)
 
 
 def _of(classes: Classes, op: Op) -> list[Rows]:

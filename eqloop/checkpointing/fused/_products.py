@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._programs import aval_of
-from ._classes import refuse
+from ._classes import refuse, said
 from ._elementwise import cast, pairwise, simplified, wide_of
 from ._entries import ProductSum, is_known
 from ._scope import BlockScope, objects, valued
@@ -53,7 +53,7 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
                 return [objects(made, out.shape)]
     if (count := batch * left.shape[1] * right.shape[1] * k) > MOST_PRODUCTS:
         why = f"multiplies {count} numbers of a row, too many for a kernel"
-        refuse(eqn, "Use another schedule, such as `el.Chunked(32)`.", why)
+        refuse(said(eqn), why, "Use another schedule, such as `el.Chunked(32)`.")
     left, right = valued(scope, left), valued(scope, right)
 
     # Zeros that are known, as of padded cotangents, take no part.
