@@ -173,7 +173,11 @@ class Classes:
         """Two axes are of one class, unless one of them has a single entry."""
         if a.shape[i] != b.shape[j] or a.shape[i] == 1:
             return
-        one, other = self.find(a.dims[i]), self.find(b.dims[j])
+        self.join(a.dims[i], b.dims[j])
+
+    def join(self, one: int, other: int) -> None:
+        """Makes one class of two, which has the node of the first one."""
+        one, other = self.find(one), self.find(other)
         if one == other:
             return
         self._parent[other] = one
