@@ -27,13 +27,13 @@ def mixed(classes: Classes, op: Op, val: Val, axes: Sequence[int]) -> None:
         classes.spoil(val.dims[i], lambda: f"{op.said()} mixes them")
 
 
-def _others(classes: Classes, op: Op, a: Val, b: Val, mixed: Sequence[int]) -> None:
-    """Two arrays of as many axes: all but the mixed ones are of one class."""
+def _others(classes: Classes, op: Op, a: Val, b: Val, along: Sequence[int]) -> None:
+    """Two arrays of as many axes: all but these are of one class."""
     for i in range(len(a.shape)):
-        if i not in mixed:
+        if i not in along:
             classes.same(a, i, b, i)
-    mixed(classes, op, a, mixed)
-    mixed(classes, op, b, mixed)
+    mixed(classes, op, a, along)
+    mixed(classes, op, b, along)
 
 
 def broadcast_axes(classes: Classes, op: Op) -> None:
