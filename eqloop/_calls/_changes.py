@@ -40,11 +40,12 @@ def unchanged(
     owner: str, word: str, f: Callable[..., PyTree], instead: str = ""
 ) -> Iterator[None]:
     """Checks that a call of `f` does not change arrays or numbers that it holds."""
-    before = _held(f, word)
-    yield
-    after, lines = _held(f, word), list[str]()
-    put = _put.setdefault(_code_of(f), set())
-    put |= after.keys() - before.keys()
+    before, put = _held(f, word), _put.setdefault(_code_of(f), set())
+    try:
+        yield
+    finally:  # a call that fails has put there what it had seen until then
+        after, lines = _held(f, word), list[str]()
+        put |= after.keys() - before.keys()
     for path, (new, is_copy) in after.items():
         old, _ = before.get(path, (None, False))
         is_traced = isinstance(new, jax.core.Tracer)
@@ -89,12 +90,12 @@ def _held(f: Callable[..., PyTree], word: str) -> dict[str, tuple[Any, bool]]:
         elif id(x) not in seen and not isinstance(x, _WHOLE):
             seen[id(x)] = x
             is_copy &= not jax.tree_util.all_leaves([x])
-            parts = itertools.islice(_parts(path, x), _MOST)
+            parts = itertools.islice(parts_of(path, x), _MOST)
             queue.extend((name, part, is_copy) for name, part in parts)
     return found
 
 
-def _parts(path: str, x: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, x: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, with the paths of it."""
     if isinstance(x, dict):
         yield from ((f"{path}[{key!r}]", part) for key, part in x.items())

@@ -43,6 +43,7 @@ from .._arrays import (
 )
 from .._programs import is_ref
 from .._types import PyTree, Value
+from ._changes import parts_of
 from ._transform import int_of
 
 _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
@@ -276,8 +277,7 @@ class _Program:
         references = weak_references(opened.key)
         # References of its own, to be called back by: those of the key are shared.
         self._deaths = [weakref.ref(reference(), forget) for reference in references]
-        trees = [x for x in captures.objects if not isinstance(x, Iterator)]
-        self._is_closed = not any(map(_is_of_one_call, jax.tree.leaves(trees)))
+        self._is_closed = not any(map(_is_of_one_call, _leaves(captures.objects)))
         self._take_note(captures)
 
     def is_as(self, captures: Captures) -> bool:
@@ -318,6 +318,18 @@ class _Program:
     def _take_note(self, captures: Captures) -> None:
         self._captures = captures
         captures.let_go()
+
+
+def _leaves(objects: Iterable[Value]) -> Iterator[Value]:
+    """The leaves of what is read: JAX would sort keys, and not end in a circle."""
+    queue, seen = list(objects), dict[int, Value]()
+    while queue:
+        x = queue.pop()
+        if jtu.all_leaves([x]):
+            yield x
+        elif id(x) not in seen:
+            seen[id(x)] = x
+            queue += [part for _, part in parts_of("", x)]
 
 
 def _is_of_one_call(leaf: object) -> bool:
