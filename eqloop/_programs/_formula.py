@@ -55,6 +55,7 @@ from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import is_only_transposed
 from ._doubled import Doubled, TangentSource
+from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._leftover import Leftover
@@ -68,6 +69,17 @@ def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: "Formula", *args: Any, **kwargs: Any) -> Any:
         with on_mesh_of(self.in_avals_flat):
             return method(self, *args, **kwargs)
+
+    return run
+
+
+def _unless_known(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`expand`, unless in forward mode the equation of the tangents has run it."""
+
+    @functools.wraps(expand)
+    def run(self: "Formula", *inputs: PyTree) -> PyTree:
+        known = self.leftover and self.leftover.take(self, self.flat_in(inputs))
+        return expand(self, *inputs) if known is None else known
 
     return run
 
@@ -93,6 +105,8 @@ class Formula(HoldsPrograms):
         for name in ("expand", "doubled", "pull", "sweep_forward"):
             if name in vars(cls):
                 setattr(cls, name, _on_own_mesh(vars(cls)[name]))
+        if "expand" in vars(cls):
+            cls.expand = _unless_known(cls.expand)
 
     def doubled(self, moves: Flags) -> "Doubled":
         """The formula that computes tangents as well, if these inputs have tangents."""
@@ -218,7 +232,7 @@ class Formula(HoldsPrograms):
 
     @rule
     def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
-        # The tangents come first, since they may leave the primal behind for `recall`.
+        # The tangents come first, since they may leave the primal behind for `expand`.
         moves, leftover = self._moves(tangents), Leftover()
         tangents = self._tangents(moves, primals, tangents, leftover)
         primal = self.settled(moves, reverse=False)._given(leftover)
@@ -230,8 +244,16 @@ class Formula(HoldsPrograms):
     def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
         moves = self._marks(nzs_in)
         primal = self.settled(moves, reverse=False)
-        moves_out = self.out_tree.unflatten(self.moves_out(moves))
-        residuals = Static(moves), primals
+        moves_out = self.moves_out(moves)
+        if any(moves_out):
+            again = (
+                "`jax.linearize` runs this once for its value, and once for tangents"
+            )
+            refuse_callbacks(self.effects, again, "Use `jax.jvp`")
+        residuals, moves_out = (
+            (Static(moves), primals),
+            self.out_tree.unflatten(moves_out),
+        )
         return linearization(primal(*primals), residuals, moves_out)
 
     @rule
