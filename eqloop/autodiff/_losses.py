@@ -65,8 +65,8 @@ cross_entropy = SofoLoss(_cross_entropy)
 """The cross-entropy of logits of shape `(..., classes)`, averaged over all but classes.
 
 Labels are the numbers of the classes, of shape `(...)`, or their probabilities, of the
-shape of the logits. A logit of minus infinity masks a class: it adds nothing unless it is
-labelled, and then the loss is infinite. A label that is not the number of a class, such as
--1, adds nothing either, and counts in the average. A row that has a label and whose classes
-are all masked gives NaN.
+shape of the logits. A logit of minus infinity masks a class: it adds nothing unless it
+is labelled, and then the loss is infinite. A label that is not the number of a class,
+such as -1, adds nothing either, and counts in the average. A row that has a label and
+whose classes are all masked gives NaN.
 """

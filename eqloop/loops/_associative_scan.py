@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -246,8 +245,7 @@ class _Combine:
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
         a, b = self.elements.join(one), self.elements.join(other)
-        arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
-        with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
+        with explained(_NAME, "`f(a, b)`", {"a": a, "b": b}):
             out = call_traced(_NAME, self.f, (a, b), {}, ["a", "b"])
             out = as_arrays(_labelled_as(a, out))
         _check_result(a, out)

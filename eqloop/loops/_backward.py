@@ -173,7 +173,7 @@ class ClipCotangent(metaclass=SettingMeta):
         parts = [(x.real, x.imag) if is_complex(x) else (x,) for x in leaves]
         numbers = [part.astype(float) for each in parts for part in each]
         # Squares of large entries overflow, and those of small ones vanish, in half
-        # precision soon. So what is squared has been divided by about the largest entry.
+        # precision soon. So what is squared has been divided by about the largest one.
         # Which number that is makes no difference, and it has no derivative.
         largest = functools.reduce(
             jnp.maximum,
@@ -409,8 +409,7 @@ def _applied_to(
 ) -> tuple[PyTree, PyTree]:
     """What the function makes of a cotangent, and its log, or `None`."""
     # The cotangent that it returns has to be like the one that it was given.
-    shown = f"`backward(cotangent)` with\n  cotangent = {eqx.tree_pformat(cotangent)}"
-    with explained(owner, shown):
+    with explained(owner, "`backward(cotangent)`", {"cotangent": cotangent}):
         check_takes(owner, "backward", backward, ["cotangent"])
         result, log = backward(cotangent), None
     if _has_log(result, cotangent):

@@ -209,6 +209,5 @@ class ShardMap(AbstractSameCall[..., R]):
 
 
 def _call_with(f: Callable[..., PyTree], args: tuple[PyTree, ...]) -> PyTree:
-    what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
-    with explained("ShardMap", what):
+    with explained("ShardMap", "f on the part of one device,", {"args": args}):
         return call_traced("ShardMap", f, args, {})

@@ -3,13 +3,14 @@
 python -m eqloop.oom script.py [arguments]
 """
 
+import contextlib
 import os
 import re
 import runpy
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -17,7 +18,17 @@ from .._compiled import CompiledProgram, programs_in
 from .._device import planning_device
 from ._profile import profile_of
 
-_SIZE = re.compile(r"allocat\w* (\d+)")
+# What XLA, the libraries of a device, C++ and NumPy say, with whatever status.
+_OUT_OF_MEMORY = re.compile(
+    r"resource.?exhausted|out.?of.?memory|ran out of mem|alloc_failed|bad_alloc|"
+    r"memoryerror|(failed|unable|cannot|attempting) to (allocate|reserve)|"
+    r"error allocating|exceed\w* (memory|hbm)",
+    re.IGNORECASE,
+)
+# In bytes, or rounded to two digits: "allocate 8.00GiB", "request for 2GiB (2147483648B)".
+_SIZE = re.compile(
+    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.I
+)
 
 
 def main() -> int:
@@ -33,20 +44,47 @@ def main() -> int:
         jax.config.update("jax_enable_compilation_cache", False)
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
-        except Exception as error:
-            traceback.print_exc()
-            if "RESOURCE_EXHAUSTED" in str(error):
-                print(_report(programs_in(folder), str(error)), file=sys.stderr)
+        except BaseException as error:
+            is_last = isinstance(error, Exception)
+            if is_last:
+                traceback.print_exc()
+            if _OUT_OF_MEMORY.search(said := "\n".join(_said(error))):
+                print(_report(programs_in(folder), said), file=sys.stderr)
+            if not is_last:  # the script ends itself
+                raise
             return 1
     return 0
+
+
+def _said(error: BaseException) -> Iterator[str]:
+    """What an error says, and those that it was raised for or stands for."""
+    queue, seen = [error], set[int]()
+    while queue:
+        one = queue.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield "\n".join(
+                [type(one).__name__, str(one), *getattr(one, "__notes__", ())]
+            )
+            queue += filter(None, (one.__cause__, one.__context__))
+            queue += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+
+
+def _sizes(text: str) -> Iterator[tuple[float, float]]:
+    """From how many bytes to how many an error speaks of."""
+    for number, unit in _SIZE.findall(text):
+        with contextlib.suppress(ValueError):  # the end of a sentence
+            size = float(number) * 1024 ** " KMGT".index(unit.upper() or " ")
+            yield size * (0.99 if unit else 1), size * (1.01 if unit else 1)
 
 
 def _report(programs: Sequence[CompiledProgram], error: str) -> str:
     """The profile of the program that ran out of memory."""
     if not programs:
         return "eqloop.oom: no program was compiled before."
-    sizes = set(map(int, _SIZE.findall(error)))
-    has_failed = lambda one: any(each.nbytes in sizes for each in one.allocations)
+    sizes = list(_sizes(error))
+    is_told = lambda each: any(low <= each.nbytes <= high for low, high in sizes)
+    has_failed = lambda one: any(map(is_told, one.allocations))
     failed = list(filter(has_failed, programs))
     how = "of that size" if failed else "with the most memory"
     total = lambda one: sum(each.nbytes for each in one.allocations)

@@ -244,12 +244,12 @@ def test_a_callback_is_called_once_in_forward_mode_or_refused(name):
         jax.linearize,
         jax.jit(lambda run, h: jax.linearize(run, h)[0], static_argnums=0),
     ):
-        with pytest.raises(ValueError, match="`jax.linearize` runs .* Use `jax.jvp`"):
+        with pytest.raises(ValueError, match=r"`jax.linearize` runs .* Use `jax.jvp`"):
             mode(run, 0.3)
     assert len(calls) == 3
 
 
 def test_a_loop_is_not_looked_into_where_its_callback_would_be_repeated():
     run = el.DebugNonFinite(LOOPS["scan"](counted([])))
-    with pytest.raises(ValueError, match="DebugNonFinite runs .* Leave it out"):
+    with pytest.raises(ValueError, match=r"DebugNonFinite runs .* Leave it out"):
         jax.jvp(lambda h: run(h, jnp.ones(3))[0], (0.3,), (1.0,))
