@@ -25,9 +25,9 @@ _OUT_OF_MEMORY = re.compile(
     r"error allocating|exceed\w* (memory|hbm)",
     re.IGNORECASE,
 )
-# In bytes, or rounded to two digits: "allocate 8.00GiB", "request for 2GiB (2147483648B)".
+# In bytes, or rounded to two digits: "allocating 96 bytes", "allocate 8.00GiB", "(96B)".
 _SIZE = re.compile(
-    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.I
+    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.IGNORECASE
 )
 
 
@@ -63,9 +63,7 @@ def _said(error: BaseException) -> Iterator[str]:
         one = queue.pop()
         if id(one) not in seen:
             seen.add(id(one))
-            yield "\n".join(
-                [type(one).__name__, str(one), *getattr(one, "__notes__", ())]
-            )
+            yield "\n".join([repr(one), str(one), *getattr(one, "__notes__", ())])
             queue += filter(None, (one.__cause__, one.__context__))
             queue += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 

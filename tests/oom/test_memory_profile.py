@@ -249,10 +249,10 @@ MESSAGES = {
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4096 bytes.": 4096,
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8.00GiB.": 8 * 2**30,
     "RESOURCE_EXHAUSTED: Failed to allocate request for 4.0KiB (4096B) on device": 4096,
-    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
-    "space hbm. Used 21.95G of 15.48G hbm.": int(21.953 * 2**30),
-    "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 15.65G. "
-    "That was not possible.": int(15.648 * 2**30),
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory"
+    " space hbm. Used 21.95G of 15.48G hbm.": int(21.953 * 2**30),
+    "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 15.65G."
+    " That was not possible.": int(15.648 * 2**30),
     "INTERNAL: Error dispatching computation: Out of memory allocating 96 bytes.": 96,
     "INTERNAL: Failed to allocate 98697216 bytes for new constant": 98697216,
     "INTERNAL: Failed to load in-memory CUBIN: CUDA_ERROR_OUT_OF_MEMORY: out of mem": 0,
@@ -270,22 +270,14 @@ def test_what_is_said_where_there_is_no_memory(text):
     noted, caused, later = RuntimeError("step 3"), KeyError("x"), ValueError("y")
     noted.add_note(text)
     caused.__cause__, later.__context__ = error, error
-    for found in (
-        error,
-        noted,
-        caused,
-        later,
-        ExceptionGroup("all", [KeyError(), error]),
-    ):
+    both = ExceptionGroup("all", [KeyError(), error])
+    for found in (error, noted, caused, later, both):
         assert text in "\n".join(oom._said(found))
 
 
 def test_other_errors_say_something_else():
-    for error in (
-        ValueError("shapes (3,) and (4,)"),
-        RuntimeError("INTERNAL: no"),
-        SystemExit(1),
-    ):
+    others = ValueError("shapes (3,) and (4,)"), RuntimeError("INTERNAL: no")
+    for error in (*others, SystemExit(1)):
         assert not oom._OUT_OF_MEMORY.search("\n".join(oom._said(error)))
     assert oom._OUT_OF_MEMORY.search("\n".join(oom._said(MemoryError())))
 
