@@ -32,14 +32,15 @@ import numpy as np
 
 from .._arrays import (
     Rest,
+    Static,
     as_array,
     bits,
+    is_dynamic,
     is_scalar,
     partition,
     pick,
     put,
     same_static,
-    structure_bits,
 )
 from .._programs import is_ref
 from .._types import PyTree, Value
@@ -111,17 +112,14 @@ class _Opened:
         kwargs: dict[str, Any],
     ) -> "_Opened | None":
         """The call, or `None` if there is nothing that it could be remembered by."""
-        arrays, rest = partition((args, kwargs))
         try:
-            static = tuple(map(identity_of, rest.leaves))
-            is_checked = not jaxtyping.config.jaxtyping_disable
-            structure = structure_bits(rest.treedef)
-            key = (call, is_checked, structure, rest.taken, static)
+            arrays, static = Static.of((args, kwargs), is_dynamic, identity_of)
+            key = call, not jaxtyping.config.jaxtyping_disable, static.identity
             hash(key)
         except TypeError:
             return None
         name = args[0] if isinstance(args[0], str) else type(args[0]).__name__
-        return cls(call, name, arrays, rest, key)
+        return cls(call, name, arrays, static.rest, key)
 
 
 # What a function is remembered by. It must neither be kept alive by that, nor be taken

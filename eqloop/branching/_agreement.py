@@ -29,6 +29,7 @@ from .._arrays import (
     paths,
     pick,
     same_static,
+    structure_bits,
     structure_differences,
     vary,
 )
@@ -100,7 +101,8 @@ def _structures_by_branch(outcomes: Sequence[Outcome]) -> list[str]:
     return [
         _structure_by_branch(difference, first.branch, other.branch)
         for other in outcomes[1:]
-        if flatten(first.tree)[1] != flatten(other.tree)[1]
+        if structure_bits(flatten(first.tree)[1])
+        != structure_bits(flatten(other.tree)[1])
         for difference in structure_differences(first.tree, other.tree, "out")
     ]
 

@@ -25,6 +25,7 @@ from .._arrays import (
     split,
     stack_type,
     strongly_typed,
+    structure_bits,
     types_of,
     vary,
 )
@@ -300,8 +301,9 @@ def _check_result(a: PyTree, out: PyTree) -> None:
     """Checks that `f` returned what it was given."""
     new = types_of(out)
     (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
-    leaves = [*zip(paths(a, "a"), before, after, strict=treedef == after_treedef)]
-    if treedef != after_treedef:
+    is_same = structure_bits(treedef) == structure_bits(after_treedef)
+    leaves = [*zip(paths(a, "a"), before, after, strict=is_same)]
+    if not is_same:
         changes = structure_changes(a, new, "a")
     else:
         changes = type_changes(leaves)

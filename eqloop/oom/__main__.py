@@ -25,9 +25,9 @@ _OUT_OF_MEMORY = re.compile(
     r"error allocating|exceed\w* (memory|hbm)",
     re.IGNORECASE,
 )
-# In bytes, or rounded to two digits: "allocating 96 bytes", "allocate 8.00GiB", "(96B)".
+# In bytes, or rounded to two digits: "allocating 96 bytes", "allocate 8.00GiB".
 _SIZE = re.compile(
-    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.IGNORECASE
+    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.I
 )
 
 

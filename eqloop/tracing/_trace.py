@@ -2,21 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import jax
 import jax.extend.core as jex
 
-from .._arrays import (
-    Rest,
-    as_arrays,
-    bits,
-    flatten,
-    is_typed,
-    partition,
-    structure_bits,
-)
+from .._arrays import Static, as_arrays, flatten, is_typed
 from .._calls import (
     AbstractSameCall,
     KnownAs,
@@ -133,24 +125,6 @@ class Trace(AbstractSameCall[..., PyTree]):
         return dict(zip(call.names, leaf_usage(call.trace().jaxpr), strict=True))
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """The leaves of a call that are not arrays.
-
-    Attributes:
-        identity: What tells them from others, also from equal ones: 1 is not 1.0.
-    """
-
-    rest: Rest = dataclasses.field(compare=False)
-    identity: Hashable
-
-    @classmethod
-    def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
-        arrays, rest = partition(tree, is_typed)
-        return arrays, cls(rest, (structure_bits(rest.treedef), bits(rest.leaves)))
-
-
 @dataclasses.dataclass(frozen=True)
 class RememberedCall:
     """A call `f(*args, **kwargs)` whose trace is cached.
@@ -162,13 +136,13 @@ class RememberedCall:
     f: Callable[..., PyTree]
     arrays: list[Value]
     names: list[str]
-    static: _Static
+    static: Static
 
     @classmethod
     def of(
         cls, owner: str, f: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, Any]
     ) -> "RememberedCall":
-        arrays, static = _Static.of((f, args, kwargs))
+        arrays, static = Static.of((f, args, kwargs))
         call = cls(f, arrays, call_names(f, args, kwargs, static.rest.taken), static)
         try:
             hash(call.static)
@@ -202,9 +176,9 @@ class RememberedCall:
         return (traced.jaxpr, traced.out_info) if is_closed else None
 
 
-def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:
+def _run(static: Static, arrays: list[Value]) -> tuple[list[Value], Static]:
     call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-    opened = OpenedCall(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
+    opened = OpenedCall(static.rest.join, call, lambda out: Static.of(as_arrays(out)))
     return opened.on_arrays(arrays), opened.kept
 
 
