@@ -303,10 +303,7 @@ def _check_result(a: PyTree, out: PyTree) -> None:
     (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
     is_same = structure_bits(treedef) == structure_bits(after_treedef)
     leaves = [*zip(paths(a, "a"), before, after, strict=is_same)]
-    if not is_same:
-        changes = structure_changes(a, new, "a")
-    else:
-        changes = type_changes(leaves)
+    changes = type_changes(leaves) if is_same else structure_changes(a, new, "a")
     if changes:
         raise TypeError(
             f"{_NAME}: f(a, b) must return the structure, shapes and dtypes that a and "
