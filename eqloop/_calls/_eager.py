@@ -44,7 +44,7 @@ from .._arrays import (
 )
 from .._programs import is_ref
 from .._types import PyTree, Value
-from ._changes import parts_of
+from ._changes import globals_of, parts_of
 from ._transform import int_of
 
 _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
@@ -203,42 +203,20 @@ def _all_read(functions: Iterable[Value]) -> Iterator[Value]:
 
 
 def _read_by(function: object) -> list[Value]:
+    if isinstance(function, type | types.ModuleType):
+        return []
+    read = [part for _, part in parts_of("", function)]
     if isinstance(function, types.FunctionType):
-        cells = [_contents(cell) for cell in function.__closure__ or ()]
-        names, scope = _names_in(function.__code__), function.__globals__
-        named = [scope[name] for name in names if name in scope]
-        defaults = (*(function.__defaults__ or ()),)
-        return [*cells, *named, *defaults, *(function.__kwdefaults__ or {}).values()]
+        read += [value for _, value, _ in globals_of(function)]
     if isinstance(function, types.MethodType):
-        return [function.__func__, *_attributes(function.__self__)]
-    if isinstance(function, functools.partial):
-        return [function.func, *function.args, *function.keywords.values()]
-    return _attributes(function)
-
-
-def _attributes(x: object) -> list[Value]:
-    is_plain = not isinstance(x, type | types.ModuleType)
-    return list(getattr(x, "__dict__", {}).values()) if is_plain else []
+        read += _read_by(function.__self__)
+    return read
 
 
 def _is_part_of(x: object, module: str | None) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__module__ == module
     return isinstance(x, types.MethodType | functools.partial)
-
-
-def _contents(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The names in a function, and in those that are defined in it."""
-    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    return (*code.co_names, *(name for x in inner for name in _names_in(x)))
 
 
 def _reference(x: object) -> Callable[[], object]:

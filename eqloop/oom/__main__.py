@@ -3,14 +3,13 @@
 python -m eqloop.oom script.py [arguments]
 """
 
-import contextlib
 import os
 import re
 import runpy
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -27,8 +26,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 # In bytes, or rounded to two digits: "allocating 96 bytes", "allocate 8.00GiB".
 _SIZE = re.compile(
-    r"(?:allocat\w*|reserve|used|size=|\() *([\d.]+) *([KMGT]?)i?B?\b", re.I
+    r"(?:allocat\w*|reserve|used|size=|\() *(\d+(?:\.\d+)?) *([KMGT]?)i?B?\b", re.I
 )
+_UNITS = {unit: 1024**i for i, unit in enumerate(("", "K", "M", "G", "T"))}
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
             is_last = isinstance(error, Exception)
             if is_last:
                 traceback.print_exc()
-            if _OUT_OF_MEMORY.search(said := "\n".join(_said(error))):
+            if _OUT_OF_MEMORY.search(said := _said(error)):
                 print(_report(programs_in(folder), said), file=sys.stderr)
             if not is_last:  # the script ends itself
                 raise
@@ -56,34 +56,28 @@ def main() -> int:
     return 0
 
 
-def _said(error: BaseException) -> Iterator[str]:
+def _said(error: BaseException | None) -> str:
     """What an error says, and those that it was raised for or stands for."""
-    queue, seen = [error], set[int]()
-    while queue:
-        one = queue.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield "\n".join([repr(one), str(one), *getattr(one, "__notes__", ())])
-            queue += filter(None, (one.__cause__, one.__context__))
-            queue += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    if error is None:
+        return ""
+    others = error.__cause__, error.__context__, *getattr(error, "exceptions", ())
+    each = map(_said, {id(other): other for other in others}.values())
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([repr(error), str(error), *notes, *each])
 
 
-def _sizes(text: str) -> Iterator[tuple[float, float]]:
-    """From how many bytes to how many an error speaks of."""
-    for number, unit in _SIZE.findall(text):
-        with contextlib.suppress(ValueError):  # the end of a sentence
-            size = float(number) * 1024 ** " KMGT".index(unit.upper() or " ")
-            yield size * (0.99 if unit else 1), size * (1.01 if unit else 1)
+def _is_told(nbytes: int, error: str) -> bool:
+    """Whether an error speaks of so many bytes, perhaps rounded."""
+    sizes = (float(n) * _UNITS[unit.upper()] for n, unit in _SIZE.findall(error))
+    return any(abs(nbytes - size) <= nbytes / 100 for size in sizes)
 
 
 def _report(programs: Sequence[CompiledProgram], error: str) -> str:
     """The profile of the program that ran out of memory."""
     if not programs:
         return "eqloop.oom: no program was compiled before."
-    sizes = list(_sizes(error))
-    is_told = lambda each: any(low <= each.nbytes <= high for low, high in sizes)
-    has_failed = lambda one: any(map(is_told, one.allocations))
-    failed = list(filter(has_failed, programs))
+    told = lambda one: any(_is_told(each.nbytes, error) for each in one.allocations)
+    failed = list(filter(told, programs))
     how = "of that size" if failed else "with the most memory"
     total = lambda one: sum(each.nbytes for each in one.allocations)
     one, device = max(failed or programs, key=total), planning_device().kind

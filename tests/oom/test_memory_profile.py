@@ -266,20 +266,21 @@ MESSAGES = {
 def test_what_is_said_where_there_is_no_memory(text):
     size, error = MESSAGES[text], RuntimeError(text)
     assert oom._OUT_OF_MEMORY.search(text)
-    assert not size or any(low <= size <= high for low, high in oom._sizes(text))
+    assert not size or oom._is_told(size, text)
+    assert not oom._is_told(97, text)
     noted, caused, later = RuntimeError("step 3"), KeyError("x"), ValueError("y")
     noted.add_note(text)
     caused.__cause__, later.__context__ = error, error
     both = ExceptionGroup("all", [KeyError(), error])
     for found in (error, noted, caused, later, both):
-        assert text in "\n".join(oom._said(found))
+        assert text in oom._said(found)
 
 
 def test_other_errors_say_something_else():
     others = ValueError("shapes (3,) and (4,)"), RuntimeError("INTERNAL: no")
     for error in (*others, SystemExit(1)):
-        assert not oom._OUT_OF_MEMORY.search("\n".join(oom._said(error)))
-    assert oom._OUT_OF_MEMORY.search("\n".join(oom._said(MemoryError())))
+        assert not oom._OUT_OF_MEMORY.search(oom._said(error))
+    assert oom._OUT_OF_MEMORY.search(oom._said(MemoryError()))
 
 
 @pytest.mark.parametrize("ending", ["raise", "sys.exit(3)", "wait"])
