@@ -140,7 +140,7 @@ def partition(
 
 @jtu.register_static
 @dataclasses.dataclass(frozen=True)
-class Static:
+class StaticTree:
     """What is left of a tree without its arrays, told from others by its bits.
 
     Attributes:
@@ -156,7 +156,7 @@ class Static:
         tree: PyTree,
         take: Callable[[PyTree], bool] = is_typed,
         identity_of: Callable[[Value], Hashable] = bits,
-    ) -> tuple[list[Value], "Static"]:
+    ) -> tuple[list[Value], "StaticTree"]:
         """What is taken out of a tree, arrays and types by default, and the rest."""
         arrays, rest = partition(tree, take)
         leaves = tuple(map(identity_of, rest.leaves))

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import types
-import typing
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -32,7 +31,7 @@ import numpy as np
 
 from .._arrays import (
     Rest,
-    Static,
+    StaticTree,
     as_array,
     bits,
     is_dynamic,
@@ -53,35 +52,30 @@ _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
 _MOST_CALLS = 512
 
 
-@typing.overload
-def compiled_once(
-    call: _AnyCall, /, *, when: Callable[..., bool] | None = None
-) -> _AnyCall: ...
-@typing.overload
-def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]: ...
-def compiled_once(
-    call: Any = None, /, *, when: Callable[..., bool] | None = None
-) -> PyTree:
-    """Has calls outside of `jit` traced and compiled once for all."""
+def compiled_when(when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]:
+    """Has those calls outside of `jit` traced and compiled once for all."""
     # It is a method of a transform, or a function whose first argument is the name of
     # one.
-    if call is None:
-        return lambda call: compiled_once(call, when=when)
 
-    @functools.wraps(call)
-    def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        __tracebackhide__ = True
-        if _applies() and (when is None or when(*args, **kwargs)):
-            if (length := int_of(kwargs.get("length"))) is not None:
-                kwargs["length"] = length  # a program has to know it, even if NumPy's
-            opened = _Opened.of(call, args, kwargs)
-            program = None if opened is None else _program_of(opened)
-            if opened is not None and program is not None:
-                with contextlib.suppress(_NotClosedError):
-                    return program(opened)
-        return call(*args, **kwargs)
+    def decorate(call: Any) -> Any:
+        @functools.wraps(call)
+        def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            __tracebackhide__ = True
+            if _applies() and when(*args, **kwargs):
+                # A program has to know it, even if it is NumPy's.
+                if (length := int_of(kwargs.get("length"))) is not None:
+                    kwargs["length"] = length
+                if (opened := _Opened.of(call, args, kwargs)) is not None:
+                    with contextlib.suppress(_NotClosedError):
+                        return _program_of(opened)(opened)
+            return call(*args, **kwargs)
 
-    return once
+        return once
+
+    return decorate
+
+
+compiled_once = compiled_when(lambda *_, **__: True)
 
 
 def _applies() -> bool:
@@ -113,7 +107,7 @@ class _Opened:
     ) -> "_Opened | None":
         """The call, or `None` if there is nothing that it could be remembered by."""
         try:
-            arrays, static = Static.of((args, kwargs), is_dynamic, identity_of)
+            arrays, static = StaticTree.of((args, kwargs), is_dynamic, identity_of)
             key = call, not jaxtyping.config.jaxtyping_disable, static.identity
             hash(key)
         except TypeError:

@@ -64,22 +64,17 @@ from ._reaching import dependences, names_axis
 
 def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a formula, run where the mesh of its inputs is set."""
+    is_expand = method.__name__ == "expand"
 
     @functools.wraps(method)
     def run(self: "Formula", *args: Any, **kwargs: Any) -> Any:
+        # In forward mode the equation of the tangents may have run it already.
+        leftover = self.leftover if is_expand else None
+        known = leftover and leftover.take(self, self.flat_in(args))
+        if known is not None:
+            return known
         with on_mesh_of(self.in_avals_flat):
             return method(self, *args, **kwargs)
-
-    return run
-
-
-def _unless_known(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`expand`, unless in forward mode the equation of the tangents has run it."""
-
-    @functools.wraps(expand)
-    def run(self: "Formula", *inputs: PyTree) -> PyTree:
-        known = self.leftover and self.leftover.take(self, self.flat_in(inputs))
-        return expand(self, *inputs) if known is None else known
 
     return run
 
@@ -105,8 +100,6 @@ class Formula(HoldsPrograms):
         for name in ("expand", "doubled", "pull", "sweep_forward"):
             if name in vars(cls):
                 setattr(cls, name, _on_own_mesh(vars(cls)[name]))
-        if "expand" in vars(cls):
-            cls.expand = _unless_known(cls.expand)
 
     def doubled(self, moves: Flags) -> "Doubled":
         """The formula that computes tangents as well, if these inputs have tangents."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final, get_args
 import equinox as eqx
 import jax
 
-from .._arrays import Static, as_arrays
+from .._arrays import StaticTree, as_arrays
 from .._calls import (
     NEEDS_VALUES,
     AbstractSameCall,
@@ -123,15 +123,15 @@ class Jit(AbstractSameCall[P, R]):
 
 
 # Arrays of the first argument, those of `f` and of other arguments, and what is left.
-_Apart = tuple[list[Value], list[Value], tuple[Static, Static]]
+_Apart = tuple[list[Value], list[Value], tuple[StaticTree, StaticTree]]
 
 
 def _apart(f: PyTree, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> _Apart:
-    (first, one), (others, two) = map(Static.of, (args[:1], (f, args[1:], kwargs)))
+    (first, one), (others, two) = map(StaticTree.of, (args[:1], (f, args[1:], kwargs)))
     return first, others, (one, two)
 
 
-def _joined(out: tuple[list[Value], Static]) -> PyTree:
+def _joined(out: tuple[list[Value], StaticTree]) -> PyTree:
     arrays, static = out
     return static.rest.join(arrays)
 
@@ -143,12 +143,12 @@ def _programs(name: str, donate: Donate) -> tuple[Any, Any]:
     # is wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
 
     def call(
-        first: list[Value], others: list[Value], statics: tuple[Static, Static]
-    ) -> tuple[list[Value], Static]:
+        first: list[Value], others: list[Value], statics: tuple[StaticTree, StaticTree]
+    ) -> tuple[list[Value], StaticTree]:
         one, two = statics
         f, args, kwargs = two.rest.join(others)
         args = *one.rest.join(first), *args
-        return Static.of(as_arrays(call_traced("Jit", f, args, kwargs)))
+        return StaticTree.of(as_arrays(call_traced("Jit", f, args, kwargs)))
 
     call.__name__ = call.__qualname__ = name
     given = {"none": (), "all": (0, 1), "warn": (0, 1)}.get(donate, (1,))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._arrays import Static, as_arrays, flatten, is_typed
+from .._arrays import StaticTree, as_arrays, flatten, is_typed
 from .._calls import (
     AbstractSameCall,
     KnownAs,
@@ -136,13 +136,13 @@ class RememberedCall:
     f: Callable[..., PyTree]
     arrays: list[Value]
     names: list[str]
-    static: Static
+    static: StaticTree
 
     @classmethod
     def of(
         cls, owner: str, f: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, Any]
     ) -> "RememberedCall":
-        arrays, static = Static.of((f, args, kwargs))
+        arrays, static = StaticTree.of((f, args, kwargs))
         call = cls(f, arrays, call_names(f, args, kwargs, static.rest.taken), static)
         try:
             hash(call.static)
@@ -155,30 +155,27 @@ class RememberedCall:
 
     def trace(self) -> Traced:
         """The jaxpr whose inputs are all of the arrays."""
-        remembered = self._remembered()
-        if remembered is None:
+        try:
+            traced = _remembered.trace(self.static, self.arrays)
+            jaxpr, (_, static) = traced.jaxpr, traced.out_info
+            # `jit` turns a tracer that `f` closes over into an input.
+            is_closed = len(jaxpr.in_avals) == len(self.arrays)
+        except Exception:
+            # JAX has one name for all functions there. The error is to have the user's.
+            is_closed = False
+        if not is_closed:  # here, such a tracer is a const
             run = functools.partial(_run, self.static)
             run = KnownAs("jit", self.f, self.names).name(run)
-            remembered = jax.make_jaxpr(run, return_shape=True)(self.arrays)
-        jaxpr, (_, static) = remembered
+            jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
         return Traced(jaxpr, static.rest.join(types))
 
-    def _remembered(self) -> tuple[Any, Any] | None:
-        """The jaxpr and the result, if JAX can remember them."""
-        try:
-            traced = _remembered.trace(self.static, self.arrays)
-        except Exception:
-            # JAX has one name for all functions there. The error is to have the user's.
-            return None
-        # `jit` turns a tracer that `f` closes over into an input. Make it a const.
-        is_closed = len(traced.jaxpr.in_avals) == len(self.arrays)
-        return (traced.jaxpr, traced.out_info) if is_closed else None
 
-
-def _run(static: Static, arrays: list[Value]) -> tuple[list[Value], Static]:
+def _run(static: StaticTree, arrays: list[Value]) -> tuple[list[Value], StaticTree]:
     call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-    opened = OpenedCall(static.rest.join, call, lambda out: Static.of(as_arrays(out)))
+    opened = OpenedCall(
+        static.rest.join, call, lambda out: StaticTree.of(as_arrays(out))
+    )
     return opened.on_arrays(arrays), opened.kept
 
 

@@ -181,5 +181,5 @@ def test_arguments_are_printed_for_an_error_alone_and_as_they_were(monkeypatch):
     assert not printed
     with pytest.raises(KeyError) as info:
         el.Scan(lambda c, x: (c, c.clear() or c["h"]))(init, jnp.ones((2, 2)))
-    (note,) = info.value.__notes__
+    note = "\n".join(info.value.__notes__)
     assert "carry = {'h': f32[2], 'there': None}\n  x = f32[2]" in note
