@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import jax
 import jax.core
 import jax.stages
-import jaxlib
+import jaxlib.version
 from jax.sharding import Mesh, NamedSharding
 
 from ._known_devices import (
@@ -176,7 +176,7 @@ def compiler_settings() -> tuple[Any, ...]:
     config: Any = jax.config  # its settings have no types
     told = [item for item in config.values.items() if _is_told(item[0])]
     flags = [os.environ.get(name) for name in _FLAGS]
-    return (jax.__version__, jaxlib.__version__, *flags, *told)
+    return (jax.__version__, jaxlib.version.__version__, *flags, *told)
 
 
 @functools.cache

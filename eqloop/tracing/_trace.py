@@ -1,5 +1,6 @@
 """`Trace`: the jaxpr of a function, and what becomes of the arrays it is given."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -155,18 +156,18 @@ class RememberedCall:
 
     def trace(self) -> Traced:
         """The jaxpr whose inputs are all of the arrays."""
-        try:
+        found: Any = None
+        # JAX has one name for all functions there. An error is to have the user's.
+        with contextlib.suppress(Exception):
             traced = _remembered.trace(self.static, self.arrays)
-            jaxpr, (_, static) = traced.jaxpr, traced.out_info
-            # `jit` turns a tracer that `f` closes over into an input.
-            is_closed = len(jaxpr.in_avals) == len(self.arrays)
-        except Exception:
-            # JAX has one name for all functions there. The error is to have the user's.
-            is_closed = False
-        if not is_closed:  # here, such a tracer is a const
+            # `jit` turns a tracer that `f` closes over into an input. Make it a const.
+            if len(traced.jaxpr.in_avals) == len(self.arrays):
+                found = traced.jaxpr, traced.out_info
+        if found is None:
             run = functools.partial(_run, self.static)
             run = KnownAs("jit", self.f, self.names).name(run)
-            jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+            found = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+        jaxpr, (_, static) = found
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
         return Traced(jaxpr, static.rest.join(types))
 
