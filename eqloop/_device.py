@@ -15,7 +15,6 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import jax
 import jax.core
 import jax.stages
-import jaxlib.version
 from jax.sharding import Mesh, NamedSharding
 
 from ._known_devices import (
@@ -172,11 +171,10 @@ def planning_device() -> PlannedDevice:
 
 
 def compiler_settings() -> tuple[Any, ...]:
-    """What a compiled program depends on, besides itself and its device."""
+    """What a compiled program depends on, besides itself, its device and versions."""
     config: Any = jax.config  # its settings have no types
     told = [item for item in config.values.items() if _is_told(item[0])]
-    flags = [os.environ.get(name) for name in _FLAGS]
-    return (jax.__version__, jaxlib.version.__version__, *flags, *told)
+    return (*map(os.environ.get, _FLAGS), *told)
 
 
 @functools.cache
