@@ -55,7 +55,7 @@ def jax_version() -> str:
 
 
 def jaxlib_version() -> str:
-    """The version of what compiles, which may be newer than JAX."""
+    """The version of what compiles: perhaps 0.12.1, beside JAX 0.12.0."""
     return jaxlib.version.__version__
 
 
