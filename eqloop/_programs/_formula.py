@@ -237,16 +237,11 @@ class Formula(HoldsPrograms):
     def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
         moves = self._marks(nzs_in)
         primal = self.settled(moves, reverse=False)
-        moves_out = self.moves_out(moves)
+        moves_out, residuals = self.moves_out(moves), (Static(moves), primals)
         if any(moves_out):
-            again = (
-                "`jax.linearize` runs this once for its value, and once for tangents"
-            )
+            again = "`jax.linearize` runs this for its value, and again for tangents"
             refuse_callbacks(self.effects, again, "Use `jax.jvp`")
-        residuals, moves_out = (
-            (Static(moves), primals),
-            self.out_tree.unflatten(moves_out),
-        )
+        moves_out = self.out_tree.unflatten(moves_out)
         return linearization(primal(*primals), residuals, moves_out)
 
     @rule
