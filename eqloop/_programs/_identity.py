@@ -16,12 +16,13 @@ import os
 import re
 import types
 import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.extend.core as jex
+import numpy as np
 
 from .._arrays import (
     Flags,
@@ -48,9 +49,10 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
 from ._calculus import pushed, run, value_of
-from ._equations import aval_of
-from ._functions import code_parts, name_of, named_in
+from ._equations import aval_of, equations, formula_of, programs_in
+from ._functions import code_parts, name_of
 from ._jaxprs import alone
+from ._places import Place, loop_name, place_of
 
 # Objects of these packages are known by what they print.
 _PRINTED = ("builtins", "jax", "jaxlib", "numpy")
@@ -81,55 +83,129 @@ def digest_of(*parts: object) -> str:
     return _Digests().of(parts).hex()
 
 
+class EquationDigest(NamedTuple):
+    """What tells an equation from others.
+
+    Attributes:
+        depth: In how many other equations it is.
+        digest: A digest of it and of the programs in it.
+        text: What it computes, and at which line of the user's program.
+    """
+
+    depth: int
+    digest: str
+    text: str
+
+
+def equation_digests(
+    program: jex.ClosedJaxpr,
+    has_rules: bool,
+    depth: int = 0,
+    around: Place | None = None,
+) -> Iterator[EquationDigest]:
+    """What tells which numbers a program computes, whatever else differs.
+
+    It makes no difference on which devices they are, nor in which lines. That callbacks
+    differ does not show, see `called_by`.
+
+    Args:
+        program: The program.
+        has_rules: Whether programs differ if their derivatives do.
+        depth: In how many equations it is.
+        around: The line of the user that these are from.
+
+    Returns:
+        Each equation, followed by those of the programs in it; at last, what the
+        program returns, whose digest is that of the whole.
+    """
+    telling = _Telling(has_rules, places=False)
+    digests = iter(_of_program(program, telling))
+    for eqn in program.eqns:
+        place = place_of(eqn.source_info) or around
+        text = f"{_text(eqn)} at {place or 'an unknown line'}"
+        yield EquationDigest(depth, next(digests).hex(), text)
+        for inner in programs_in(eqn):
+            *eqns, _ = equation_digests(close(inner), has_rules, depth + 1, place)
+            yield from eqns
+    yield EquationDigest(depth, next(digests).hex(), "what is returned")
+
+
+def called_by(program: jex.ClosedJaxpr) -> Iterator[Any]:
+    """The functions that a program calls back for their results."""
+    for eqn in equations(program):
+        if eqn.outvars and (function := called_back(eqn)) is not None:
+            yield function
+
+
+def _text(eqn: jex.JaxprEqn) -> str:
+    """What an equation computes, with the numbers of the program."""
+    name = form_of(eqn)
+    if formula_of(eqn) is not None:
+        name = loop_name(eqn.source_info.name_stack) or type(formula_of(eqn)).__name__
+    is_number = lambda x: isinstance(x, jex.Literal) and not np.shape(value_of(x))
+    of = lambda x: str(value_of(x) if is_number(x) else aval_of(x))
+    shown = [of(x) for x in eqn.invars[:_SHOWN]] + ["..."] * (len(eqn.invars) > _SHOWN)
+    return f"{name}({', '.join(shown)})"
+
+
+# How many operands the text of an equation has.
+_SHOWN = 4
+
 # The operations that run a user's rule when they are differentiated.
 _RULES = ("custom_jvp_call", "custom_vjp_call")
+# Those whose parameters, but for a program, only say where something is.
+_PLACING = ("jit", "pjit", "sharding_constraint", "reshard", "device_put")
 
 
 # Programs may hold large constants, and are not kept alive.
-_known: weakref.WeakKeyDictionary[AnyJaxpr, dict[bool, bytes]]
+_known: weakref.WeakKeyDictionary[AnyJaxpr, dict[Hashable, list[bytes]]]
 _known = weakref.WeakKeyDictionary()
 
 
-def _of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
+def _of_program(program: AnyJaxpr, telling: "_Telling") -> list[bytes]:
+    """Digests of the equations of a program, and, last, of the program itself."""
     known = _known.setdefault(program, {})
-    if has_rules not in known:
-        known[has_rules] = _found_of_program(program, has_rules)
-    return known[has_rules]
+    if telling not in known:
+        known[telling] = _found_of_program(program, telling)
+    return known[telling]
 
 
-def _found_of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
-    closed, digests = close(program), _Digests(has_rules)
+def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> list[bytes]:
+    closed, digests = close(program), _Digests(telling)
     jaxpr, count = closed.jaxpr, itertools.count()
     numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], bytes]()
 
     def bind(var: Any) -> bytes:
         numbers[var] = _hashed("variable", str(next(count)).encode())
-        return _of_type(var.aval)
+        return digests.of(var.aval)
 
     def read(atom: Any) -> bytes:
         if not isinstance(atom, jex.Literal):
             return numbers[atom]
-        return _joined("literal", _of_type(atom.aval), digests.of(value_of(atom)))
+        return _joined("literal", digests.of(atom.aval), digests.of(value_of(atom)))
 
     def rule_of(eqn: jex.JaxprEqn) -> list[bytes]:
-        if not has_rules or form_of(eqn) not in _RULES or is_through(eqn):
+        if not telling.rules or form_of(eqn) not in _RULES or is_through(eqn):
             return []
         # Where a function is called many times, its rule is the same object.
         key = tuple(map(id, eqn.params.values()))
         if key not in rules:
-            rules[key] = _of_rule(eqn)
+            rules[key] = _of_rule(eqn, telling)
         return [rules[key]]
 
-    parts = [bind(var) for var in (*jaxpr.constvars, *jaxpr.invars)]
-    parts += map(digests.of, closed.consts)
+    for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+        numbers[var] = _joined("constant", digests.of(var.aval), digests.of(const))
+    types, eqns = list(map(bind, jaxpr.invars)), list[bytes]()
     for eqn in jaxpr.eqns:
         operands = list(map(read, eqn.invars))
-        own = [digests.of(_params(eqn)), *rule_of(eqn), _of_context(eqn.ctx)]
-        parts.append(_joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars)))
-    return _joined("program", *parts, *map(read, jaxpr.outvars))
+        params = digests.of(_params(eqn, telling))
+        own = [params, *rule_of(eqn), _of_context(eqn.ctx)]
+        eqns.append(_joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars)))
+    outs = list(map(read, jaxpr.outvars))
+    return [*eqns, _joined("program", *types, *eqns, *outs)]
 
 
-def _of_rule(eqn: jex.JaxprEqn) -> bytes:
+def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> bytes:
     """The derivative rule of a function, by the programs that it makes.
 
     In there, other functions that have rules are known by their names: they are called,
@@ -147,7 +223,8 @@ def _of_rule(eqn: jex.JaxprEqn) -> bytes:
                 made = _there_and_back(program, marks, wanted)
             else:  # nobody asks for this program again
                 made = [pushed.__wrapped__(program, (marks,), (wanted,))]
-            return _joined("rule", *(_of_program(p, False) for p in made))
+            called = telling._replace(rules=False)
+            return _joined("rule", *(_of_program(p, called)[-1] for p in made))
         except Exception:
             # The rule is a user's code. It may refuse that some inputs are
             # differentiated, with any error.
@@ -188,17 +265,24 @@ def _of_nothing_else() -> bytes:
     return _hashed("unknown", f"{os.getpid()} {next(_unknown)}".encode())
 
 
-def _params(eqn: jex.JaxprEqn) -> dict[str, Any]:
+def _params(eqn: jex.JaxprEqn, telling: "_Telling") -> dict[str, Any]:
     """The parameters of an equation that say what it computes."""
-    params = dict(form_params(eqn))
-    if form_of(eqn) in _RULES:
+    params, form = dict(form_params(eqn)), form_of(eqn)
+    if form in _RULES:
         return {"call_jaxpr": params["call_jaxpr"]}
+    if (formula := formula_of(eqn)) is not None:
+        return {"_prim": formula}
+    if form in ("jit", "pjit"):  # it may be called in any way
+        del params["name"]
+    if not telling.places and form in _PLACING:
+        return {"jaxpr": params["jaxpr"]} if "jaxpr" in params else {}
     if "callback" in params:
         # Which function is called makes no difference to a program, nor does what it
         # has seen since it was last traced.
-        params["callback"] = name_of(called_back(eqn) or params["callback"])
-    if form_of(eqn) == "custom_vmap_call":
-        params["rule"] = batching_rule(eqn)
+        callback = called_back(eqn) or params["callback"]
+        params["callback"] = name_of(callback) if telling.places else None
+    if form == "custom_vmap_call":
+        params["rule"] = batching_rule(eqn) if telling.rules else None
     return params
 
 
@@ -213,25 +297,40 @@ def _of_context(context: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_type(aval: Aval) -> bytes:
-    words = [type(aval).__name__, str(aval)]
+def _of_type(aval: Aval, has_place: bool) -> bytes:
+    words = [type(aval).__name__]
     if is_type(aval):
-        placed = str(aval.sharding), str(aval.memory_space), sorted(axes_of(aval))
-        words += map(str, (aval.dtype, aval.shape, aval.weak_type, *placed))
+        words += map(str, (aval.dtype, aval.shape, aval.weak_type))
+    if is_type(aval) and has_place:
+        words += map(str, (aval.sharding, aval.memory_space, sorted(axes_of(aval))))
+    if not is_type(aval) or has_place:
+        words.append(str(aval))
     return _hashed("type", "\n".join(words).encode())
+
+
+class _Telling(NamedTuple):
+    """What makes programs others.
+
+    Attributes:
+        rules: Whether other derivative rules of functions do.
+        places: Whether other devices do, on which something is.
+    """
+
+    rules: bool
+    places: bool
 
 
 class _Digests:
     """Makes digests of things, each by its kind.
 
     Attributes:
-        has_rules: Whether functions with derivative rules are known by these, too.
+        telling: What of programs counts.
         within: What a digest is being made of: it may be part of itself.
         functions: The digests of functions, which may read each other in many ways.
     """
 
-    def __init__(self, has_rules: bool = True):
-        self.has_rules = has_rules
+    def __init__(self, telling: _Telling = _Telling(rules=True, places=True)):
+        self.telling = telling
         self.within: set[int] = set()
         self.functions: dict[types.FunctionType, bytes] = {}
 
@@ -243,9 +342,11 @@ class _Digests:
         if is_scalar(x) or is_dynamic(x):
             return _hashed("bits", repr(bits(x)).encode())
         if isinstance(x, jex.ClosedJaxpr | jex.Jaxpr):
-            return _of_program(x, self.has_rules)
+            return _of_program(x, self.telling)[-1]
         if is_type(x) or isinstance(x, jax.core.AbstractValue):
-            return _of_type(x)
+            return _of_type(x, self.telling.places)
+        if isinstance(x, jax.sharding.Sharding) and not self.telling.places:
+            return self.of(None)
         if isinstance(x, type | types.ModuleType | types.BuiltinFunctionType):
             return _hashed("name", name_of(x).encode())
         if id(x) in self.within:
@@ -273,9 +374,7 @@ class _Digests:
             return _joined(name, self.of(dict(compared_fields(x))))
         if isinstance(x, types.FunctionType):
             if x not in self.functions:
-                code = _hashed("code", "\n".join(code_parts(x.__code__)).encode())
-                read = self.of(name_of(x)), self.of(named_in(x))
-                self.functions[x] = _joined(name, code, *read)
+                self.functions[x] = _joined(name, *map(self.of, code_parts(x)))
             return self.functions[x]
         if isinstance(x, types.MethodType):
             return _joined(name, self.of(x.__func__), self.of(x.__self__))

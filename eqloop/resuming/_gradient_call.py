@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, NamedTuple, Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,16 +24,53 @@ from .._arrays import (
 )
 from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder, remove_leftovers, write_json
-from ._forward_sweep import open_files
-from ._in_words import fingerprint
+from ._disk import make_folder, remove_leftovers
+from ._in_words import array_in_words, callbacks_in_words, program_in_words
 from ._open_run import OpenedRun
 from ._processes import is_leader, wait_for_all
-from ._reverse_sweep import ReverseSweep
-from ._run_record import read_json
+from ._reversal import Reversal
+from ._run_record import RunRecord
 from ._segment_call import Wanted
 from ._status import COTANGENTS, GRADIENT, OF_SCANNED
 from ._tree_form import TreeForm
+
+
+class Cotangents(NamedTuple):
+    """What a gradient starts from.
+
+    Attributes:
+        last: Those of the inexact arrays of the last carry.
+        ys: Those of the inexact arrays that the steps returned; `None` for zeros.
+        loss: A digest of the loss that they are of; empty if they were given.
+    """
+
+    last: list[Value]
+    ys: list[Value]
+    loss: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientRecord(RunRecord):
+    """What a gradient starts from, and by what it is.
+
+    Attributes:
+        loss: A digest of the loss; empty if there is none.
+    """
+
+    loss: str = ""
+
+    what: ClassVar[str] = "gradient"
+    advice: ClassVar[str] = (
+        "Remove that folder to take this one: the loop itself is not run again for it."
+    )
+
+    def check(self, now: Self, folder: Path) -> None:
+        """Checks that it is of the gradient at hand."""
+        # Another process may have compiled the same loss to something else, by trials
+        # on a GPU, so that what comes of it differs by rounding.
+        if now.loss and now.loss == self.loss:
+            now = dataclasses.replace(now, arguments=self.arguments)
+        super().check(now, folder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +89,7 @@ class Loss:
 
     def differentiate(
         self, carry: Sequence[Value], ys: Callable[[int], PyTree]
-    ) -> tuple[PyTree, list[Value], list[Value]]:
+    ) -> tuple[PyTree, Cotangents]:
         """Calls the function and differentiates it."""
         # Those of the `ys` that the function does not use are not asked for.
         kept: list[Value] = []
@@ -65,7 +103,8 @@ class Loss:
             kept.append(rest)
             return value, arrays
 
-        used = self._used(call)
+        traced = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types))
+        used = self._used(traced.jaxpr)
         given = [ys(i) if flag else None for i, flag in enumerate(used)]
         moves = [a and b for a, b in zip(used, self.ys.inexact, strict=True)]
 
@@ -87,11 +126,13 @@ class Loss:
         ct_ys = put([None] * len(moves), moves, moved)
         aux = kept[-1].join(arrays)
         out = (value, aux) if self.has_aux else value
-        return out, ct_carry, pick(ct_ys, self.ys.inexact)
+        # The program, and what it calls back.
+        words = program_in_words(traced, has_rules=True)[-1]
+        words = f"{words} {callbacks_in_words(traced, 'loss') or ''}"
+        return out, Cotangents(ct_carry, pick(ct_ys, self.ys.inexact), words)
 
-    def _used(self, call: Callable[..., PyTree]) -> list[bool]:
+    def _used(self, jaxpr: jex.Jaxpr) -> list[bool]:
         """Which of the `ys` the function uses."""
-        jaxpr = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types)).jaxpr
         read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
         read |= set(map(id, jaxpr.outvars))
         return [id(var) in read for var in jaxpr.invars[len(self.carry.types) :]]
@@ -153,89 +194,86 @@ class GradientCall:
 
     def differentiate(
         self, loss: Callable[..., PyTree], has_aux: bool
-    ) -> tuple[PyTree, tuple[list[Value], list[Value]]]:
+    ) -> tuple[PyTree, Cotangents]:
         """What a loss returns, and its cotangents of what the loop returns."""
-        forward = self.run.forward
-        call = forward.call
-        last = forward.carry_before(len(call.segments))
-        read = lambda i: jnp.array(forward.ys[i].read())
-        made = Loss(loss, has_aux, call.last_carry, call.ys).differentiate(last, read)
-        out, ct_carry, ct_ys = made
-        return out, (ct_carry, ct_ys)
+        call, forward = self.run.call, self.run.forward
+        read = lambda i: jnp.array(forward.rows[i].read())
+        of_loss = Loss(loss, has_aux, call.last_carry, call.ys)
+        return of_loss.differentiate(forward.result, read)
 
-    def take(self, cotangents: PyTree) -> tuple[list[Value], list[Value]]:
+    def take(self, cotangents: PyTree) -> Cotangents:
         """The cotangents of the inexact arrays of the carry and the `ys`."""
         if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
             raise ValueError(
                 f"Resumable: `pull` takes a pair `(ct_carry, ct_ys)`, not "
                 f"{describe(cotangents)}. Give None for what has no cotangent."
             )
-        call = self.run.forward.call
+        call = self.run.call
         carry = _taken(cotangents[0], call.last_carry, "ct_carry")
         ys = _taken(cotangents[1], call.ys, "ct_ys")
         types = pick(call.last_carry.types, call.last_carry.inexact)
         zeros = lambda ct, aval: jnp.zeros(aval.shape, aval.dtype) if ct is None else ct
         full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
-        return [jnp.asarray(ct) for ct in full], ys
+        return Cotangents([jnp.asarray(ct) for ct in full], ys)
 
-    def back(
-        self, last: list[Value], ys: list[Value], progress: ProgressBar | None
-    ) -> PyTree:
+    def back(self, cotangents: Cotangents, progress: ProgressBar | None) -> PyTree:
         """Takes cotangents back through the loop, and returns what was asked for."""
-        segments = self.run.forward.call.segments
-        sweep = ReverseSweep(
-            self.run.forward, self._wanted, last, ys, lambda done: None
-        )
-        self._begin(sweep)
-        left = min(sweep.states.steps, default=segments.length)
-        done = segments.length - left
-        self.run.says_what_is_there(done, segments.length, "reversed")
-        with host_bar(_NAME, progress, segments.length, done, "backward") as move:
-            sweep = dataclasses.replace(sweep, moved=move)
-            init, scan, xs = sweep.run()
-        return self._close(init, scan, xs)
+        back = Reversal(self.run, self._wanted, cotangents.last, cotangents.ys)
+        self._begin(back, cotangents.loss)
+        length, done = self.run.call.segments.length, back.sweep.done
+        self.run.says_what_is_there(done, "reversed")
+        with host_bar(_NAME, progress, length, done, "backward") as move:
+            back.sweep.go_on(2, lambda done, *_: move(done))
+        return self._close(*back.result)
 
     @property
     def _wanted(self) -> Wanted:
         names = self.wrt if isinstance(self.wrt, tuple) else (self.wrt,)
-        scan, xs = self.run.forward.inputs.scan, self.run.forward.inputs.xs
+        scan, xs = self.run.inputs.scan, self.run.inputs.xs
         of_scan = tuple("f" in names and flag for flag in scan.form.inexact)
         of_xs = tuple("xs" in names and flag for flag in xs.form.inexact)
         axes = [*pick(scan.axes, of_scan), *pick(xs.axes, of_xs)]
         return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
 
-    def _begin(self, sweep: ReverseSweep) -> None:
+    def _begin(self, back: Reversal, loss: str) -> None:
         """Makes the folder of this gradient, or sees that it is the one of it."""
         folder = self.run.directory / GRADIENT
         path = folder / "gradient.json"
-        content = self._in_words(sweep)
-        if path.exists():
-            _check_same(read_json(path), content, folder)
+        now, found = self._record(back, loss), GradientRecord.read(path)
+        if found is not None:
+            found.check(now, folder)
         if is_leader():
             make_folder(self.run.directory / COTANGENTS)
             remove_leftovers(self.run.directory / COTANGENTS)
-            if not path.exists():
-                write_json(path, content)
-            of_scanned = self.run.directory / OF_SCANNED
-            open_files(of_scanned, sweep.rows, are_used=bool(sweep.states.steps))
+            if found is None:
+                now.write(path)
+            back.sweep.begin(self.run.directory / OF_SCANNED)
         wait_for_all(f"{folder} was begun")
 
-    def _in_words(self, sweep: ReverseSweep) -> dict[str, Any]:
-        call = self.run.forward.call
-        forms = (call.last_carry, sweep.last), (call.ys, sweep.ys)
-        words = {}
-        for form, cts in forms:
-            for name, ct in zip(pick(form.names, form.inexact), cts, strict=True):
-                none = ["None", ""]
-                words[name] = none if ct is None else [describe(ct), fingerprint(ct)]
+    def _record(self, back: Reversal, loss: str) -> "GradientRecord":
+        call = self.run.call
+        forms = (call.last_carry, back.last), (call.ys, back.ys)
+        cts = {
+            f"cotangent of {name}": "None" if ct is None else array_in_words(ct)
+            for form, cts in forms
+            for name, ct in zip(pick(form.names, form.inexact), cts, strict=True)
+        }
         names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
-        return {"argnums": names, "cotangents": words} | sweep.sums_in_words
+        return GradientRecord(
+            length=call.segments.length,
+            settings={"argnums": ", ".join(names)} | back.sums_in_words,
+            arguments=cts,
+            constants={},
+            functions={},
+            program=program_in_words(call.traced, has_rules=True),
+            files=back.files,
+            loss=loss,
+        )
 
     def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
-        forward = self.run.forward
         made = {
-            "f": lambda: forward.inputs.scan.form.like(scan),
-            "xs": lambda: forward.inputs.xs.form.like(xs),
+            "f": lambda: self.run.inputs.scan.form.like(scan),
+            "xs": lambda: self.run.inputs.xs.form.like(xs),
             "init": lambda: self._init_gradient(init),
         }
         if isinstance(self.wrt, str):
@@ -243,7 +281,7 @@ class GradientCall:
         return tuple(made[name]() for name in self.wrt)
 
     def _init_gradient(self, found: list[Value]) -> PyTree:
-        carry = self.run.forward.call.carry
+        carry = self.run.call.carry
         leaves = pick(flatten(self.run.init)[0], carry.rest.taken)
         full = put([None] * len(leaves), carry.inexact, found)
         pairs = zip(leaves, full, strict=True)
@@ -286,22 +324,3 @@ def _taken(tree: PyTree, form: TreeForm, name: str) -> list[Value]:
                 f"array; for what has none it is None."
             )
     return found
-
-
-def _check_same(found: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    if found == now:
-        return
-    there, here = found.get("cotangents", {}), now["cotangents"]
-    names = sorted(name for name in there | here if there.get(name) != here.get(name))
-    if names:
-        what = f"from other cotangents of {', '.join(names)}"
-    elif found.get("argnums") != now["argnums"]:
-        what = f"by {', '.join(found.get('argnums', []))}"
-    else:
-        kept = found.get("sums", "the types of their arrays")
-        what = f"whose sums are kept in {kept} (`el.accumulating_in`)"
-    raise ValueError(
-        f"Resumable: {folder} holds another gradient, {what}. Nothing in it was "
-        f"changed. Remove that folder to take this one: the loop itself is not run "
-        f"again for it."
-    )

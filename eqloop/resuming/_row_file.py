@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import raw_bytes
-from ._disk import ASIDE, explaining_errors, npy_header, write_bytes
+from ._disk import ASIDE, explaining_errors, npy_header, put, write_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RowFile:
         with explaining_errors("written", self.path):
             write_bytes(aside, [self._header])
             os.truncate(aside, self._size)
-            os.replace(aside, self.path)
+            put(aside, self.path)
 
     def check(self) -> None:
         """Checks that the file is as long as it has to be, and of this array."""
@@ -100,6 +100,8 @@ class RowWriter:
 
     def write(self, start: Sequence[int], piece: np.ndarray) -> None:
         """Writes a piece of the array."""
+        if not piece.size:
+            return
         shape = self.file.shape
         # The piece is contiguous in the file from this axis on.
         whole = [i for i, n in enumerate(shape) if piece.shape[i] != n]

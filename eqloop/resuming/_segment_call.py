@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
@@ -47,6 +48,7 @@ class SegmentCall:
         ys: The form of what the steps return; its types are those of the whole loop.
         y_axes: The axes along which they are stacked; `None` for what is the same for
             all steps, and is not.
+        traced: The program of a segment, whose inputs are all arrays that it gets.
     """
 
     segments: Segments
@@ -57,6 +59,7 @@ class SegmentCall:
     last_carry: TreeForm
     ys: TreeForm
     y_axes: tuple[Axis, ...]
+    traced: jex.ClosedJaxpr
 
     @classmethod
     def open(
@@ -69,21 +72,27 @@ class SegmentCall:
     ) -> Self:
         """Traces a segment, and finds out what it carries and returns."""
 
-        def forms(steps: int) -> tuple[TreeForm, TreeForm]:
+        first = TreeForm.of(init, "init")
+
+        def forms(steps: int) -> tuple[TreeForm, TreeForm, jex.ClosedJaxpr]:
             found: list[Value] = []
 
-            def run(scan_arrays: PyTree, x_arrays: PyTree, beside: PyTree) -> None:
-                whole = scan.form.join(scan_arrays)
-                out = call_scan(whole, init, xs.form.join(x_arrays), beside, steps)
+            def run(
+                scan_arrays: PyTree, carry: Arrays, x_arrays: PyTree, beside: PyTree
+            ) -> PyTree:
+                trees = scan.form.join(scan_arrays), first.join(carry)
+                out = call_scan(*trees, xs.form.join(x_arrays), beside, steps)
                 found.extend(map(TreeForm.of, out, ("carry", "ys")))
+                return [form.take(x) for form, x in zip(found, out, strict=True)]
 
-            types = scan.types(steps), xs.types(steps), beside(steps)
-            _refuse_captured_refs(jax.make_jaxpr(run)(*types))
-            return found[0], found[1]
+            given = scan.types(steps), first.take(init), xs.types(steps), beside(steps)
+            traced = jax.make_jaxpr(run)(*given)
+            _refuse_captured_refs(traced)
+            return found[0], found[1], traced
 
         # What is stacked is as long as the loop; the axis is the one that grows.
         steps = max(1, min(segments.every, segments.length))
-        (empty, none), (after, some) = forms(0), forms(steps)
+        (empty, none, _), (after, some, traced) = forms(0), forms(steps)
         carry = after if segments.length else empty
         pairs = zip(none.types, some.types, strict=True)
         axes = tuple(_stacked_axis(a.shape, b.shape) for a, b in pairs)
@@ -101,6 +110,7 @@ class SegmentCall:
             carry,
             dataclasses.replace(some, types=whole),
             axes,
+            traced,
         )
 
     @property
@@ -268,7 +278,7 @@ def _undoing(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return of_positioned
 
 
-def _refuse_captured_refs(program: Any) -> None:
+def _refuse_captured_refs(program: jex.ClosedJaxpr) -> None:
     if any(map(is_ref, program.consts)):
         raise TypeError(
             "Resumable: f closes over a reference (`jax.new_ref`), of which nothing is "

@@ -243,23 +243,25 @@ def _slice_on_device(array: jax.Array, start: Index, axis: int, size: int) -> Va
     return plain(lax.dynamic_slice_in_dim(array, start, size, axis))
 
 
-def is_mapped(array: Value) -> bool:
-    """Whether an array is in a file that is mapped into memory."""
+def mapping_of(array: Value) -> mmap.mmap | None:
+    """The memory map that an array is in, if a file has all that is written to it."""
+    # Of another one nothing tells whether it is private, so that what was written to it
+    # is nowhere else.
+    modes = set[str | None]()
     while isinstance(array, np.ndarray):
+        modes |= {array.mode} if isinstance(array, np.memmap) else set()
         array = array.base
-    return isinstance(array, mmap.mmap)
+    is_in_file = modes and modes <= {"r", "r+", "w+"}
+    return array if is_in_file and isinstance(array, mmap.mmap) else None
 
 
 def forget_pages(leaf: Value) -> None:
     """Has the pages of a memory map that were read count as memory no longer."""
     # The system would drop them if it needed room. Until then the process would seem to
     # grow to the size of the file.
-    while isinstance(leaf, np.ndarray):
-        is_private = getattr(leaf, "mode", None) == "c"  # changes would be lost
-        leaf = leaf.base
-        can_forget = hasattr(mmap, "MADV_DONTNEED") and not is_private
-        if can_forget and isinstance(leaf, mmap.mmap):
-            leaf.madvise(mmap.MADV_DONTNEED)
+    mapping = mapping_of(leaf)
+    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _arrays_listed(form: TreeForm, types: Sequence[Value] | None = None) -> str:

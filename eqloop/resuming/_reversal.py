@@ -1,0 +1,143 @@
+"""Takes cotangents back through the segments of a loop, the last one first."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import (
+    cast_like,
+    chosen_sum_type,
+    is_narrow,
+    pick,
+    put,
+    split,
+    sum_dtype,
+)
+from .._types import Value
+from ._open_run import OpenedRun
+from ._segment_call import Wanted
+from ._sources import AbstractSource, StoredSource
+from ._state_folder import StateFolder, placed, sharding_of
+from ._status import COTANGENTS, OF_SCANNED
+from ._sweep import Sweep, files_in_words, row_files
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reversal:
+    """The way back through a loop, all of whose carries are stored.
+
+    Attributes:
+        last: The cotangents of the inexact arrays of the last carry.
+        ys: Those of the inexact arrays that the steps returned; `None` for zeros.
+    """
+
+    run: OpenedRun
+    wanted: Wanted
+    last: list[Value]
+    ys: list[Value]
+
+    @functools.cached_property
+    def sweep(self) -> Sweep:
+        """Its states are the cotangents of the carry, and sums of what all share."""
+        carry, (scan, xs) = self.run.call.carry, self._sources
+        _, names = self.wanted.split(self.wanted.pick(scan.form.names, xs.form.names))
+        start = [*self.last, *self._zeros()]
+        states = StateFolder(
+            self.run.directory / COTANGENTS,
+            [*pick(carry.names, carry.inexact), *names],
+            [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in start],
+            list(map(sharding_of, start)),
+        )
+        length = self.run.call.segments.length
+        types = self._own(*(source.types(length) for source in self._sources))
+        rows = row_files(self.run.directory / OF_SCANNED, types)
+        axes = self._own(*(source.axes for source in self._sources))
+        given = self.run.inputs, start, states, rows, axes
+        return Sweep(self._reversed, *given, (self._source_of_ys(),), is_back=True)
+
+    @property
+    def result(self) -> tuple[list[Value], list[Value], list[Value]]:
+        """The cotangents of the first carry, of the scan and of `xs`."""
+        before, sums = split(self.sweep.result, len(self.last))
+        shared = list(map(cast_like, sums, self._shared))
+        own = [file.read() for file in self.sweep.rows]
+        return before, *self.wanted.join(own, shared)
+
+    @property
+    def files(self) -> list[dict[str, object]]:
+        """The files of the cotangents of what is scanned."""
+        names = self._own(*(source.form.names for source in self._sources))
+        types = [jax.ShapeDtypeStruct(f.shape, f.dtype) for f in self.sweep.rows]
+        return files_in_words(OF_SCANNED, names, types, self.sweep.axes)
+
+    @property
+    def sums_in_words(self) -> dict[str, str]:
+        """In which type sums are kept, if that is not the type of each array."""
+        sums = chosen_sum_type()
+        is_wide = any(is_narrow(x, sums) for x in self._shared)
+        return {"sums": str(sums)} if is_wide else {}
+
+    def _reversed(
+        self,
+        k: int,
+        state: list[Value],
+        scan: Value,
+        xs: Value,
+        ys: Sequence[Value],
+        beside: Value,
+    ) -> tuple[list[Value], list[Value]]:
+        """Reverses a segment."""
+        call, forward = self.run.call, self.run.forward
+        shardings = tuple(self.sweep.states.shardings)
+        wanted = dataclasses.replace(self.wanted, shardings=shardings)
+        given = [ct is not None for ct in self.ys]
+        ct_ys = put([None] * len(given), given, self._of_segment(k, ys))
+        ct_carry, sums = split(state, len(self.last))
+        inputs = scan, xs, forward.state_at(forward.before(k))
+        size, cts = call.segments.size(k), (ct_carry, ct_ys)
+        *state, rows = call.reverse_program(size, wanted, inputs, beside, cts, sums)
+        return [x for part in state for x in part], rows
+
+    @property
+    def _sources(self) -> tuple[AbstractSource, AbstractSource]:
+        return self.run.inputs.scan, self.run.inputs.xs
+
+    def _own(self, scan: Sequence[Value], xs: Sequence[Value]) -> list[Value]:
+        """Of what there is for each array, that of those that segments get parts of."""
+        return self.wanted.split(self.wanted.pick(scan, xs))[0]
+
+    def _source_of_ys(self) -> StoredSource:
+        """The cotangents of what the steps returned, to be read by segments."""
+        call = self.run.call
+        axes = pick(call.y_axes, call.ys.inexact)
+        pairs = zip(self.ys, axes, strict=True)
+        axes = [None if ct is None else axis for ct, axis in pairs]
+        return StoredSource(self.ys, "ys", axes)
+
+    def _of_segment(self, k: int, ys: Sequence[Value]) -> list[Value]:
+        """The cotangents that segment `k` gets, of those that are not zero."""
+        # What is the same for all steps was returned once: it is the last segment's.
+        call = self.run.call
+        axes = pick(call.y_axes, call.ys.inexact)
+        axes = pick(axes, [ct is not None for ct in self.ys])
+        is_last = k == len(call.segments) - 1
+        return [
+            ct if is_last or axis is not None else jnp.zeros_like(ct)
+            for ct, axis in zip(ys, axes, strict=True)
+        ]
+
+    @functools.cached_property
+    def _shared(self) -> list[Value]:
+        """What all segments share, of what cotangents are wanted of."""
+        arrays = self.wanted.pick(*(source.whole() for source in self._sources))
+        return self.wanted.split(arrays)[1]
+
+    def _zeros(self) -> list[Value]:
+        """The sums before anything was added."""
+        sums, shared = chosen_sum_type(), self._shared
+        zeros = [np.zeros(x.shape, sum_dtype(x.dtype, sums)) for x in shared]
+        return [placed(z, sharding_of(x)) for z, x in zip(zeros, shared, strict=True)]

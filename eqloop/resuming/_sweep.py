@@ -1,0 +1,197 @@
+"""Goes through the segments of a loop, there or back, and stores what they make."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from .._arrays import Axis
+from .._types import Aval, PyTree, Value
+from ..loops import cuts_of
+from ._disk import make_folder
+from ._row_file import RowFile
+from ._segments import Segments
+from ._sources import AbstractSource, read_ahead
+from ._state_folder import StateFolder, pieces_of
+from ._step_keys import StepKeys
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentInputs:
+    """What the segments of a loop get.
+
+    Attributes:
+        cut_every: How many steps lie between two cuts, if the scan is truncated.
+    """
+
+    segments: Segments
+    scan: AbstractSource
+    xs: AbstractSource
+    keys: StepKeys
+    cut_every: int | None
+
+    def read(
+        self, which: Iterable[int], *others: AbstractSource
+    ) -> Iterator[tuple[Value, ...]]:
+        """What each of these segments gets, which is read a segment ahead."""
+        # The cuts are counted in the whole loop.
+        which = list(which)
+        bounds = [self.segments.bounds(k) for k in which]
+        parts = read_ahead([self.scan, self.xs, *others], bounds)
+        for k, at, part in zip(which, bounds, parts, strict=True):
+            yield *part, (self.keys.take(*at), self._cuts(k))
+
+    def beside_types(self, steps: int) -> tuple[PyTree, PyTree]:
+        """The types of the keys and the cuts of so many steps."""
+        marks = jax.ShapeDtypeStruct((steps,), np.dtype(bool))
+        return self.keys.type(steps), None if self.cut_every is None else marks
+
+    def _cuts(self, k: int) -> np.ndarray | None:
+        """Before which steps of a segment the carry is cut."""
+        if self.cut_every is None:
+            return None
+        start, size = self.segments.done(k), self.segments.size(k)
+        reverse = self.segments.reverse
+        return cuts_of(self.cut_every, size, start=start, reverse=reverse)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sweep:
+    """The way through a loop, or the way back.
+
+    Attributes:
+        run: What a segment does, `(k, state, *inputs) -> (state, rows)`.
+        start: The state before the first segment.
+        states: Those after each segment, by the number of steps of the loop before it.
+        rows: The files of what segments make besides.
+        axes: For each the axis along which segments follow each other; `None` for what
+            all have in common.
+        others: What segments get besides their inputs.
+        is_back: Whether the last segment comes first.
+    """
+
+    run: Callable[..., tuple[list[Value], list[Value]]]
+    inputs: SegmentInputs
+    start: list[Value]
+    states: StateFolder
+    rows: list[RowFile]
+    axes: Sequence[Axis]
+    others: tuple[AbstractSource, ...] = ()
+    is_back: bool = False
+
+    @property
+    def done(self) -> int:
+        """How many steps it has made."""
+        return max((abs(n - self._first) for n in self.states.steps), default=0)
+
+    @property
+    def result(self) -> list[Value]:
+        """The state at its end."""
+        return self.state_at(self.inputs.segments.length - self._first)
+
+    def state_at(self, steps: int) -> list[Value]:
+        """The state where so many steps of the loop are before it."""
+        return self.start if steps == self._first else self.states.read(steps)
+
+    def begin(self, folder: Path) -> None:
+        """Makes the files of the rows, unless they are there; checks those in use."""
+        if not (are_used := bool(self.states.steps)):
+            make_folder(folder)
+        for file in self.rows:
+            file.check() if are_used else file.make()
+
+    def go_on(self, keep: int | None, moved: Callable[..., None]) -> None:
+        """Runs what is left.
+
+        Args:
+            keep: How many states are kept. If all are, those that are missing before
+                the last one that is there are made as well.
+            moved: Called with the number of steps that were made, the state and rows.
+        """
+        order = range(len(self.inputs.segments))[:: -1 if self.is_back else 1]
+        is_stored = self.states.are_stored(map(self._after, order))
+        left = [k for k, flag in zip(order, is_stored, strict=True) if not flag]
+        if keep is not None:
+            last = max((i for i, flag in enumerate(is_stored) if flag), default=-1)
+            left = list(order[last + 1 :])
+        for k, state, rows in _one_behind(self._computed(left)):
+            self._write_rows(self.inputs.segments.bounds(k)[0], rows)
+            self.states.write(self._after(k), state)
+            if keep is not None:
+                stored = sorted(self.states.steps, reverse=self.is_back)
+                self.states.forget(stored[:-keep])
+            moved(abs(self._after(k) - self._first), state, rows)
+
+    def before(self, k: int) -> int:
+        """Where it is in the loop before it comes to a segment."""
+        return self.inputs.segments.done(k + 1 if self.is_back else k)
+
+    def _after(self, k: int) -> int:
+        return self.inputs.segments.done(k if self.is_back else k + 1)
+
+    @property
+    def _first(self) -> int:
+        return self.inputs.segments.length if self.is_back else 0
+
+    def _computed(self, left: Sequence[int]) -> Iterator[tuple[int, Value, Value]]:
+        """What each of these segments makes, which may still be being computed."""
+        state, at = list[Any](), None
+        given = self.inputs.read(left, *self.others)
+        for k, inputs in zip(left, given, strict=True):
+            if at != self.before(k):
+                state = self.state_at(self.before(k))
+            state, rows = self.run(k, state, *inputs)
+            at = self._after(k)
+            yield k, state, rows
+
+    def _write_rows(self, start: int, arrays: Sequence[Value]) -> None:
+        """Writes what a segment has made, and waits until it is on the disk."""
+        for file, axis, array in zip(self.rows, self.axes, arrays, strict=True):
+            with file.writing() as rows:
+                for place, piece in pieces_of(array):
+                    if axis is not None:
+                        place[axis] += start
+                    rows.write(place, piece)
+
+
+def _one_behind(items: Iterable[_Item]) -> Iterator[_Item]:
+    """The items, each when the one after it has been made.
+
+    >>> list(_one_behind("abc"))
+    ['a', 'b', 'c']
+    """
+    # So the device has something to do while what it did before is written to the disk.
+    waiting: list[_Item] = []
+    try:
+        for item in items:
+            waiting.append(item)
+            if len(waiting) > 1:
+                yield waiting.pop(0)
+    except Exception:  # what was computed before is not lost
+        yield from waiting
+        raise
+    yield from waiting
+
+
+def row_files(folder: Path, types: Sequence[Aval]) -> list[RowFile]:
+    """The files in a folder for arrays of these types."""
+    return [
+        RowFile(folder / f"{i}.npy", tuple(aval.shape), np.dtype(aval.dtype))
+        for i, aval in enumerate(types)
+    ]
+
+
+def files_in_words(
+    folder: str, names: Sequence[str], types: Sequence[Aval], axes: Sequence[Axis]
+) -> list[dict[str, Any]]:
+    """The files of rows, for whoever reads them without eqloop."""
+    return [
+        {"path": name, "file": f"{folder}/{i}.npy", "dtype": str(aval.dtype)}
+        | {"shape": [*aval.shape], "axis": axis}
+        for i, (name, aval, axis) in enumerate(zip(names, types, axes, strict=True))
+    ]
