@@ -17,7 +17,7 @@ import re
 import types
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
@@ -49,10 +49,10 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
 from ._calculus import pushed, run, value_of
-from ._equations import aval_of, equations, formula_of, programs_in
+from ._equations import aval_of, equations, formula_of
 from ._functions import code_parts, name_of
 from ._jaxprs import alone
-from ._places import Place, loop_name, place_of
+from ._places import Place, loop_name, place_now, place_of
 
 # Objects of these packages are known by what they print.
 _PRINTED = ("builtins", "jax", "jaxlib", "numpy")
@@ -98,10 +98,7 @@ class EquationDigest(NamedTuple):
 
 
 def equation_digests(
-    program: jex.ClosedJaxpr,
-    has_rules: bool,
-    depth: int = 0,
-    around: Place | None = None,
+    program: AnyJaxpr, has_rules: bool
 ) -> Iterator[EquationDigest]:
     """What tells which numbers a program computes, whatever else differs.
 
@@ -111,23 +108,27 @@ def equation_digests(
     Args:
         program: The program.
         has_rules: Whether programs differ if their derivatives do.
-        depth: In how many equations it is.
-        around: The line of the user that these are from.
 
     Returns:
         Each equation, followed by those of the programs in it; at last, what the
         program returns, whose digest is that of the whole.
     """
     telling = _Telling(has_rules, places=False)
-    digests = iter(_of_program(program, telling))
-    for eqn in program.eqns:
+    yield from _listed(program, telling, 0, place_now())
+    whole = _of_program(program, telling).digest
+    yield EquationDigest(0, whole.hex(), "what is returned")
+
+
+def _listed(
+    program: AnyJaxpr, telling: "_Telling", depth: int, around: Place | None
+) -> Iterator[EquationDigest]:
+    found = _of_program(program, telling)
+    for eqn, (digest, inner) in zip(program.eqns, found.eqns, strict=True):
+        # Frames of JAX and of this library may have left no room for the user's.
         place = place_of(eqn.source_info) or around
-        text = f"{_text(eqn)} at {place or 'an unknown line'}"
-        yield EquationDigest(depth, next(digests).hex(), text)
-        for inner in programs_in(eqn):
-            *eqns, _ = equation_digests(close(inner), has_rules, depth + 1, place)
-            yield from eqns
-    yield EquationDigest(depth, next(digests).hex(), "what is returned")
+        yield EquationDigest(depth, digest.hex(), f"{_text(eqn)} at {place}")
+        for what in inner:
+            yield from _listed(*what, depth + 1, place)
 
 
 def called_by(program: jex.ClosedJaxpr) -> Iterator[Any]:
@@ -158,22 +159,32 @@ _PLACING = ("jit", "pjit", "sharding_constraint", "reshard", "device_put")
 
 
 # Programs may hold large constants, and are not kept alive.
-_known: weakref.WeakKeyDictionary[AnyJaxpr, dict[Hashable, list[bytes]]]
+_known: weakref.WeakKeyDictionary[AnyJaxpr, dict["_Telling", "_Digested"]]
 _known = weakref.WeakKeyDictionary()
 
 
-def _of_program(program: AnyJaxpr, telling: "_Telling") -> list[bytes]:
-    """Digests of the equations of a program, and, last, of the program itself."""
+class _Digested(NamedTuple):
+    """A program by its digest.
+
+    Attributes:
+        eqns: The digest of each equation, and the programs that it depends on.
+    """
+
+    digest: bytes
+    eqns: "list[tuple[bytes, list[_Inner]]]"
+
+
+def _of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
     known = _known.setdefault(program, {})
     if telling not in known:
         known[telling] = _found_of_program(program, telling)
     return known[telling]
 
 
-def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> list[bytes]:
+def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
     closed, digests = close(program), _Digests(telling)
     jaxpr, count = closed.jaxpr, itertools.count()
-    numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], bytes]()
+    numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], _Rule]()
 
     def bind(var: Any) -> bytes:
         numbers[var] = _hashed("variable", str(next(count)).encode())
@@ -184,28 +195,36 @@ def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> list[bytes]:
             return numbers[atom]
         return _joined("literal", digests.of(atom.aval), digests.of(value_of(atom)))
 
-    def rule_of(eqn: jex.JaxprEqn) -> list[bytes]:
+    def rule_of(eqn: jex.JaxprEqn) -> _Rule:
         if not telling.rules or form_of(eqn) not in _RULES or is_through(eqn):
-            return []
+            return b"", []
         # Where a function is called many times, its rule is the same object.
         key = tuple(map(id, eqn.params.values()))
         if key not in rules:
             rules[key] = _of_rule(eqn, telling)
-        return [rules[key]]
+        return rules[key]
 
     for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
         numbers[var] = _joined("constant", digests.of(var.aval), digests.of(const))
-    types, eqns = list(map(bind, jaxpr.invars)), list[bytes]()
+    types, eqns = list(map(bind, jaxpr.invars)), list[tuple[bytes, list[_Inner]]]()
     for eqn in jaxpr.eqns:
-        operands = list(map(read, eqn.invars))
-        params = digests.of(_params(eqn, telling))
-        own = [params, *rule_of(eqn), _of_context(eqn.ctx)]
-        eqns.append(_joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars)))
+        digests.programs, operands = [], list(map(read, eqn.invars))
+        params, (rule, made) = digests.of(_params(eqn, telling)), rule_of(eqn)
+        own = params, _hashed("rule", rule), _of_context(eqn.ctx)
+        digest = _joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars))
+        eqns.append((digest, [*digests.programs, *made]))
     outs = list(map(read, jaxpr.outvars))
-    return [*eqns, _joined("program", *types, *eqns, *outs)]
+    whole = _joined("program", *types, *(digest for digest, _ in eqns), *outs)
+    return _Digested(whole, eqns)
 
 
-def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> bytes:
+# A program in an equation, and what of it counts.
+_Inner: TypeAlias = "tuple[AnyJaxpr, _Telling]"
+# The digest of a rule, and the programs that it makes, as far as it makes any.
+_Rule: TypeAlias = tuple[bytes, list[_Inner]]
+
+
+def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
     """The derivative rule of a function, by the programs that it makes.
 
     In there, other functions that have rules are known by their names: they are called,
@@ -215,16 +234,17 @@ def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> bytes:
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
     if not (any(marks) and any(wanted)):
-        return _hashed("name", b"no rule")  # none is ever asked for
+        return b"no rule", []  # none is ever asked for
 
-    def used(marks: Flags) -> bytes | None:
+    def used(marks: Flags) -> _Rule | None:
         try:
             if is_backward:
                 made = _there_and_back(program, marks, wanted)
             else:  # nobody asks for this program again
                 made = [pushed.__wrapped__(program, (marks,), (wanted,))]
             called = telling._replace(rules=False)
-            return _joined("rule", *(_of_program(p, called)[-1] for p in made))
+            digests = (_of_program(p, called).digest for p in made)
+            return _joined("rule", *digests), [(p, called) for p in made]
         except Exception:
             # The rule is a user's code. It may refuse that some inputs are
             # differentiated, with any error.
@@ -235,8 +255,8 @@ def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> bytes:
     each = (tuple(i == at for i in range(len(marks))) for at in range(len(marks)))
     some = [used(one) for one, mark in zip(each, marks, strict=True) if mark]
     if not any(some):
-        return _of_nothing_else()
-    return _joined("some", *(one or _hashed("name", b"refused") for one in some))
+        return _of_nothing_else(), []
+    return _joined("some", *(one[0] if one else _REFUSED for one in some)), []
 
 
 def _there_and_back(
@@ -325,12 +345,14 @@ class _Digests:
 
     Attributes:
         telling: What of programs counts.
+        programs: Those that it has seen.
         within: What a digest is being made of: it may be part of itself.
         functions: The digests of functions, which may read each other in many ways.
     """
 
     def __init__(self, telling: _Telling = _Telling(rules=True, places=True)):
         self.telling = telling
+        self.programs: list[_Inner] = []
         self.within: set[int] = set()
         self.functions: dict[types.FunctionType, bytes] = {}
 
@@ -342,7 +364,8 @@ class _Digests:
         if is_scalar(x) or is_dynamic(x):
             return _hashed("bits", repr(bits(x)).encode())
         if isinstance(x, jex.ClosedJaxpr | jex.Jaxpr):
-            return _of_program(x, self.telling)[-1]
+            self.programs.append((x, self.telling))
+            return _of_program(x, self.telling).digest
         if is_type(x) or isinstance(x, jax.core.AbstractValue):
             return _of_type(x, self.telling.places)
         if isinstance(x, jax.sharding.Sharding) and not self.telling.places:
@@ -400,3 +423,6 @@ def _hashed(kind: str, content: bytes) -> bytes:
 def _joined(name: str, *digests: bytes) -> bytes:
     # All of them have the same length, so none can be taken for two.
     return _hashed("joined", _hashed("name", name.encode()) + b"".join(digests))
+
+
+_REFUSED = _hashed("name", b"refused")

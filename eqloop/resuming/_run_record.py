@@ -101,7 +101,7 @@ class RunRecord:
 
     def check(self, now: Self, folder: Path) -> None:
         """Checks that it is of the run at hand."""
-        lines = list(_differences(self, now))
+        lines = list(_differences(self, now)) or list(_in_programs(self, now))
         if lines:
             listing = "\n".join(lines)
             raise ValueError(
@@ -113,16 +113,16 @@ class RunRecord:
 def _differences(old: RunRecord, now: RunRecord) -> Iterator[str]:
     if old.length != now.length:
         yield f"  length: {old.length} there, {now.length} now"
-    is_same = {name: old.written_by[name] == by for name, by in now.written_by.items()}
     for part, versions in _COMPARED.items():
         one, other = getattr(old, part), getattr(now, part)
-        if all(is_same[name] for name in versions):
-            for name in one | other:
-                there, here = one.get(name, "nothing"), other.get(name, "nothing")
-                if there != here:
-                    yield f"  {name}: {_in_words(there, here)}"
-    if is_same["eqloop"] and is_same["jax"]:
-        yield from _program_differences(old.program, now.program)
+        for name in one | other if _same_versions(old, now, *versions) else ():
+            there, here = one.get(name, "nothing"), other.get(name, "nothing")
+            if there != here:
+                yield f"  {name}: {_in_words(there, here)}"
+
+
+def _same_versions(old: RunRecord, now: RunRecord, *of: str) -> bool:
+    return all(old.written_by[name] == now.written_by[name] for name in of)
 
 
 def _in_words(there: Any, here: Any) -> str:
@@ -133,10 +133,10 @@ def _in_words(there: Any, here: Any) -> str:
     return f"{first(there)} there, {first(here)} now"
 
 
-def _program_differences(old: list[str], now: list[str]) -> Iterator[str]:
+def _in_programs(old: RunRecord, now: RunRecord) -> Iterator[str]:
     """The innermost of the first equations that differ."""
-    found = None
-    for pair in zip(old, now, strict=False) if old[-1:] != now[-1:] else ():
+    pairs, found = zip(old.program, now.program, strict=False), None
+    for pair in pairs if _same_versions(old, now, "eqloop", "jax") else ():
         (depth, there, was), (other_depth, here, text) = (x.split(" ", 2) for x in pair)
         if found is not None and min(int(depth), int(other_depth)) <= found[0]:
             break
