@@ -126,7 +126,8 @@ def _listed(
     for eqn, (digest, inner) in zip(program.eqns, found.eqns, strict=True):
         # Frames of JAX and of this library may have left no room for the user's.
         place = place_of(eqn.source_info) or around
-        yield EquationDigest(depth, digest.hex(), f"{_text(eqn)} at {place}")
+        if digest:
+            yield EquationDigest(depth, digest.hex(), f"{_text(eqn)} at {place}")
         for what in inner:
             yield from _listed(*what, depth + 1, place)
 
@@ -154,8 +155,8 @@ _SHOWN = 4
 
 # The operations that run a user's rule when they are differentiated.
 _RULES = ("custom_jvp_call", "custom_vjp_call")
-# Those whose parameters, but for a program, only say where something is.
-_PLACING = ("jit", "pjit", "sharding_constraint", "reshard", "device_put")
+# Those that only say where something is.
+_MOVING = ("sharding_constraint", "reshard", "device_put", "mesh_cast")
 
 
 # Programs may hold large constants, and are not kept alive.
@@ -167,7 +168,8 @@ class _Digested(NamedTuple):
     """A program by its digest.
 
     Attributes:
-        eqns: The digest of each equation, and the programs that it depends on.
+        eqns: The digest of each equation, and the programs that it depends on. It is
+            empty for one that makes no difference.
     """
 
     digest: bytes
@@ -208,6 +210,10 @@ def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
         numbers[var] = _joined("constant", digests.of(var.aval), digests.of(const))
     types, eqns = list(map(bind, jaxpr.invars)), list[tuple[bytes, list[_Inner]]]()
     for eqn in jaxpr.eqns:
+        if not telling.places and form_of(eqn) in _MOVING:
+            numbers.update(zip(eqn.outvars, map(read, eqn.invars), strict=True))
+            eqns.append((b"", []))
+            continue
         digests.programs, operands = [], list(map(read, eqn.invars))
         params, (rule, made) = digests.of(_params(eqn, telling)), rule_of(eqn)
         own = params, _hashed("rule", rule), _of_context(eqn.ctx)
@@ -292,10 +298,8 @@ def _params(eqn: jex.JaxprEqn, telling: "_Telling") -> dict[str, Any]:
         return {"call_jaxpr": params["call_jaxpr"]}
     if (formula := formula_of(eqn)) is not None:
         return {"_prim": formula}
-    if form in ("jit", "pjit"):  # it may be called in any way
-        del params["name"]
-    if not telling.places and form in _PLACING:
-        return {"jaxpr": params["jaxpr"]} if "jaxpr" in params else {}
+    if not telling.places and form in ("jit", "pjit"):
+        return {"jaxpr": params["jaxpr"]}
     if "callback" in params:
         # Which function is called makes no difference to a program, nor does what it
         # has seen since it was last traced.

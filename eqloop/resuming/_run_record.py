@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_origin
@@ -84,6 +85,8 @@ class RunRecord:
         lacks = [n for n, kind in kinds.items() if not isinstance(content.get(n), kind)]
         by = content.get("written_by") or {}
         lacks += [f"written_by.{name}" for name in _versions() if name not in by]
+        is_line = lambda x: re.match(r"\d+ \w+ ", str(x))
+        lacks += [] if all(map(is_line, content.get("program") or ())) else ["program"]
         if lacks:
             raise ValueError(
                 f"Resumable: {path} is damaged: it has no {', '.join(lacks)}. "
@@ -127,9 +130,9 @@ def _same_versions(old: RunRecord, now: RunRecord, *of: str) -> bool:
 
 def _in_words(there: Any, here: Any) -> str:
     both = isinstance(there, list) and isinstance(here, list)
-    if both and there[0] == here[0]:
-        return f"{there[0]}, other values"
-    first = lambda words: words[0] if isinstance(words, list) else words
+    if both and there[:1] == here[:1]:
+        return f"{here[0]}, other values"
+    first = lambda words: words[0] if words and isinstance(words, list) else words
     return f"{first(there)} there, {first(here)} now"
 
 
