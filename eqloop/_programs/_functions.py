@@ -15,10 +15,7 @@ _OF_LIBRARIES = frozenset(("jax", "jaxlib", "equinox", "eqloop", "numpy"))
 
 
 def code_parts(function: types.FunctionType) -> Iterator[Any]:
-    """What a function does: its instructions, and in place of a name what it stands for.
-
-    Only what is not assigned yet, and what is a variable of the function, has no value.
-    """
+    """What a function does: its instructions, and what its names stand for."""
     known = _closed_over(function), function.__globals__
     yield from _instructions(function.__code__, *known)
     yield function.__defaults__, function.__kwdefaults__

@@ -97,9 +97,7 @@ class EquationDigest(NamedTuple):
     text: str
 
 
-def equation_digests(
-    program: AnyJaxpr, has_rules: bool
-) -> Iterator[EquationDigest]:
+def equation_digests(program: AnyJaxpr, has_rules: bool) -> Iterator[EquationDigest]:
     """What tells which numbers a program computes, whatever else differs.
 
     It makes no difference on which devices they are, nor in which lines. That callbacks
@@ -354,8 +352,8 @@ class _Digests:
         functions: The digests of functions, which may read each other in many ways.
     """
 
-    def __init__(self, telling: _Telling = _Telling(rules=True, places=True)):
-        self.telling = telling
+    def __init__(self, telling: _Telling | None = None):
+        self.telling = telling or _Telling(rules=True, places=True)
         self.programs: list[_Inner] = []
         self.within: set[int] = set()
         self.functions: dict[types.FunctionType, bytes] = {}

@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -47,30 +46,6 @@ class Cotangents(NamedTuple):
     last: list[Value]
     ys: list[Value]
     loss: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientRecord(RunRecord):
-    """What a gradient starts from, and by what it is.
-
-    Attributes:
-        loss: A digest of the loss; empty if there is none.
-    """
-
-    loss: str = ""
-
-    what: ClassVar[str] = "gradient"
-    advice: ClassVar[str] = (
-        "Remove that folder to take this one: the loop itself is not run again for it."
-    )
-
-    def check(self, now: Self, folder: Path) -> None:
-        """Checks that it is of the gradient at hand."""
-        # Another process may have compiled the same loss to something else, by trials
-        # on a GPU, so that what comes of it differs by rounding.
-        if now.loss and now.loss == self.loss:
-            now = dataclasses.replace(now, arguments=self.arguments)
-        super().check(now, folder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,6 +131,9 @@ class Loss:
 
 
 _NAME = "Resumable"
+_REMOVE = (
+    "Remove that folder to take this one: the loop itself is not run again for it."
+)
 _ARGUMENTS = {"f": "f", "init": "init", "xs": "xs", 0: "init", 1: "xs"}
 
 
@@ -220,7 +198,7 @@ class GradientCall:
         """Takes cotangents back through the loop, and returns what was asked for."""
         back = Reversal(self.run, self._wanted, cotangents.last, cotangents.ys)
         self._begin(back, cotangents.loss)
-        length, done = self.run.call.segments.length, back.sweep.done
+        length, done = self.run.segments.length, back.sweep.done
         self.run.says_what_is_there(done, "reversed")
         with host_bar(_NAME, progress, length, done, "backward") as move:
             back.sweep.go_on(2, lambda done, *_: move(done))
@@ -229,19 +207,21 @@ class GradientCall:
     @property
     def _wanted(self) -> Wanted:
         names = self.wrt if isinstance(self.wrt, tuple) else (self.wrt,)
-        scan, xs = self.run.inputs.scan, self.run.inputs.xs
-        of_scan = tuple("f" in names and flag for flag in scan.form.inexact)
-        of_xs = tuple("xs" in names and flag for flag in xs.form.inexact)
-        axes = [*pick(scan.axes, of_scan), *pick(xs.axes, of_xs)]
-        return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
+        inputs = self.run.call.inputs
+        asked = {inputs.scan: "f" in names, inputs.xs: "xs" in names}
+        of = lambda source: [asked[source] and flag for flag in source.form.inexact]
+        marks, axes = inputs.of_arrays(of), inputs.of_arrays(lambda source: source.axes)
+        pairs = list(zip(marks, axes, strict=True))
+        own = tuple(flag and axis is not None for flag, axis in pairs)
+        return Wanted(own, tuple(flag and axis is None for flag, axis in pairs))
 
     def _begin(self, back: Reversal, loss: str) -> None:
         """Makes the folder of this gradient, or sees that it is the one of it."""
         folder = self.run.directory / GRADIENT
         path = folder / "gradient.json"
-        now, found = self._record(back, loss), GradientRecord.read(path)
+        now, found = self._record(back, loss), RunRecord.read(path)
         if found is not None:
-            found.check(now, folder)
+            found.check(now, folder, "gradient", _REMOVE)
         if is_leader():
             make_folder(self.run.directory / COTANGENTS)
             remove_leftovers(self.run.directory / COTANGENTS)
@@ -250,7 +230,7 @@ class GradientCall:
             back.sweep.begin(self.run.directory / OF_SCANNED)
         wait_for_all(f"{folder} was begun")
 
-    def _record(self, back: Reversal, loss: str) -> "GradientRecord":
+    def _record(self, back: Reversal, loss: str) -> RunRecord:
         call = self.run.call
         forms = (call.last_carry, back.last), (call.ys, back.ys)
         cts = {
@@ -259,21 +239,21 @@ class GradientCall:
             for name, ct in zip(pick(form.names, form.inexact), cts, strict=True)
         }
         names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
-        return GradientRecord(
-            length=call.segments.length,
+        return RunRecord(
+            length=self.run.segments.length,
             settings={"argnums": ", ".join(names)} | back.sums_in_words,
             arguments=cts,
             constants={},
             functions={},
             program=program_in_words(call.traced, has_rules=True),
-            files=back.files,
+            files=[],
             loss=loss,
         )
 
     def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
         made = {
-            "f": lambda: self.run.inputs.scan.form.like(scan),
-            "xs": lambda: self.run.inputs.xs.form.like(xs),
+            "f": lambda: self.run.call.inputs.scan.form.like(scan),
+            "xs": lambda: self.run.call.inputs.xs.form.like(xs),
             "init": lambda: self._init_gradient(init),
         }
         if isinstance(self.wrt, str):

@@ -40,14 +40,6 @@ _BLOCK, _BYTES = 2**18, 64 * 2**20
 # So many equations of a program are written down; its digest is of all of them.
 _MOST = 10_000
 
-# What of JAX's settings changes the numbers without changing any type.
-_JAX_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_enable_x64",
-    "jax_threefry_partitionable",
-)
-
 Described = dict[str, Any]
 
 
@@ -139,8 +131,3 @@ def text_of(value: object) -> str:
     """A value as text that is the same in another process, whatever functions do."""
     text = re.sub("<.*>", "<function>", repr(unmarked(value)), flags=re.DOTALL)
     return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-def jax_settings() -> Described:
-    """What of JAX's settings changes numbers."""
-    return {name: text_of(getattr(jax.config, name)) for name in _JAX_SETTINGS}

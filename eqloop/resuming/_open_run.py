@@ -28,7 +28,6 @@ from ._in_words import (
     callbacks_in_words,
     constants_in_words,
     function_in_words,
-    jax_settings,
     leaves_in_words,
     program_in_words,
     text_of,
@@ -37,12 +36,12 @@ from ._lock import locked
 from ._processes import is_leader, wait_for_all
 from ._run_record import RECORD, RunRecord
 from ._segment_call import SegmentCall
+from ._segment_inputs import SegmentInputs, key_table
 from ._segments import Segments
 from ._sources import CalledSource, StoredSource, scanned_axes, stand_ins
 from ._state_folder import StateFolder
 from ._status import CARRIES, GRADIENT, YS
-from ._step_keys import StepKeys
-from ._sweep import SegmentInputs, Sweep, files_in_words, row_files
+from ._sweep import Sweep, row_files
 
 _NAME = "Resumable"
 _logger = logging.getLogger("eqloop")
@@ -59,7 +58,6 @@ class OpenedRun:
     """
 
     call: SegmentCall
-    inputs: SegmentInputs
     directory: Path
     record: RunRecord
     init: PyTree
@@ -68,27 +66,26 @@ class OpenedRun:
     def forward(self) -> Sweep:
         """The loop itself."""
         call, carry = self.call, self.call.carry
-
-        def run(k: int, carry: Value, *given: Value) -> tuple[list[Value], list[Value]]:
-            scan, xs, beside = given
-            return call.program(call.segments.size(k), scan, xs, carry, beside)
-
+        size = call.inputs.segments.size
+        run = lambda k, carry, xs, beside: call.program(size(k), xs, carry, beside)
         states = self.directory / CARRIES, carry.names, carry.types, call.shardings
         rows = row_files(self.directory / YS, call.ys.types)
-        given = self.inputs, call.start, StateFolder(*states), rows, call.y_axes
+        given = call.inputs, call.start, StateFolder(*states), rows, call.y_axes
         return Sweep(run, *given)
+
+    @property
+    def segments(self) -> Segments:
+        """How the loop is cut."""
+        return self.call.inputs.segments
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Has the directory for this run alone."""
         # Before anything is made in somebody else's.
         RunRecord.of_directory(self.directory)
-        if not is_leader():
-            self._begin()
-            yield
-            return
-        make_folder(self.directory)
-        with locked(self.directory):
+        if is_leader():
+            make_folder(self.directory)
+        with locked(self.directory) if is_leader() else contextlib.nullcontext():
             self._begin()
             yield
 
@@ -110,7 +107,7 @@ class OpenedRun:
         self, keep: int | None, progress: ProgressBar | None, *, in_memory: bool
     ) -> tuple[PyTree, PyTree]:
         """Runs what is left of the loop, and returns what it returns."""
-        done, length = self.forward.done, self.call.segments.length
+        done, length = self.forward.done, self.segments.length
         self.says_what_is_there(done, "run")
         with host_bar(_NAME, progress, length, done) as move:
             moved = lambda done, *made: move(done, self._label(done, *made))
@@ -120,7 +117,7 @@ class OpenedRun:
 
     def says_what_is_there(self, done: int, what: str) -> None:
         """Says in a line from where a run goes on that was begun before."""
-        length = self.call.segments.length
+        length = self.segments.length
         if done and is_leader():
             how = f"goes on after {done}" if done < length else "has all"
             where = f"{how} of {length} steps that were {what} before"
@@ -134,7 +131,7 @@ class OpenedRun:
     def _label(self, done: int, carry: PyTree, ys: PyTree) -> Callable[[PyTree], str]:
         """What makes the text before a bar from the user's function."""
         call = self.call
-        last = 0 if call.segments.reverse else -1
+        last = 0 if self.segments.reverse else -1
 
         def label(desc: Callable[[int, PyTree, PyTree], str]) -> str:
             pairs = zip(map(np.asarray, ys), call.y_axes, strict=True)
@@ -177,10 +174,11 @@ def open_run(
         segments,
         StoredSource(scan, "scan", [*f_axes, *others]),
         x_source,
-        StepKeys.of(key, segments.length, scan.split_keys),
+        key,
+        key_table(key, length) if key is not None and scan.split_keys else None,
         scan.backward.every if isinstance(scan.backward, Truncate) else None,
     )
-    call = SegmentCall.open(segments, inputs.scan, init, inputs.xs, inputs.beside_types)
+    call = SegmentCall.open(inputs, init)
     made_by = x_source.made_by
     record = RunRecord(
         length=segments.length,
@@ -193,9 +191,9 @@ def open_run(
         functions=callbacks_in_words(call.traced, "f")
         | ({} if made_by is None else {"xs": function_in_words(made_by)}),
         program=program_in_words(call.traced, has_rules=False),
-        files=files_in_words(YS, call.ys.names, call.ys.types, call.y_axes),
+        files=_files_in_words(call),
     )
-    return OpenedRun(call, inputs, directory, record, init)
+    return OpenedRun(call, directory, record, init)
 
 
 def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
@@ -204,4 +202,14 @@ def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
         for field in dataclasses.fields(scan)
         if field.name not in ("f", "progress")
     }
-    return {"scan": type(scan).__name__} | own | jax_settings()
+    return {"scan": type(scan).__name__} | own
+
+
+def _files_in_words(call: SegmentCall) -> list[dict[str, Any]]:
+    """The files of the `ys`, for whoever reads them without eqloop."""
+    whole = zip(call.ys.names, call.ys.types, call.y_axes, strict=True)
+    return [
+        {"path": name, "file": f"{YS}/{i}.npy", "dtype": str(aval.dtype)}
+        | {"shape": [*aval.shape], "axis": axis}
+        for i, (name, aval, axis) in enumerate(whole)
+    ]

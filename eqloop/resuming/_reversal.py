@@ -20,10 +20,10 @@ from .._arrays import (
 from .._types import Value
 from ._open_run import OpenedRun
 from ._segment_call import Wanted
-from ._sources import AbstractSource, StoredSource
+from ._sources import StoredSource
 from ._state_folder import StateFolder, placed, sharding_of
 from ._status import COTANGENTS, OF_SCANNED
-from ._sweep import Sweep, files_in_words, row_files
+from ._sweep import Sweep, row_files
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,36 +43,31 @@ class Reversal:
     @functools.cached_property
     def sweep(self) -> Sweep:
         """Its states are the cotangents of the carry, and sums of what all share."""
-        carry, (scan, xs) = self.run.call.carry, self._sources
-        _, names = self.wanted.split(self.wanted.pick(scan.form.names, xs.form.names))
+        carry, inputs = self.run.call.carry, self.run.call.inputs
+        names = inputs.of_arrays(lambda source: source.form.names)
         start = [*self.last, *self._zeros()]
         states = StateFolder(
             self.run.directory / COTANGENTS,
-            [*pick(carry.names, carry.inexact), *names],
+            [*pick(carry.names, carry.inexact), *pick(names, self.wanted.shared)],
             [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in start],
             list(map(sharding_of, start)),
         )
-        length = self.run.call.segments.length
-        types = self._own(*(source.types(length) for source in self._sources))
-        rows = row_files(self.run.directory / OF_SCANNED, types)
-        axes = self._own(*(source.axes for source in self._sources))
-        given = self.run.inputs, start, states, rows, axes
-        return Sweep(self._reversed, *given, (self._source_of_ys(),), is_back=True)
+        types, _ = inputs.types(inputs.segments.length)
+        rows = row_files(self.run.directory / OF_SCANNED, pick(types, self.wanted.own))
+        axes = pick(inputs.of_arrays(lambda source: source.axes), self.wanted.own)
+        given = inputs, start, states, rows, axes, (self._source_of_ys(),)
+        return Sweep(self._reversed, *given, is_back=True)
 
     @property
     def result(self) -> tuple[list[Value], list[Value], list[Value]]:
         """The cotangents of the first carry, of the scan and of `xs`."""
         before, sums = split(self.sweep.result, len(self.last))
-        shared = list(map(cast_like, sums, self._shared))
+        none = [None] * len(self.wanted.own)
         own = [file.read() for file in self.sweep.rows]
-        return before, *self.wanted.join(own, shared)
-
-    @property
-    def files(self) -> list[dict[str, object]]:
-        """The files of the cotangents of what is scanned."""
-        names = self._own(*(source.form.names for source in self._sources))
-        types = [jax.ShapeDtypeStruct(f.shape, f.dtype) for f in self.sweep.rows]
-        return files_in_words(OF_SCANNED, names, types, self.sweep.axes)
+        shared = list(map(cast_like, sums, self._shared))
+        found = put(none, self.wanted.own, own)
+        found = put(found, self.wanted.shared, shared)
+        return before, *split(found, len(self.run.call.inputs.scan.form.types))
 
     @property
     def sums_in_words(self) -> dict[str, str]:
@@ -82,33 +77,18 @@ class Reversal:
         return {"sums": str(sums)} if is_wide else {}
 
     def _reversed(
-        self,
-        k: int,
-        state: list[Value],
-        scan: Value,
-        xs: Value,
-        ys: Sequence[Value],
-        beside: Value,
+        self, k: int, state: list[Value], arrays: Value, beside: Value, ys: Value
     ) -> tuple[list[Value], list[Value]]:
         """Reverses a segment."""
         call, forward = self.run.call, self.run.forward
-        shardings = tuple(self.sweep.states.shardings)
-        wanted = dataclasses.replace(self.wanted, shardings=shardings)
+        wanted = self.wanted._replace(shardings=tuple(self.sweep.states.shardings))
         given = [ct is not None for ct in self.ys]
         ct_ys = put([None] * len(given), given, self._of_segment(k, ys))
         ct_carry, sums = split(state, len(self.last))
-        inputs = scan, xs, forward.state_at(forward.before(k))
-        size, cts = call.segments.size(k), (ct_carry, ct_ys)
-        *state, rows = call.reverse_program(size, wanted, inputs, beside, cts, sums)
-        return [x for part in state for x in part], rows
-
-    @property
-    def _sources(self) -> tuple[AbstractSource, AbstractSource]:
-        return self.run.inputs.scan, self.run.inputs.xs
-
-    def _own(self, scan: Sequence[Value], xs: Sequence[Value]) -> list[Value]:
-        """Of what there is for each array, that of those that segments get parts of."""
-        return self.wanted.split(self.wanted.pick(scan, xs))[0]
+        inputs = arrays, forward.state_at(forward.before(k)), beside
+        about = self.run.segments.size(k), wanted, inputs, (ct_carry, ct_ys), sums
+        ct_carry, sums, rows = call.reverse_program(*about)
+        return [*ct_carry, *sums], rows
 
     def _source_of_ys(self) -> StoredSource:
         """The cotangents of what the steps returned, to be read by segments."""
@@ -124,7 +104,7 @@ class Reversal:
         call = self.run.call
         axes = pick(call.y_axes, call.ys.inexact)
         axes = pick(axes, [ct is not None for ct in self.ys])
-        is_last = k == len(call.segments) - 1
+        is_last = k == len(self.run.segments) - 1
         return [
             ct if is_last or axis is not None else jnp.zeros_like(ct)
             for ct, axis in zip(ys, axes, strict=True)
@@ -133,8 +113,8 @@ class Reversal:
     @functools.cached_property
     def _shared(self) -> list[Value]:
         """What all segments share, of what cotangents are wanted of."""
-        arrays = self.wanted.pick(*(source.whole() for source in self._sources))
-        return self.wanted.split(arrays)[1]
+        arrays = self.run.call.inputs.of_arrays(lambda source: source.whole())
+        return pick(arrays, self.wanted.shared)
 
     def _zeros(self) -> list[Value]:
         """The sums before anything was added."""

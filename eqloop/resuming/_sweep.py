@@ -5,59 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
 from .._arrays import Axis
-from .._types import Aval, PyTree, Value
-from ..loops import cuts_of
+from .._types import Aval, Value
 from ._disk import make_folder
 from ._row_file import RowFile
-from ._segments import Segments
-from ._sources import AbstractSource, read_ahead
+from ._segment_inputs import SegmentInputs
+from ._sources import AbstractSource
 from ._state_folder import StateFolder, pieces_of
-from ._step_keys import StepKeys
 
 _Item = TypeVar("_Item")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SegmentInputs:
-    """What the segments of a loop get.
-
-    Attributes:
-        cut_every: How many steps lie between two cuts, if the scan is truncated.
-    """
-
-    segments: Segments
-    scan: AbstractSource
-    xs: AbstractSource
-    keys: StepKeys
-    cut_every: int | None
-
-    def read(
-        self, which: Iterable[int], *others: AbstractSource
-    ) -> Iterator[tuple[Value, ...]]:
-        """What each of these segments gets, which is read a segment ahead."""
-        # The cuts are counted in the whole loop.
-        which = list(which)
-        bounds = [self.segments.bounds(k) for k in which]
-        parts = read_ahead([self.scan, self.xs, *others], bounds)
-        for k, at, part in zip(which, bounds, parts, strict=True):
-            yield *part, (self.keys.take(*at), self._cuts(k))
-
-    def beside_types(self, steps: int) -> tuple[PyTree, PyTree]:
-        """The types of the keys and the cuts of so many steps."""
-        marks = jax.ShapeDtypeStruct((steps,), np.dtype(bool))
-        return self.keys.type(steps), None if self.cut_every is None else marks
-
-    def _cuts(self, k: int) -> np.ndarray | None:
-        """Before which steps of a segment the carry is cut."""
-        if self.cut_every is None:
-            return None
-        start, size = self.segments.done(k), self.segments.size(k)
-        reverse = self.segments.reverse
-        return cuts_of(self.cut_every, size, start=start, reverse=reverse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,15 +141,4 @@ def row_files(folder: Path, types: Sequence[Aval]) -> list[RowFile]:
     return [
         RowFile(folder / f"{i}.npy", tuple(aval.shape), np.dtype(aval.dtype))
         for i, aval in enumerate(types)
-    ]
-
-
-def files_in_words(
-    folder: str, names: Sequence[str], types: Sequence[Aval], axes: Sequence[Axis]
-) -> list[dict[str, Any]]:
-    """The files of rows, for whoever reads them without eqloop."""
-    return [
-        {"path": name, "file": f"{folder}/{i}.npy", "dtype": str(aval.dtype)}
-        | {"shape": [*aval.shape], "axis": axis}
-        for i, (name, aval, axis) in enumerate(zip(names, types, axes, strict=True))
     ]
