@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop.resuming._in_words import fingerprint
 
 from ..marks import slow_if
 from .cases import numbers
@@ -88,7 +89,7 @@ class Held(eqx.Module):
         if isinstance(what, slice):
             return h + jnp.arange(5.0)[what].sum(), None
         if isinstance(what, type | np.dtype):
-            return (h + x.astype(what)).astype(jnp.float32), None
+            return h + x.astype(what).astype(jnp.float32), None
         if isinstance(what, tuple):
             return h + jnp.copysign(x, what[0]), None
         return what(h, x), None
@@ -367,22 +368,18 @@ def test_another_process_goes_on(tmp_path):
         forward(el.Scan(calling_back(3.0)), tmp_path / "called")
 
 
-@pytest.mark.parametrize("where", ["init", "closed over"])
-@pytest.mark.parametrize("typed", [False, True])
-def test_another_number_of_devices_goes_on(where, typed, tmp_path):
+@pytest.mark.parametrize("where", ["init", "typed init", "closed over"])
+def test_another_number_of_devices_goes_on(where, tmp_path):
     rows = jnp.linspace(0, 1, 4)
+    kind = getattr(jax.sharding.AxisType, "Explicit" if "typed" in where else "Auto")
 
     def run(count, folder):
-        kinds = (jax.sharding.AxisType.Explicit if typed else None,)
-        settings = {"axis_types": kinds} if typed else {}
-        mesh = jax.make_mesh(
-            (count,), ("d",), devices=jax.devices()[:count], **settings
-        )
-        spec = jax.sharding.PartitionSpec()
-        put = lambda x: jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
-        put = put if count > 1 else lambda x: x
-        init, held = (put(rows), rows) if where == "init" else (rows, put(rows))
-        scan = el.Scan(lambda h, x: (h * 0.5 + x + held.sum(), None))
+        devices = jax.devices()[:count]
+        mesh = jax.make_mesh((count,), ("d",), (kind,), devices=devices)
+        place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        put = lambda x: jax.device_put(x, place) if count > 1 else x
+        init, held = (rows, put(rows)) if where == "closed over" else (put(rows), rows)
+        scan = el.Scan(lambda h, x: (jnp.sin(h) + x + held.sum(), None))
         run = el.Resumable(scan, folder, every=4)
         take = run.value_and_grad(lambda carry, ys: carry.sum(), argnums="init")
         return numbers(jax.tree.map(np.asarray, take(init, XS)))
@@ -391,3 +388,14 @@ def test_another_number_of_devices_goes_on(where, typed, tmp_path):
     assert run(1, tmp_path) == run(4, tmp_path) == first
     shutil.rmtree(tmp_path / "gradient")
     assert run(1, tmp_path) == first
+
+
+def test_spread_values_are_known_by_their_numbers():
+    """However they are spread over devices; and other ones are told from them."""
+    rows = np.arange(8, dtype=np.float32)
+    spec = jax.sharding.PartitionSpec("d")
+    meshes = [jax.sharding.Mesh(jax.devices()[:n], ("d",)) for n in (1, 2, 4)]
+    places = [jax.sharding.NamedSharding(mesh, spec) for mesh in meshes]
+    spread = lambda x: {fingerprint(jax.device_put(x, place)) for place in places}
+    assert spread(rows) == {fingerprint(rows)}
+    assert spread(rows) != spread(rows[::-1])
