@@ -158,11 +158,11 @@ _MOVING = ("sharding_constraint", "reshard", "device_put", "mesh_cast")
 
 
 # Programs may hold large constants, and are not kept alive.
-_known: weakref.WeakKeyDictionary[AnyJaxpr, dict["_Telling", "_Digested"]]
+_known: weakref.WeakKeyDictionary[AnyJaxpr, dict["_Telling", "_ProgramDigest"]]
 _known = weakref.WeakKeyDictionary()
 
 
-class _Digested(NamedTuple):
+class _ProgramDigest(NamedTuple):
     """A program by its digest.
 
     Attributes:
@@ -174,14 +174,14 @@ class _Digested(NamedTuple):
     eqns: "list[tuple[bytes, list[_Inner]]]"
 
 
-def _of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
+def _of_program(program: AnyJaxpr, telling: "_Telling") -> _ProgramDigest:
     known = _known.setdefault(program, {})
     if telling not in known:
         known[telling] = _found_of_program(program, telling)
     return known[telling]
 
 
-def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
+def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _ProgramDigest:
     closed, digests = close(program), _Digests(telling)
     jaxpr, count = closed.jaxpr, itertools.count()
     numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], _Rule]()
@@ -219,7 +219,7 @@ def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _Digested:
         eqns.append((digest, [*digests.programs, *made]))
     outs = list(map(read, jaxpr.outvars))
     whole = _joined("program", *types, *(digest for digest, _ in eqns), *outs)
-    return _Digested(whole, eqns)
+    return _ProgramDigest(whole, eqns)
 
 
 # A program in an equation, and what of it counts.

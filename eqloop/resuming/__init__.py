@@ -5,7 +5,7 @@ Nothing here knows how a step is repeated or reversed.
 
 - **The call**: `_resumable.py` is the transform, `_open_run.py` opens a call,
   `_gradient_call.py` that of a gradient, and of its loss.
-- **The run**: `_segments.py` cuts the loop. `_sweep.py` goes through the segments, there
+- **The run**: `_segments.py` cuts the loop. `_sweep.py` goes through segments, there
   or back (`_reversal.py`). Each is a compiled function (`_segment_call.py`) of its
   inputs (`_segment_inputs.py`), which `_sources.py` reads.
 - **The directory**: `_run_record.py` says which run is in it, and compares it with the

@@ -34,7 +34,7 @@ from ._status import COTANGENTS, GRADIENT, OF_SCANNED
 from ._tree_form import TreeForm
 
 
-class Cotangents(NamedTuple):
+class EndCotangents(NamedTuple):
     """What a gradient starts from.
 
     Attributes:
@@ -64,7 +64,7 @@ class Loss:
 
     def differentiate(
         self, carry: Sequence[Value], ys: Callable[[int], PyTree]
-    ) -> tuple[PyTree, Cotangents]:
+    ) -> tuple[PyTree, EndCotangents]:
         """Calls the function and differentiates it."""
         # Those of the `ys` that the function does not use are not asked for.
         kept: list[Value] = []
@@ -104,7 +104,7 @@ class Loss:
         # The program, and what it calls back.
         words = program_in_words(traced, has_rules=True)[-1]
         words = f"{words} {callbacks_in_words(traced, 'loss') or ''}"
-        return out, Cotangents(ct_carry, pick(ct_ys, self.ys.inexact), words)
+        return out, EndCotangents(ct_carry, pick(ct_ys, self.ys.inexact), words)
 
     def _used(self, jaxpr: jex.Jaxpr) -> list[bool]:
         """Which of the `ys` the function uses."""
@@ -172,14 +172,14 @@ class GradientCall:
 
     def differentiate(
         self, loss: Callable[..., PyTree], has_aux: bool
-    ) -> tuple[PyTree, Cotangents]:
+    ) -> tuple[PyTree, EndCotangents]:
         """What a loss returns, and its cotangents of what the loop returns."""
         call, forward = self.run.call, self.run.forward
         read = lambda i: jnp.array(forward.rows[i].read())
         of_loss = Loss(loss, has_aux, call.last_carry, call.ys)
         return of_loss.differentiate(forward.result, read)
 
-    def take(self, cotangents: PyTree) -> Cotangents:
+    def take(self, cotangents: PyTree) -> EndCotangents:
         """The cotangents of the inexact arrays of the carry and the `ys`."""
         if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
             raise ValueError(
@@ -192,9 +192,9 @@ class GradientCall:
         types = pick(call.last_carry.types, call.last_carry.inexact)
         zeros = lambda ct, aval: jnp.zeros(aval.shape, aval.dtype) if ct is None else ct
         full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
-        return Cotangents([jnp.asarray(ct) for ct in full], ys)
+        return EndCotangents([jnp.asarray(ct) for ct in full], ys)
 
-    def back(self, cotangents: Cotangents, progress: ProgressBar | None) -> PyTree:
+    def back(self, cotangents: EndCotangents, progress: ProgressBar | None) -> PyTree:
         """Takes cotangents back through the loop, and returns what was asked for."""
         back = Reversal(self.run, self._wanted, cotangents.last, cotangents.ys)
         self._begin(back, cotangents.loss)
@@ -245,7 +245,7 @@ class GradientCall:
             arguments=cts,
             constants={},
             functions={},
-            program=program_in_words(call.traced, has_rules=True),
+            program=program_in_words(call.segment_program, has_rules=True),
             files=[],
             loss=loss,
         )

@@ -41,7 +41,7 @@ from ._segments import Segments
 from ._sources import CalledSource, StoredSource, scanned_axes, stand_ins
 from ._state_folder import StateFolder
 from ._status import CARRIES, GRADIENT, YS
-from ._sweep import Sweep, row_files
+from ._sweep import SegmentSweep, row_files
 
 _NAME = "Resumable"
 _logger = logging.getLogger("eqloop")
@@ -63,7 +63,7 @@ class OpenedRun:
     init: PyTree
 
     @functools.cached_property
-    def forward(self) -> Sweep:
+    def forward(self) -> SegmentSweep:
         """The loop itself."""
         call, carry = self.call, self.call.carry
         size = call.inputs.segments.size
@@ -71,7 +71,7 @@ class OpenedRun:
         states = self.directory / CARRIES, carry.names, carry.types, call.shardings
         rows = row_files(self.directory / YS, call.ys.types)
         given = call.inputs, call.start, StateFolder(*states), rows, call.y_axes
-        return Sweep(run, *given)
+        return SegmentSweep(run, *given)
 
     @property
     def segments(self) -> Segments:
@@ -187,10 +187,10 @@ def open_run(
         | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
         | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
         | leaves_in_words(key, "key", [None]),
-        constants=constants_in_words(call.traced, "f"),
-        functions=callbacks_in_words(call.traced, "f")
+        constants=constants_in_words(call.segment_program, "f"),
+        functions=callbacks_in_words(call.segment_program, "f")
         | ({} if made_by is None else {"xs": function_in_words(made_by)}),
-        program=program_in_words(call.traced, has_rules=False),
+        program=program_in_words(call.segment_program, has_rules=False),
         files=_files_in_words(call),
     )
     return OpenedRun(call, directory, record, init)

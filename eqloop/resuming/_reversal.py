@@ -23,7 +23,7 @@ from ._segment_call import Wanted
 from ._sources import StoredSource
 from ._state_folder import StateFolder, placed, sharding_of
 from ._status import COTANGENTS, OF_SCANNED
-from ._sweep import Sweep, row_files
+from ._sweep import SegmentSweep, row_files
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Reversal:
     ys: list[Value]
 
     @functools.cached_property
-    def sweep(self) -> Sweep:
+    def sweep(self) -> SegmentSweep:
         """Its states are the cotangents of the carry, and sums of what all share."""
         carry, inputs = self.run.call.carry, self.run.call.inputs
         names = inputs.of_arrays(lambda source: source.form.names)
@@ -56,7 +56,7 @@ class Reversal:
         rows = row_files(self.run.directory / OF_SCANNED, pick(types, self.wanted.own))
         axes = pick(inputs.of_arrays(lambda source: source.axes), self.wanted.own)
         given = inputs, start, states, rows, axes, (self._source_of_ys(),)
-        return Sweep(self._reversed, *given, is_back=True)
+        return SegmentSweep(self._reversed, *given, is_back=True)
 
     @property
     def result(self) -> tuple[list[Value], list[Value], list[Value]]:

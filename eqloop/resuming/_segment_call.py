@@ -46,7 +46,7 @@ class SegmentCall:
         ys: The form of what the steps return; its types are those of the whole loop.
         y_axes: The axes along which they are stacked; `None` for what is the same for
             all steps, and is not.
-        traced: The program of a segment, whose inputs are all arrays that it gets.
+        segment_program: The program of a segment, whose inputs are all arrays that it gets.
     """
 
     inputs: SegmentInputs
@@ -55,7 +55,7 @@ class SegmentCall:
     last_carry: TreeForm
     ys: TreeForm
     y_axes: tuple[Axis, ...]
-    traced: jex.ClosedJaxpr
+    segment_program: jex.ClosedJaxpr
 
     @classmethod
     def open(cls, inputs: SegmentInputs, init: PyTree) -> Self:

@@ -19,7 +19,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sweep:
+class SegmentSweep:
     """The way through a loop, or the way back.
 
     Attributes:
