@@ -89,6 +89,7 @@ from ._identity import (
     digest_of,
     equation_bits,
     equation_digests,
+    function_digest,
     literal_bits,
 )
 from ._jaxprs import (

@@ -18,7 +18,7 @@ def code_parts(function: types.FunctionType) -> Iterator[Any]:
     """What a function does: its instructions, and what its names stand for."""
     known = _closed_over(function), function.__globals__
     yield from _instructions(function.__code__, *known)
-    yield function.__defaults__, function.__kwdefaults__
+    yield function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
 
 
 def name_of(x: Any) -> str:

@@ -50,7 +50,7 @@ from .._compat import (
 from .._types import AnyJaxpr, Aval, PyTree, Value
 from ._calculus import pushed, run, value_of
 from ._equations import aval_of, equations, formula_of
-from ._functions import code_parts, name_of
+from ._functions import code_parts, is_of_library, name_of
 from ._jaxprs import alone
 from ._places import Place, loop_name, place_now, place_of
 
@@ -128,6 +128,17 @@ def _listed(
             yield EquationDigest(depth, digest.hex(), f"{_text(eqn)} at {place}")
         for what in inner:
             yield from _listed(*what, depth + 1, place)
+
+
+def function_digest(function: Any, has_states: bool) -> str:
+    """A digest of a function, by its code and by what it reads.
+
+    Args:
+        function: The function.
+        has_states: Whether functions differ if lists or objects that they read do.
+    """
+    telling = _Telling(rules=True, places=False, states=has_states)
+    return _Digests(telling).of(function).hex()
 
 
 def called_by(program: jex.ClosedJaxpr) -> Iterator[Any]:
@@ -336,10 +347,12 @@ class _Telling(NamedTuple):
     Attributes:
         rules: Whether other derivative rules of functions do.
         places: Whether other devices do, on which something is.
+        states: Whether it does what is in lists and objects that a function reads.
     """
 
     rules: bool
     places: bool
+    states: bool = True
 
 
 class _Digests:
@@ -384,6 +397,8 @@ class _Digests:
 
     def _of_parts(self, x: Any, kind: type) -> bytes:
         name = name_of(kind)
+        if not (self.telling.states or isinstance(x, _WITHOUT_STATE)):
+            return _joined(name, self._methods(kind))
         if isinstance(x, tuple | list):
             return _joined(name, *map(self.of, x))
         if isinstance(x, set | frozenset):
@@ -396,13 +411,15 @@ class _Digests:
         if isinstance(x, jax.stages.Traced):
             return _joined(name, self.of(x.jaxpr))
         if is_compared_by_fields(x):
-            return _joined(name, self.of(dict(compared_fields(x))))
+            fields = dict(compared_fields(x))
+            return _joined(name, self.of(fields), self._methods(kind))
         if isinstance(x, types.FunctionType):
             if x not in self.functions:
                 self.functions[x] = _joined(name, *map(self.of, code_parts(x)))
             return self.functions[x]
         if isinstance(x, types.MethodType):
-            return _joined(name, self.of(x.__func__), self.of(x.__self__))
+            own = self.of(x.__self__), self._methods(type(x.__self__))
+            return _joined(name, self.of(x.__func__), *own)
         if isinstance(x, functools.partial):
             return _joined(name, *map(self.of, (x.func, x.args, x.keywords)))
         if isinstance(x, jax.tree_util.PyTreeDef):
@@ -411,10 +428,18 @@ class _Digests:
             return _joined(name, self.of(inner))
         is_foreign = kind.__module__.partition(".")[0] in _PRINTED
         if not is_foreign and hasattr(x, "__dict__") and not isinstance(x, enum.Enum):
-            return _joined(name, self.of(vars(x)))
+            return _joined(name, self.of(vars(x)), self._methods(kind))
         # Where it lies in memory is another place in each process.
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(x))
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(x))
         return _joined(name, _hashed("text", text.encode()))
+
+    def _methods(self, kind: type) -> bytes:
+        """The digest of what objects of a user's class may do if they are called."""
+        own = [c for c in kind.__mro__ if not is_of_library(c)]
+        names = {n for c in own for n in vars(c) if n == "__call__" or n[:2] != "__"}
+        found = {name: getattr(kind, name, None) for name in names}
+        functions = (f for f in found.items() if isinstance(f[1], types.FunctionType))
+        return _joined("methods", *map(self.of, sorted(functions)))
 
 
 def _hashed(kind: str, content: bytes) -> bytes:
@@ -427,4 +452,12 @@ def _joined(name: str, *digests: bytes) -> bytes:
     return _hashed("joined", _hashed("name", name.encode()) + b"".join(digests))
 
 
+_WITHOUT_STATE = (
+    types.FunctionType
+    | types.MethodType
+    | functools.partial
+    | tuple
+    | frozenset
+    | enum.Enum
+)
 _REFUSED = _hashed("name", b"refused")

@@ -26,7 +26,7 @@ from .._arrays import (
     raw_bytes,
     unmarked,
 )
-from .._programs import called_by, digest_of, equation_digests
+from .._programs import called_by, equation_digests, function_digest
 from .._types import PyTree, Value
 from ..progress import Again
 from ._processes import digest_of_all
@@ -110,21 +110,22 @@ def constants_in_words(program: jex.ClosedJaxpr, name: str) -> Described:
 def callbacks_in_words(program: jex.ClosedJaxpr, name: str) -> Described:
     """The functions that a program calls back."""
     named = enumerate(called_by(program))
-    return {f"{name}, callback {i}": function_in_words(x) for i, x in named}
+    return {f"{name}, callback {i}": function_in_words(x, True) for i, x in named}
 
 
 _known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def function_in_words(function: Callable[..., PyTree]) -> list[str]:
+def function_in_words(function: Callable[..., PyTree], has_states: bool) -> list[str]:
     """A digest of a function, as it was when it was first seen in this process."""
     # It may keep in what it reads what it has seen, as one that reads a file does.
     try:
         if function not in _known:
-            _known[function] = digest_of(function)
-        return ["its code and what it reads", _known[function]]
+            _known[function] = function_digest(function, has_states)
+        digest = _known[function]
     except TypeError:  # it has no hash
-        return ["its code and what it reads", digest_of(function)]
+        digest = function_digest(function, has_states)
+    return ["its code and what it reads", digest]
 
 
 def text_of(value: object) -> str:

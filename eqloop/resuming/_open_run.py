@@ -189,7 +189,7 @@ def open_run(
         | leaves_in_words(key, "key", [None]),
         constants=constants_in_words(call.segment_program, "f"),
         functions=callbacks_in_words(call.segment_program, "f")
-        | ({} if made_by is None else {"xs": function_in_words(made_by)}),
+        | ({} if made_by is None else {"xs": function_in_words(made_by, False)}),
         program=program_in_words(call.segment_program, has_rules=False),
         files=_files_in_words(call),
     )

@@ -46,7 +46,7 @@ class SegmentCall:
         ys: The form of what the steps return; its types are those of the whole loop.
         y_axes: The axes along which they are stacked; `None` for what is the same for
             all steps, and is not.
-        segment_program: The program of a segment, whose inputs are all arrays that it gets.
+        segment_program: The program of a segment, of all arrays that it gets.
     """
 
     inputs: SegmentInputs

@@ -124,8 +124,18 @@ def itself(value):
     return lambda h, x: (h * held[0] + x, None)
 
 
+class Host:
+    """An object that is called back."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, x):
+        return np.asarray(x * self.rate, np.float32)
+
+
 def calling_back(value):
-    host = lambda x: np.asarray(x * value, np.float32)
+    host = value if callable(value) else lambda x: np.asarray(x * value, np.float32)
     result = jax.ShapeDtypeStruct((), jnp.float32)
     return lambda h, x: (jax.pure_callback(host, result, h) + x, None)
 
@@ -162,6 +172,7 @@ OTHER_STEPS = {
     "partials": [by_partial(v) for v in (2.0, 2.5)],
     "what has itself": [itself(v) for v in (2.0, 2.5)],
     "callbacks": [calling_back(v) for v in (2.0, 2.5)],
+    "objects that are called": [calling_back(Host(v)) for v in (2.0, 2.5)],
     "globals of callbacks": [reading(v) for v in (2.0, 2.5)],
     "lists of callbacks": [reading({"a": v}, "K['a']") for v in (2.0, 2.5)],
     "modules of callbacks": [
@@ -236,6 +247,39 @@ SAME_STEPS = {
 def test_the_same_step_goes_on(name, tmp_path):
     one, other = map(el.Scan, SAME_STEPS[name]())
     assert compared(forward, one, other, tmp_path) == ""
+
+
+def test_a_method_that_a_callback_calls(tmp_path):
+    class Edited(Host):
+        def __call__(self, x):
+            return self.twice(x)
+
+        def twice(self, x):
+            return np.asarray(self.rate * x, np.float32)
+
+    one, other = (el.Scan(calling_back(Edited(2.0))) for _ in range(2))
+    assert compared(forward, one, other, tmp_path) == ""
+    Edited.twice = lambda self, x: np.asarray(self.rate * x + 1, np.float32)
+    assert "callback 0" in compared(
+        forward, one, el.Scan(calling_back(Edited(2.0))), tmp_path
+    )
+
+
+def test_what_a_function_of_xs_has_seen(tmp_path):
+    def made(factor, seen):
+        def xs(start, stop):
+            seen.append(start)
+            return factor * XS[start:stop]
+
+        return xs
+
+    run = lambda xs: el.Resumable(
+        el.Scan(lambda h, x: (h + x, None)), tmp_path, every=4
+    )(jnp.float32(0), xs, length=8)
+    first = numbers(run(made(2.0, [])))
+    assert numbers(run(made(2.0, ["another"]))) == first
+    with pytest.raises(ValueError, match="  xs: its code and what it reads, other va"):
+        run(made(2.0 + 1e-6, []))
 
 
 def test_functions_of_axes(tmp_path):
