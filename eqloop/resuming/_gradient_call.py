@@ -1,7 +1,7 @@
 """The gradient of a run: by what, from which cotangents, and put back into trees."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import (
+    Arrays,
     as_arrays,
     describe,
     flatten,
@@ -46,88 +47,6 @@ class EndCotangents(NamedTuple):
     last: list[Value]
     ys: list[Value]
     loss: str = ""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loss:
-    """A function `(carry, ys) -> value`, of which the arrays are known.
-
-    Attributes:
-        has_aux: Whether it returns a pair of the value and anything else.
-        ys: That of the `ys`.
-    """
-
-    f: Callable[[PyTree, PyTree], PyTree]
-    has_aux: bool
-    carry: TreeForm
-    ys: TreeForm
-
-    def differentiate(
-        self, carry: Sequence[Value], ys: Callable[[int], PyTree]
-    ) -> tuple[PyTree, EndCotangents]:
-        """Calls the function and differentiates it."""
-        # Those of the `ys` that the function does not use are not asked for.
-        kept: list[Value] = []
-
-        def call(
-            carry: Sequence[Value], ys: Sequence[Value]
-        ) -> tuple[PyTree, list[Value]]:
-            out = self.f(self.carry.join(carry), self.ys.join(ys))
-            value, aux = self._pair(out)
-            arrays, rest = partition(as_arrays(aux))
-            kept.append(rest)
-            return value, arrays
-
-        traced = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types))
-        used = self._used(traced.jaxpr)
-        given = [ys(i) if flag else None for i, flag in enumerate(used)]
-        moves = [a and b for a, b in zip(used, self.ys.inexact, strict=True)]
-
-        @jax.jit
-        def gradient(carry: Sequence[Value], given: Sequence[Value]) -> PyTree:
-            # What is not used is not computed either.
-            blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in self.ys.types]
-            whole = put(blanks, used, given)
-            parts = pick(carry, self.carry.inexact), pick(whole, moves)
-
-            def run(parts: PyTree) -> PyTree:
-                full = put(carry, self.carry.inexact, parts[0])
-                return call(full, put(whole, moves, parts[1]))
-
-            value, pull, aux = jax.vjp(run, parts, has_aux=True)
-            return value, aux, pull(jnp.ones_like(value))[0]
-
-        value, arrays, (ct_carry, moved) = gradient(carry, pick(given, used))
-        ct_ys = put([None] * len(moves), moves, moved)
-        aux = kept[-1].join(arrays)
-        out = (value, aux) if self.has_aux else value
-        # The program, and what it calls back.
-        words = program_in_words(traced, has_rules=True)[-1]
-        words = f"{words} {callbacks_in_words(traced, 'loss') or ''}"
-        return out, EndCotangents(ct_carry, pick(ct_ys, self.ys.inexact), words)
-
-    def _used(self, jaxpr: jex.Jaxpr) -> list[bool]:
-        """Which of the `ys` the function uses."""
-        read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
-        read |= set(map(id, jaxpr.outvars))
-        return [id(var) in read for var in jaxpr.invars[len(self.carry.types) :]]
-
-    def _pair(self, out: PyTree) -> tuple[PyTree, PyTree]:
-        if self.has_aux and (not isinstance(out, tuple | list) or len(out) != 2):
-            raise TypeError(
-                f"Resumable: with `has_aux=True` the loss must return a pair "
-                f"`(value, aux)`, but it returned {jax.tree.map(describe, out)}."
-            )
-        value, aux = out if self.has_aux else (out, None)
-        value = as_arrays(value, scalars=True)
-        is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
-        if not is_real or value.shape != ():
-            raise TypeError(
-                f"Resumable: the loss must return a real floating-point scalar, but it "
-                f"returned {jax.tree.map(describe, value)}. With `has_aux=True` it may "
-                f"return a pair of a scalar and anything else."
-            )
-        return value, aux
 
 
 _NAME = "Resumable"
@@ -174,10 +93,44 @@ class GradientCall:
         self, loss: Callable[..., PyTree], has_aux: bool
     ) -> tuple[PyTree, EndCotangents]:
         """What a loss returns, and its cotangents of what the loop returns."""
-        call, forward = self.run.call, self.run.forward
-        read = lambda i: jnp.array(forward.rows[i].read())
-        of_loss = Loss(loss, has_aux, call.last_carry, call.ys)
-        return of_loss.differentiate(forward.result, read)
+        of_carry, of_ys = self.run.call.last_carry, self.run.call.ys
+        kept: list[Value] = []
+
+        def call(carry: Arrays, ys: Arrays) -> tuple[PyTree, list[Value]]:
+            out = loss(of_carry.join(carry), of_ys.join(ys))
+            value, aux = _pair(out) if has_aux else (out, None)
+            arrays, rest = partition(as_arrays(aux))
+            kept.append(rest)
+            return _checked(value), arrays
+
+        program = jax.make_jaxpr(call)(list(of_carry.types), list(of_ys.types))
+        # Those of the `ys` that the function does not use are not asked for.
+        used = _used(program.jaxpr)[len(of_carry.types) :]
+        files = pick(self.run.forward.rows, used)
+        moves = [a and b for a, b in zip(used, of_ys.inexact, strict=True)]
+
+        @jax.jit
+        def gradient(carry: Arrays, given: Arrays) -> PyTree:
+            # What is not used is not computed either.
+            blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in of_ys.types]
+            whole = put(blanks, used, given)
+            parts = pick(carry, of_carry.inexact), pick(whole, moves)
+
+            def run(parts: PyTree) -> PyTree:
+                full = put(carry, of_carry.inexact, parts[0])
+                return call(full, put(whole, moves, parts[1]))
+
+            value, pull, aux = jax.vjp(run, parts, has_aux=True)
+            return value, aux, pull(jnp.ones_like(value))[0]
+
+        given = [jnp.array(file.read()) for file in files]
+        value, arrays, (last, moved) = gradient(self.run.forward.result, given)
+        ys = pick(put([None] * len(moves), moves, moved), of_ys.inexact)
+        out = (value, kept[-1].join(arrays)) if has_aux else value
+        # The program, and what it calls back.
+        words = program_in_words(program, has_rules=True)[-1]
+        words = f"{words} {callbacks_in_words(program, 'loss') or ''}"
+        return out, EndCotangents(last, ys, words)
 
     def take(self, cotangents: PyTree) -> EndCotangents:
         """The cotangents of the inexact arrays of the carry and the `ys`."""
@@ -251,14 +204,12 @@ class GradientCall:
         )
 
     def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
-        made = {
-            "f": lambda: self.run.call.inputs.scan.form.like(scan),
-            "xs": lambda: self.run.call.inputs.xs.form.like(xs),
-            "init": lambda: self._init_gradient(init),
-        }
+        inputs, of_init = self.run.call.inputs, self._init_gradient(init)
+        made = {"f": inputs.scan.form.like(scan), "xs": inputs.xs.form.like(xs)}
+        made["init"] = of_init
         if isinstance(self.wrt, str):
-            return made[self.wrt]()
-        return tuple(made[name]() for name in self.wrt)
+            return made[self.wrt]
+        return tuple(made[name] for name in self.wrt)
 
     def _init_gradient(self, found: list[Value]) -> PyTree:
         carry = self.run.call.carry
@@ -266,6 +217,34 @@ class GradientCall:
         full = put([None] * len(leaves), carry.inexact, found)
         pairs = zip(leaves, full, strict=True)
         return carry.like([_as_gradient(leaf, ct) for leaf, ct in pairs])
+
+
+def _used(jaxpr: jex.Jaxpr) -> list[bool]:
+    """Which of its inputs a program uses."""
+    read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
+    read |= set(map(id, jaxpr.outvars))
+    return [id(var) in read for var in jaxpr.invars]
+
+
+def _pair(out: PyTree) -> tuple[PyTree, PyTree]:
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(
+            f"Resumable: with `has_aux=True` the loss must return a pair "
+            f"`(value, aux)`, but it returned {jax.tree.map(describe, out)}."
+        )
+    return out[0], out[1]
+
+
+def _checked(value: PyTree) -> PyTree:
+    value = as_arrays(value, scalars=True)
+    is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+    if not is_real or value.shape != ():
+        raise TypeError(
+            f"Resumable: the loss must return a real floating-point scalar, but it "
+            f"returned {jax.tree.map(describe, value)}. With `has_aux=True` it may "
+            f"return a pair of a scalar and anything else."
+        )
+    return value
 
 
 def _as_gradient(leaf: Value, ct: Value) -> Value:

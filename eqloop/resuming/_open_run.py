@@ -180,9 +180,14 @@ def open_run(
     )
     call = SegmentCall.open(inputs, init)
     made_by = x_source.made_by
+    own = {
+        f"scan.{field.name}": text_of(getattr(scan, field.name))
+        for field in dataclasses.fields(scan)
+        if field.name not in ("f", "progress")
+    }
     record = RunRecord(
         length=segments.length,
-        settings={**settings, **_settings_in_words(scan)},
+        settings={**settings, "scan": type(scan).__name__} | own,
         arguments=leaves_in_words(scan.f, "f", f_axes)
         | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
         | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
@@ -194,15 +199,6 @@ def open_run(
         files=_files_in_words(call),
     )
     return OpenedRun(call, directory, record, init)
-
-
-def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
-    own = {
-        f"scan.{field.name}": text_of(getattr(scan, field.name))
-        for field in dataclasses.fields(scan)
-        if field.name not in ("f", "progress")
-    }
-    return {"scan": type(scan).__name__} | own
 
 
 def _files_in_words(call: SegmentCall) -> list[dict[str, Any]]:

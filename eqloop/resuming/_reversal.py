@@ -113,7 +113,7 @@ class Reversal:
     @functools.cached_property
     def _shared(self) -> list[Value]:
         """What all segments share, of what cotangents are wanted of."""
-        arrays = self.run.call.inputs.of_arrays(lambda source: source.whole())
+        arrays = self.run.call.inputs.of_arrays(lambda source: source.whole)
         return pick(arrays, self.wanted.shared)
 
     def _zeros(self) -> list[Value]:

@@ -26,6 +26,7 @@ class AbstractSource(abc.ABC):
         made_by: The function that makes them, if there is one.
         tree: The tree; if a function makes it, what it has made for the first segment.
         tree_axes: For each leaf of the tree the axis that is scanned.
+        whole: For each array the array, if it is given whole, and else `None`.
     """
 
     form: TreeForm
@@ -33,6 +34,7 @@ class AbstractSource(abc.ABC):
     made_by: Callable[[int, int], PyTree] | None
     tree: PyTree
     tree_axes: Sequence[Axis]
+    whole: list[Value]
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> PyTree:
@@ -43,10 +45,6 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
         """The arrays for these steps, from what was read."""
-
-    @abc.abstractmethod
-    def whole(self) -> list[Value]:
-        """For each array the array, if it is given whole, and else `None`."""
 
     def types(self, steps: int) -> list[jax.ShapeDtypeStruct]:
         """The types of what so many steps get."""
@@ -71,7 +69,7 @@ class StoredSource(AbstractSource):
         taken = self.form.rest.taken
         self.axes = tuple(a for a, flag in _zip(axes, taken) if flag)
         self._leaves = [x for x, flag in _zip(whole, taken) if flag]
-        self._whole = _unscanned(self._leaves, self.axes)
+        self.whole = _unscanned(self._leaves, self.axes)
 
     def read(self, start: int, stop: int) -> list[Value]:
         """What is scanned and not in the memory of JAX."""
@@ -90,11 +88,7 @@ class StoredSource(AbstractSource):
                 return jnp.asarray(found)
             return _slice_on_device(leaf, start, axis, stop - start)
 
-        return list(map(part, self._leaves, self.axes, self._whole, found))
-
-    def whole(self) -> list[Value]:
-        """What is not scanned."""
-        return self._whole
+        return list(map(part, self._leaves, self.axes, self.whole, found))
 
 
 @final
@@ -113,6 +107,7 @@ class CalledSource(AbstractSource):
         self.tree = make(*bounds)
         self.tree_axes = scanned_axes(self.tree, in_axes)
         self.form, self.axes = self._open(self.tree, *bounds)
+        self.whole = _unscanned(self.form.take(self.tree), self.axes)
 
     def read(self, start: int, stop: int) -> PyTree:
         """Calls the function."""
@@ -132,10 +127,6 @@ class CalledSource(AbstractSource):
                 f"returned at first. It must return the same types for all segments."
             )
         return self.form.take(found)
-
-    def whole(self) -> list[Value]:
-        """What is not scanned of what was made at first."""
-        return _unscanned(self.form.take(self.tree), self.axes)
 
     def _open(
         self, xs: PyTree, start: int, stop: int

@@ -110,11 +110,9 @@ class SegmentSweep:
     def _write_rows(self, start: int, arrays: Sequence[Value]) -> None:
         """Writes what a segment has made, and waits until it is on the disk."""
         for file, axis, array in zip(self.rows, self.axes, arrays, strict=True):
-            with file.writing() as rows:
-                for place, piece in pieces_of(array):
-                    if axis is not None:
-                        place[axis] += start
-                    rows.write(place, piece)
+            moved = [start if i == axis else 0 for i in range(array.ndim)]
+            pieces = pieces_of(array)
+            file.write((np.add(place, moved), piece) for place, piece in pieces)
 
 
 def _one_behind(items: Iterable[_Item]) -> Iterator[_Item]:
