@@ -24,14 +24,12 @@ from .._arrays import (
 )
 from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder, remove_leftovers
 from ._in_words import array_in_words, callbacks_in_words, program_in_words
 from ._open_run import OpenedRun
-from ._processes import is_leader, wait_for_all
 from ._reversal import Reversal
 from ._run_record import RunRecord
 from ._segment_call import Wanted
-from ._status import COTANGENTS, GRADIENT, OF_SCANNED
+from ._status import GRADIENT, OF_SCANNED
 from ._tree_form import TreeForm
 
 
@@ -101,7 +99,7 @@ class GradientCall:
             value, aux = _pair(out) if has_aux else (out, None)
             arrays, rest = partition(as_arrays(aux))
             kept.append(rest)
-            return _checked(value), arrays
+            return _loss_value(value), arrays
 
         program = jax.make_jaxpr(call)(list(of_carry.types), list(of_ys.types))
         # Those of the `ys` that the function does not use are not asked for.
@@ -143,14 +141,18 @@ class GradientCall:
         carry = _taken(cotangents[0], call.last_carry, "ct_carry")
         ys = _taken(cotangents[1], call.ys, "ct_ys")
         types = pick(call.last_carry.types, call.last_carry.inexact)
-        zeros = lambda ct, aval: jnp.zeros(aval.shape, aval.dtype) if ct is None else ct
-        full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
-        return EndCotangents([jnp.asarray(ct) for ct in full], ys)
+        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in types]
+        pairs = zip(carry, zeros, strict=True)
+        return EndCotangents(
+            [z if ct is None else jnp.asarray(ct) for ct, z in pairs], ys
+        )
 
     def back(self, cotangents: EndCotangents, progress: ProgressBar | None) -> PyTree:
         """Takes cotangents back through the loop, and returns what was asked for."""
         back = Reversal(self.run, self._wanted, cotangents.last, cotangents.ys)
-        self._begin(back, cotangents.loss)
+        path = self.run.directory / GRADIENT / "gradient.json"
+        now, rows = self._record(back, cotangents.loss), self.run.directory / OF_SCANNED
+        back.sweep.begin(path, now, rows, "gradient", _REMOVE)
         length, done = self.run.segments.length, back.sweep.done
         self.run.says_what_is_there(done, "reversed")
         with host_bar(_NAME, progress, length, done, "backward") as move:
@@ -167,21 +169,6 @@ class GradientCall:
         pairs = list(zip(marks, axes, strict=True))
         own = tuple(flag and axis is not None for flag, axis in pairs)
         return Wanted(own, tuple(flag and axis is None for flag, axis in pairs))
-
-    def _begin(self, back: Reversal, loss: str) -> None:
-        """Makes the folder of this gradient, or sees that it is the one of it."""
-        folder = self.run.directory / GRADIENT
-        path = folder / "gradient.json"
-        now, found = self._record(back, loss), RunRecord.read(path)
-        if found is not None:
-            found.check(now, folder, "gradient", _REMOVE)
-        if is_leader():
-            make_folder(self.run.directory / COTANGENTS)
-            remove_leftovers(self.run.directory / COTANGENTS)
-            if found is None:
-                now.write(path)
-            back.sweep.begin(self.run.directory / OF_SCANNED)
-        wait_for_all(f"{folder} was begun")
 
     def _record(self, back: Reversal, loss: str) -> RunRecord:
         call = self.run.call
@@ -235,7 +222,7 @@ def _pair(out: PyTree) -> tuple[PyTree, PyTree]:
     return out[0], out[1]
 
 
-def _checked(value: PyTree) -> PyTree:
+def _loss_value(value: PyTree) -> PyTree:
     value = as_arrays(value, scalars=True)
     is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
     if not is_real or value.shape != ():

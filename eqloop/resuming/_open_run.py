@@ -23,7 +23,7 @@ from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder, remove_leftovers
+from ._disk import make_folder
 from ._in_words import (
     callbacks_in_words,
     constants_in_words,
@@ -33,14 +33,14 @@ from ._in_words import (
     text_of,
 )
 from ._lock import locked
-from ._processes import is_leader, wait_for_all
+from ._processes import is_leader
 from ._run_record import RECORD, RunRecord
 from ._segment_call import SegmentCall
 from ._segment_inputs import SegmentInputs, key_table
 from ._segments import Segments
 from ._sources import CalledSource, StoredSource, scanned_axes, stand_ins
 from ._state_folder import StateFolder
-from ._status import CARRIES, GRADIENT, YS
+from ._status import CARRIES, YS
 from ._sweep import SegmentSweep, row_files
 
 _NAME = "Resumable"
@@ -86,22 +86,9 @@ class OpenedRun:
         if is_leader():
             make_folder(self.directory)
         with locked(self.directory) if is_leader() else contextlib.nullcontext():
-            self._begin()
+            about = self.directory / RECORD, self.record, self.directory / YS
+            self.forward.begin(*about)
             yield
-
-    def _begin(self) -> None:
-        """Makes the directory one of this run, if it is empty."""
-        found = RunRecord.of_directory(self.directory)
-        if found is not None:
-            found.check(self.record, self.directory)
-        if is_leader():
-            for folder in ("", CARRIES, YS, GRADIENT):
-                remove_leftovers(self.directory / folder)
-            if found is None:
-                self.record.write(self.directory / RECORD)
-            make_folder(self.directory / CARRIES)
-            self.forward.begin(self.directory / YS)
-        wait_for_all(f"{self.directory} was begun")
 
     def run_forward(
         self, keep: int | None, progress: ProgressBar | None, *, in_memory: bool

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import (
+    Axis,
     cast_like,
     chosen_sum_type,
     is_narrow,
@@ -55,7 +56,14 @@ class Reversal:
         types, _ = inputs.types(inputs.segments.length)
         rows = row_files(self.run.directory / OF_SCANNED, pick(types, self.wanted.own))
         axes = pick(inputs.of_arrays(lambda source: source.axes), self.wanted.own)
-        given = inputs, start, states, rows, axes, (self._source_of_ys(),)
+        given = (
+            inputs,
+            start,
+            states,
+            rows,
+            axes,
+            (StoredSource(self.ys, "ys", self._y_axes),),
+        )
         return SegmentSweep(self._reversed, *given, is_back=True)
 
     @property
@@ -90,20 +98,17 @@ class Reversal:
         ct_carry, sums, rows = call.reverse_program(*about)
         return [*ct_carry, *sums], rows
 
-    def _source_of_ys(self) -> StoredSource:
-        """The cotangents of what the steps returned, to be read by segments."""
-        call = self.run.call
-        axes = pick(call.y_axes, call.ys.inexact)
+    @property
+    def _y_axes(self) -> list[Axis]:
+        """For each of the cotangents of `ys` the axis that is cut into segments."""
+        axes = pick(self.run.call.y_axes, self.run.call.ys.inexact)
         pairs = zip(self.ys, axes, strict=True)
-        axes = [None if ct is None else axis for ct, axis in pairs]
-        return StoredSource(self.ys, "ys", axes)
+        return [None if ct is None else axis for ct, axis in pairs]
 
     def _of_segment(self, k: int, ys: Sequence[Value]) -> list[Value]:
         """The cotangents that segment `k` gets, of those that are not zero."""
         # What is the same for all steps was returned once: it is the last segment's.
-        call = self.run.call
-        axes = pick(call.y_axes, call.ys.inexact)
-        axes = pick(axes, [ct is not None for ct in self.ys])
+        axes = pick(self._y_axes, [ct is not None for ct in self.ys])
         is_last = k == len(self.run.segments) - 1
         return [
             ct if is_last or axis is not None else jnp.zeros_like(ct)

@@ -7,7 +7,7 @@ count as memory of the process, and a full disk would end it with a signal.
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class RowFile:
                 f"has {size} bytes. Restore it, or remove the directory to start anew."
             )
 
-    def write(self, pieces: Iterable[tuple[Sequence[int], np.ndarray]]) -> None:
+    def write(self, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
         """Writes pieces of the array, each from where it starts, and waits for it."""
         with explaining_errors("written", self.path):
             descriptor = os.open(self.path, os.O_RDWR)
@@ -84,7 +84,7 @@ class RowFile:
         return array.view(self.dtype)
 
     def _write_piece(
-        self, descriptor: int, start: Sequence[int], piece: np.ndarray
+        self, descriptor: int, start: np.ndarray, piece: np.ndarray
     ) -> None:
         if not piece.size:
             return

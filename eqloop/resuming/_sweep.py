@@ -9,8 +9,10 @@ import numpy as np
 
 from .._arrays import Axis
 from .._types import Aval, Value
-from ._disk import make_folder
+from ._disk import make_folder, remove_leftovers
+from ._processes import is_leader, wait_for_all
 from ._row_file import RowFile
+from ._run_record import RunRecord
 from ._segment_inputs import SegmentInputs
 from ._sources import AbstractSource
 from ._state_folder import StateFolder, pieces_of
@@ -56,12 +58,30 @@ class SegmentSweep:
         """The state where so many steps of the loop are before it."""
         return self.start if steps == self._first else self.states.read(steps)
 
-    def begin(self, folder: Path) -> None:
-        """Makes the files of the rows, unless they are there; checks those in use."""
-        if not (are_used := bool(self.states.steps)):
-            make_folder(folder)
-        for file in self.rows:
-            file.check() if are_used else file.make()
+    def begin(self, record: Path, now: RunRecord, rows: Path, *words: str) -> None:
+        """Makes the files of a run, or a gradient, or sees that they are those of it.
+
+        Args:
+            record: The file of its record.
+            now: Its record.
+            rows: The folder of the rows.
+            words: What the error says, see `RunRecord.check`.
+        """
+        found = RunRecord.read(record)
+        if found is not None:
+            found.check(now, record.parent, *words)
+        if is_leader():
+            make_folder(record.parent)
+            for folder in (record.parent, self.states.path, rows):
+                remove_leftovers(folder)
+            if found is None:
+                now.write(record)
+            make_folder(self.states.path)
+            if not (are_used := bool(self.states.steps)):
+                make_folder(rows)
+            for file in self.rows:
+                file.check() if are_used else file.make()
+        wait_for_all(f"{record} was begun")
 
     def go_on(self, keep: int | None, moved: Callable[..., None]) -> None:
         """Runs what is left.
