@@ -49,7 +49,7 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
 from ._calculus import pushed, run, value_of
-from ._equations import aval_of, equations, formula_of
+from ._equations import aval_of, formula_of
 from ._functions import code_parts, is_of_library, name_of
 from ._jaxprs import alone
 from ._places import Place, loop_name, place_now, place_of
@@ -112,20 +112,22 @@ def equation_digests(program: AnyJaxpr, has_rules: bool) -> Iterator[EquationDig
         program returns, whose digest is that of the whole.
     """
     telling = _Telling(has_rules, places=False)
-    yield from _listed(program, telling, 0, place_now())
+    for found, _ in _listed(program, telling, 0, place_now()):
+        yield found
     whole = _of_program(program, telling).digest
     yield EquationDigest(0, whole.hex(), "what is returned")
 
 
 def _listed(
     program: AnyJaxpr, telling: "_Telling", depth: int, around: Place | None
-) -> Iterator[EquationDigest]:
+) -> Iterator[tuple[EquationDigest, jex.JaxprEqn]]:
     found = _of_program(program, telling)
     for eqn, (digest, inner) in zip(program.eqns, found.eqns, strict=True):
         # Frames of JAX and of this library may have left no room for the user's.
         place = place_of(eqn.source_info) or around
         if digest:
-            yield EquationDigest(depth, digest.hex(), f"{_text(eqn)} at {place}")
+            text = f"{_text(eqn)} at {place}"
+            yield EquationDigest(depth, digest.hex(), text), eqn
         for what in inner:
             yield from _listed(*what, depth + 1, place)
 
@@ -141,9 +143,9 @@ def function_digest(function: Any, has_states: bool) -> str:
     return _Digests(telling).of(function).hex()
 
 
-def called_by(program: jex.ClosedJaxpr) -> Iterator[Any]:
-    """The functions that a program calls back for their results."""
-    for eqn in equations(program):
+def called_by(program: AnyJaxpr, has_rules: bool) -> Iterator[Any]:
+    """The functions that a program, or its derivatives, call back for their results."""
+    for _, eqn in _listed(program, _Telling(has_rules, places=False), 0, None):
         if eqn.outvars and (function := called_back(eqn)) is not None:
             yield function
 

@@ -127,7 +127,7 @@ class GradientCall:
         out = (value, kept[-1].join(arrays)) if has_aux else value
         # The program, and what it calls back.
         words = program_in_words(program, has_rules=True)[-1]
-        words = f"{words} {callbacks_in_words(program, 'loss') or ''}"
+        words = f"{words} {callbacks_in_words(program, 'loss', True) or ''}"
         return out, EndCotangents(last, ys, words)
 
     def take(self, cotangents: PyTree) -> EndCotangents:
@@ -184,7 +184,7 @@ class GradientCall:
             settings={"argnums": ", ".join(names)} | back.sums_in_words,
             arguments=cts,
             constants={},
-            functions={},
+            functions=callbacks_in_words(call.segment_program, "f", has_rules=True),
             program=program_in_words(call.segment_program, has_rules=True),
             files=[],
             loss=loss,

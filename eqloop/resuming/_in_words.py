@@ -107,9 +107,11 @@ def constants_in_words(program: jex.ClosedJaxpr, name: str) -> Described:
     return {f"{name}, constant {i}": array_in_words(x) for i, x in named}
 
 
-def callbacks_in_words(program: jex.ClosedJaxpr, name: str) -> Described:
-    """The functions that a program calls back."""
-    named = enumerate(called_by(program))
+def callbacks_in_words(
+    program: jex.ClosedJaxpr, name: str, has_rules: bool
+) -> Described:
+    """The functions that a program, or its derivatives, call back."""
+    named = enumerate(called_by(program, has_rules))
     return {f"{name}, callback {i}": function_in_words(x, True) for i, x in named}
 
 

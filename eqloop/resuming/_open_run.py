@@ -180,7 +180,7 @@ def open_run(
         | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
         | leaves_in_words(key, "key", [None]),
         constants=constants_in_words(call.segment_program, "f"),
-        functions=callbacks_in_words(call.segment_program, "f")
+        functions=callbacks_in_words(call.segment_program, "f", has_rules=False)
         | ({} if made_by is None else {"xs": function_in_words(made_by, False)}),
         program=program_in_words(call.segment_program, has_rules=False),
         files=_files_in_words(call),

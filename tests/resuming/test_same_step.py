@@ -325,7 +325,15 @@ def with_policy(name):
     return el.CheckpointedScan(step, policy=policy)
 
 
+def with_backward_called(value):
+    host = lambda ct: np.asarray(ct * value, np.float32)
+    result = jax.ShapeDtypeStruct((), jnp.float32)
+    step = lambda h, x: (jnp.sin(h) + x, None)
+    return el.Scan(step, backward=lambda ct: jax.pure_callback(host, result, ct))
+
+
 OTHER_RULES = {
+    "callback of backward": with_backward_called,
     "jvp": functools.partial(with_rule, jax.custom_jvp),
     "vjp": functools.partial(with_rule, jax.custom_vjp),
     "backward": with_backward,
