@@ -64,6 +64,7 @@ from ._axes import (
 from ._bits import (
     bits,
     compared_fields,
+    host_parts,
     is_compared_by_fields,
     raw_bytes,
     structure_bits,

@@ -109,23 +109,28 @@ def _content(x: Value) -> bytes:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return _content(jax.random.key_data(x))
         if x.nbytes <= _LARGE:
-            return _told(*_parts(x))
+            return _told(*host_parts(x))
         if (key := id(x)) not in _known:
             forget = lambda _: _known.pop(key, None)
-            _known[key] = weakref.ref(x, forget), _told(*_parts(x))
+            _known[key] = weakref.ref(x, forget), _told(*host_parts(x))
         return _known[key][1]
 
 
-def _parts(x: jax.Array) -> Iterator[bytes | memoryview]:
-    """What this process has of an array, each part once."""
+def host_parts(x: jax.Array) -> Iterator[bytes | memoryview]:
+    """What this process has of an array, each part once, however it is spread."""
     # Part by part, as JAX would keep a copy of the whole on the host.
-    if x.is_fully_addressable and len(x.sharding.device_set) == 1:
-        yield raw_bytes(np.asarray(x.addressable_data(0)))
-        return
     shards = {str(shard.index): shard for shard in x.addressable_shards}
-    for index in sorted(shards):
-        yield index.encode()
-        yield raw_bytes(np.asarray(shards[index].data))
+    if len(shards) == 1:
+        yield raw_bytes(np.asarray(x.addressable_data(0)))
+    elif x.is_fully_addressable:
+        whole = np.empty(x.shape, x.dtype)
+        for shard in shards.values():
+            whole[shard.index] = shard.data
+        yield raw_bytes(whole)
+    else:
+        for index in sorted(shards):
+            yield index.encode()
+            yield raw_bytes(np.asarray(shards[index].data))
 
 
 def _told(*parts: Any) -> bytes:

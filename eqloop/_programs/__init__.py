@@ -84,8 +84,15 @@ from ._equations import (
     with_formula,
 )
 from ._formula import Formula, Selected, Static
-from ._functions import code_parts, is_of_library, named_in
-from ._identity import digest_of, equation_bits, literal_bits
+from ._identity import (
+    EquationDigest,
+    called_by,
+    digest_of,
+    equation_bits,
+    equation_digests,
+    function_digest,
+    literal_bits,
+)
 from ._jaxprs import (
     Rewriter,
     alone,

@@ -1,51 +1,24 @@
 """What tells functions of Python apart: their code, and what they read by name.
 
-Comments and formatting make no difference, nor do lines and paths. It works for
-functions that are in no file, as in a notebook.
+Comments, docstrings and formatting make no difference, nor do lines, paths and what
+variables are called. It works for functions that are in no file, as in a notebook.
 """
 
+import dis
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from .._arrays import is_dynamic, is_scalar
-
-_OF_JAX = "jax", "jaxlib"
-
-
-def code_parts(code: types.CodeType) -> Iterator[str]:
-    """What a function was compiled to, without where it stands."""
-    yield code.co_code.hex()
-    yield repr(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from code_parts(constant)
-        else:
-            yield _constant(constant)
+# These may be somewhere else than other packages that are installed.
+_OF_LIBRARIES = frozenset(("jax", "jaxlib", "equinox", "eqloop", "numpy"))
 
 
-def named_in(function: types.FunctionType) -> dict[str, Any]:
-    """What a function reads by name: defaults, what it closes over, and globals.
-
-    Of the globals those that are numbers, arrays, lists and the like of these, or are
-    of the same module. Those of a library are its own affair.
-    """
-    found: dict[str, Any] = dict(function.__kwdefaults__ or {})
-    defaults, code = function.__defaults__ or (), function.__code__
-    arguments = code.co_varnames[: code.co_argcount]
-    found |= zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not yet assigned
-            continue
-    for name in () if is_of_library(function) else _global_names(code):
-        value = function.__globals__.get(name)
-        is_own = getattr(value, "__module__", None) == function.__module__
-        is_list = type(value) in (tuple, list, dict)
-        if is_dynamic(value) or is_scalar(value) or is_list or is_own:
-            found.setdefault(name, value)
-    return found
+def code_parts(function: types.FunctionType) -> Iterator[Any]:
+    """What a function does: its instructions, and what its names stand for."""
+    known = _closed_over(function), function.__globals__
+    yield from _instructions(function.__code__, *known)
+    yield function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
 
 
 def name_of(x: Any) -> str:
@@ -55,22 +28,44 @@ def name_of(x: Any) -> str:
 
 
 def is_of_library(value: object) -> bool:
-    """Whether something is JAX's, Equinox's, Python's or this library's own."""
-    package = (getattr(value, "__module__", None) or "").partition(".")[0]
-    return package in (*_OF_JAX, "equinox", "eqloop", "builtins", "abc", "typing")
+    """Whether something is Python's, or of a package that was installed."""
+    module = getattr(value, "__module__", getattr(value, "__name__", None)) or ""
+    if module.partition(".")[0] in _OF_LIBRARIES | sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file
 
 
-def _constant(value: object) -> str:
-    """A constant of a function; a set has an order of its own in each process."""
-    if isinstance(value, frozenset):
-        return repr(sorted(map(_constant, value)))
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_constant, value))})"
-    return repr(value)
+def _closed_over(function: types.FunctionType) -> dict[str, Any]:
+    found = dict[str, Any]()
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    return found
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+def _instructions(
+    code: types.CodeType, closed_over: dict[str, Any], known: dict[str, Any]
+) -> Iterator[Any]:
+    module = None
+    for step in dis.get_instructions(code):
+        name, value = step.argval, step.arg
+        if isinstance(name, types.CodeType):
+            yield from _instructions(name, closed_over, known)
+            continue
+        if step.opcode in dis.hasconst:
+            value = name
+        elif step.opcode in dis.hasfree:
+            value = closed_over.get(name, value)
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            value = known.get(name, name)
+        elif step.opcode in dis.hasname:
+            value = vars(module).get(name, name) if module else name
+        is_own = isinstance(value, types.ModuleType) and not is_of_library(value)
+        module = value if is_own else None
+        is_named = hasattr(value, "__name__") and is_of_library(value)
+        yield step.opname
+        yield name_of(value) if is_named else value

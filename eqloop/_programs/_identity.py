@@ -16,12 +16,13 @@ import os
 import re
 import types
 import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
 import jax.extend.core as jex
+import numpy as np
 
 from .._arrays import (
     Flags,
@@ -48,9 +49,10 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
 from ._calculus import pushed, run, value_of
-from ._equations import aval_of
-from ._functions import code_parts, name_of, named_in
+from ._equations import aval_of, formula_of
+from ._functions import code_parts, is_of_library, name_of
 from ._jaxprs import alone
+from ._places import Place, loop_name, place_now, place_of
 
 # Objects of these packages are known by what they print.
 _PRINTED = ("builtins", "jax", "jaxlib", "numpy")
@@ -81,55 +83,165 @@ def digest_of(*parts: object) -> str:
     return _Digests().of(parts).hex()
 
 
+class EquationDigest(NamedTuple):
+    """What tells an equation from others.
+
+    Attributes:
+        depth: In how many other equations it is.
+        digest: A digest of it and of the programs in it.
+        text: What it computes, and at which line of the user's program.
+    """
+
+    depth: int
+    digest: str
+    text: str
+
+
+def equation_digests(program: AnyJaxpr, has_rules: bool) -> Iterator[EquationDigest]:
+    """What tells which numbers a program computes, whatever else differs.
+
+    It makes no difference on which devices they are, nor in which lines. That callbacks
+    differ does not show, see `called_by`.
+
+    Args:
+        program: The program.
+        has_rules: Whether programs differ if their derivatives do.
+
+    Returns:
+        Each equation, followed by those of the programs in it; at last, what the
+        program returns, whose digest is that of the whole.
+    """
+    telling = _Telling(has_rules, places=False)
+    for found, _ in _listed(program, telling, 0, place_now()):
+        yield found
+    whole = _of_program(program, telling).digest
+    yield EquationDigest(0, whole.hex(), "what is returned")
+
+
+def _listed(
+    program: AnyJaxpr, telling: "_Telling", depth: int, around: Place | None
+) -> Iterator[tuple[EquationDigest, jex.JaxprEqn]]:
+    found = _of_program(program, telling)
+    for eqn, (digest, inner) in zip(program.eqns, found.eqns, strict=True):
+        # Frames of JAX and of this library may have left no room for the user's.
+        place = place_of(eqn.source_info) or around
+        if digest:
+            text = f"{_text(eqn)} at {place}"
+            yield EquationDigest(depth, digest.hex(), text), eqn
+        for what in inner:
+            yield from _listed(*what, depth + 1, place)
+
+
+def function_digest(function: Any, has_states: bool) -> str:
+    """A digest of a function, by its code and by what it reads.
+
+    Args:
+        function: The function.
+        has_states: Whether functions differ if lists or objects that they read do.
+    """
+    telling = _Telling(rules=True, places=False, states=has_states)
+    return _Digests(telling).of(function).hex()
+
+
+def called_by(program: AnyJaxpr, has_rules: bool) -> Iterator[Any]:
+    """The functions that a program, or its derivatives, call back for their results."""
+    for _, eqn in _listed(program, _Telling(has_rules, places=False), 0, None):
+        if eqn.outvars and (function := called_back(eqn)) is not None:
+            yield function
+
+
+def _text(eqn: jex.JaxprEqn) -> str:
+    """What an equation computes, with the numbers of the program."""
+    name = form_of(eqn)
+    if formula_of(eqn) is not None:
+        name = loop_name(eqn.source_info.name_stack) or type(formula_of(eqn)).__name__
+    is_number = lambda x: isinstance(x, jex.Literal) and not np.shape(value_of(x))
+    of = lambda x: str(value_of(x) if is_number(x) else aval_of(x))
+    shown = [of(x) for x in eqn.invars[:_SHOWN]] + ["..."] * (len(eqn.invars) > _SHOWN)
+    return f"{name}({', '.join(shown)})"
+
+
+# How many operands the text of an equation has.
+_SHOWN = 4
+
 # The operations that run a user's rule when they are differentiated.
 _RULES = ("custom_jvp_call", "custom_vjp_call")
+# Those that only say where something is.
+_MOVING = ("sharding_constraint", "reshard", "device_put", "mesh_cast")
 
 
 # Programs may hold large constants, and are not kept alive.
-_known: weakref.WeakKeyDictionary[AnyJaxpr, dict[bool, bytes]]
+_known: weakref.WeakKeyDictionary[AnyJaxpr, dict["_Telling", "_ProgramDigest"]]
 _known = weakref.WeakKeyDictionary()
 
 
-def _of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
+class _ProgramDigest(NamedTuple):
+    """A program by its digest.
+
+    Attributes:
+        eqns: The digest of each equation, and the programs that it depends on. It is
+            empty for one that makes no difference.
+    """
+
+    digest: bytes
+    eqns: "list[tuple[bytes, list[_Inner]]]"
+
+
+def _of_program(program: AnyJaxpr, telling: "_Telling") -> _ProgramDigest:
     known = _known.setdefault(program, {})
-    if has_rules not in known:
-        known[has_rules] = _found_of_program(program, has_rules)
-    return known[has_rules]
+    if telling not in known:
+        known[telling] = _found_of_program(program, telling)
+    return known[telling]
 
 
-def _found_of_program(program: AnyJaxpr, has_rules: bool) -> bytes:
-    closed, digests = close(program), _Digests(has_rules)
+def _found_of_program(program: AnyJaxpr, telling: "_Telling") -> _ProgramDigest:
+    closed, digests = close(program), _Digests(telling)
     jaxpr, count = closed.jaxpr, itertools.count()
-    numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], bytes]()
+    numbers, rules = dict[Any, bytes](), dict[tuple[int, ...], _Rule]()
 
     def bind(var: Any) -> bytes:
         numbers[var] = _hashed("variable", str(next(count)).encode())
-        return _of_type(var.aval)
+        return digests.of(var.aval)
 
     def read(atom: Any) -> bytes:
         if not isinstance(atom, jex.Literal):
             return numbers[atom]
-        return _joined("literal", _of_type(atom.aval), digests.of(value_of(atom)))
+        return _joined("literal", digests.of(atom.aval), digests.of(value_of(atom)))
 
-    def rule_of(eqn: jex.JaxprEqn) -> list[bytes]:
-        if not has_rules or form_of(eqn) not in _RULES or is_through(eqn):
-            return []
+    def rule_of(eqn: jex.JaxprEqn) -> _Rule:
+        if not telling.rules or form_of(eqn) not in _RULES or is_through(eqn):
+            return b"", []
         # Where a function is called many times, its rule is the same object.
         key = tuple(map(id, eqn.params.values()))
         if key not in rules:
-            rules[key] = _of_rule(eqn)
-        return [rules[key]]
+            rules[key] = _of_rule(eqn, telling)
+        return rules[key]
 
-    parts = [bind(var) for var in (*jaxpr.constvars, *jaxpr.invars)]
-    parts += map(digests.of, closed.consts)
+    for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+        numbers[var] = _joined("constant", digests.of(var.aval), digests.of(const))
+    types, eqns = list(map(bind, jaxpr.invars)), list[tuple[bytes, list[_Inner]]]()
     for eqn in jaxpr.eqns:
-        operands = list(map(read, eqn.invars))
-        own = [digests.of(_params(eqn)), *rule_of(eqn), _of_context(eqn.ctx)]
-        parts.append(_joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars)))
-    return _joined("program", *parts, *map(read, jaxpr.outvars))
+        if not telling.places and form_of(eqn) in _MOVING:
+            numbers.update(zip(eqn.outvars, map(read, eqn.invars), strict=True))
+            eqns.append((b"", []))
+            continue
+        digests.programs, operands = [], list(map(read, eqn.invars))
+        params, (rule, made) = digests.of(_params(eqn, telling)), rule_of(eqn)
+        own = params, _hashed("rule", rule), _of_context(eqn.ctx)
+        digest = _joined(form_of(eqn), *own, *operands, *map(bind, eqn.outvars))
+        eqns.append((digest, [*digests.programs, *made]))
+    outs = list(map(read, jaxpr.outvars))
+    whole = _joined("program", *types, *(digest for digest, _ in eqns), *outs)
+    return _ProgramDigest(whole, eqns)
 
 
-def _of_rule(eqn: jex.JaxprEqn) -> bytes:
+# A program in an equation, and what of it counts.
+_Inner: TypeAlias = "tuple[AnyJaxpr, _Telling]"
+# The digest of a rule, and the programs that it makes, as far as it makes any.
+_Rule: TypeAlias = tuple[bytes, list[_Inner]]
+
+
+def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
     """The derivative rule of a function, by the programs that it makes.
 
     In there, other functions that have rules are known by their names: they are called,
@@ -139,15 +251,17 @@ def _of_rule(eqn: jex.JaxprEqn) -> bytes:
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
     if not (any(marks) and any(wanted)):
-        return _hashed("name", b"no rule")  # none is ever asked for
+        return b"no rule", []  # none is ever asked for
 
-    def used(marks: Flags) -> bytes | None:
+    def used(marks: Flags) -> _Rule | None:
         try:
             if is_backward:
                 made = _there_and_back(program, marks, wanted)
             else:  # nobody asks for this program again
                 made = [pushed.__wrapped__(program, (marks,), (wanted,))]
-            return _joined("rule", *(_of_program(p, False) for p in made))
+            called = telling._replace(rules=False)
+            digests = (_of_program(p, called).digest for p in made)
+            return _joined("rule", *digests), [(p, called) for p in made]
         except Exception:
             # The rule is a user's code. It may refuse that some inputs are
             # differentiated, with any error.
@@ -158,8 +272,8 @@ def _of_rule(eqn: jex.JaxprEqn) -> bytes:
     each = (tuple(i == at for i in range(len(marks))) for at in range(len(marks)))
     some = [used(one) for one, mark in zip(each, marks, strict=True) if mark]
     if not any(some):
-        return _of_nothing_else()
-    return _joined("some", *(one or _hashed("name", b"refused") for one in some))
+        return _of_nothing_else(), []
+    return _joined("some", *(one[0] if one else _REFUSED for one in some)), []
 
 
 def _there_and_back(
@@ -188,17 +302,22 @@ def _of_nothing_else() -> bytes:
     return _hashed("unknown", f"{os.getpid()} {next(_unknown)}".encode())
 
 
-def _params(eqn: jex.JaxprEqn) -> dict[str, Any]:
+def _params(eqn: jex.JaxprEqn, telling: "_Telling") -> dict[str, Any]:
     """The parameters of an equation that say what it computes."""
-    params = dict(form_params(eqn))
-    if form_of(eqn) in _RULES:
+    params, form = dict(form_params(eqn)), form_of(eqn)
+    if form in _RULES:
         return {"call_jaxpr": params["call_jaxpr"]}
+    if (formula := formula_of(eqn)) is not None:
+        return {"_prim": formula}
+    if not telling.places and form in ("jit", "pjit"):
+        return {"jaxpr": params["jaxpr"]}
     if "callback" in params:
         # Which function is called makes no difference to a program, nor does what it
         # has seen since it was last traced.
-        params["callback"] = name_of(called_back(eqn) or params["callback"])
-    if form_of(eqn) == "custom_vmap_call":
-        params["rule"] = batching_rule(eqn)
+        callback = called_back(eqn) or params["callback"]
+        params["callback"] = name_of(callback) if telling.places else None
+    if form == "custom_vmap_call":
+        params["rule"] = batching_rule(eqn) if telling.rules else None
     return params
 
 
@@ -213,25 +332,44 @@ def _of_context(context: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_type(aval: Aval) -> bytes:
-    words = [type(aval).__name__, str(aval)]
+def _of_type(aval: Aval, has_place: bool) -> bytes:
+    words = [type(aval).__name__]
     if is_type(aval):
-        placed = str(aval.sharding), str(aval.memory_space), sorted(axes_of(aval))
-        words += map(str, (aval.dtype, aval.shape, aval.weak_type, *placed))
+        words += map(str, (aval.dtype, aval.shape, aval.weak_type))
+    if is_type(aval) and has_place:
+        words += map(str, (aval.sharding, aval.memory_space, sorted(axes_of(aval))))
+    if not is_type(aval) or has_place:
+        words.append(str(aval))
     return _hashed("type", "\n".join(words).encode())
+
+
+class _Telling(NamedTuple):
+    """What makes programs others.
+
+    Attributes:
+        rules: Whether other derivative rules of functions do.
+        places: Whether other devices do, on which something is.
+        states: Whether it does what is in lists and objects that a function reads.
+    """
+
+    rules: bool
+    places: bool
+    states: bool = True
 
 
 class _Digests:
     """Makes digests of things, each by its kind.
 
     Attributes:
-        has_rules: Whether functions with derivative rules are known by these, too.
+        telling: What of programs counts.
+        programs: Those that it has seen.
         within: What a digest is being made of: it may be part of itself.
         functions: The digests of functions, which may read each other in many ways.
     """
 
-    def __init__(self, has_rules: bool = True):
-        self.has_rules = has_rules
+    def __init__(self, telling: _Telling | None = None):
+        self.telling = telling or _Telling(rules=True, places=True)
+        self.programs: list[_Inner] = []
         self.within: set[int] = set()
         self.functions: dict[types.FunctionType, bytes] = {}
 
@@ -243,9 +381,12 @@ class _Digests:
         if is_scalar(x) or is_dynamic(x):
             return _hashed("bits", repr(bits(x)).encode())
         if isinstance(x, jex.ClosedJaxpr | jex.Jaxpr):
-            return _of_program(x, self.has_rules)
+            self.programs.append((x, self.telling))
+            return _of_program(x, self.telling).digest
         if is_type(x) or isinstance(x, jax.core.AbstractValue):
-            return _of_type(x)
+            return _of_type(x, self.telling.places)
+        if isinstance(x, jax.sharding.Sharding) and not self.telling.places:
+            return self.of(None)
         if isinstance(x, type | types.ModuleType | types.BuiltinFunctionType):
             return _hashed("name", name_of(x).encode())
         if id(x) in self.within:
@@ -258,6 +399,8 @@ class _Digests:
 
     def _of_parts(self, x: Any, kind: type) -> bytes:
         name = name_of(kind)
+        if not (self.telling.states or isinstance(x, _WITHOUT_STATE)):
+            return _joined(name, self._methods(kind))
         if isinstance(x, tuple | list):
             return _joined(name, *map(self.of, x))
         if isinstance(x, set | frozenset):
@@ -270,15 +413,15 @@ class _Digests:
         if isinstance(x, jax.stages.Traced):
             return _joined(name, self.of(x.jaxpr))
         if is_compared_by_fields(x):
-            return _joined(name, self.of(dict(compared_fields(x))))
+            fields = dict(compared_fields(x))
+            return _joined(name, self.of(fields), self._methods(kind))
         if isinstance(x, types.FunctionType):
             if x not in self.functions:
-                code = _hashed("code", "\n".join(code_parts(x.__code__)).encode())
-                read = self.of(name_of(x)), self.of(named_in(x))
-                self.functions[x] = _joined(name, code, *read)
+                self.functions[x] = _joined(name, *map(self.of, code_parts(x)))
             return self.functions[x]
         if isinstance(x, types.MethodType):
-            return _joined(name, self.of(x.__func__), self.of(x.__self__))
+            own = self.of(x.__self__), self._methods(type(x.__self__))
+            return _joined(name, self.of(x.__func__), *own)
         if isinstance(x, functools.partial):
             return _joined(name, *map(self.of, (x.func, x.args, x.keywords)))
         if isinstance(x, jax.tree_util.PyTreeDef):
@@ -287,10 +430,18 @@ class _Digests:
             return _joined(name, self.of(inner))
         is_foreign = kind.__module__.partition(".")[0] in _PRINTED
         if not is_foreign and hasattr(x, "__dict__") and not isinstance(x, enum.Enum):
-            return _joined(name, self.of(vars(x)))
+            return _joined(name, self.of(vars(x)), self._methods(kind))
         # Where it lies in memory is another place in each process.
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(x))
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(x))
         return _joined(name, _hashed("text", text.encode()))
+
+    def _methods(self, kind: type) -> bytes:
+        """The digest of what objects of a user's class may do if they are called."""
+        own = [c for c in kind.__mro__ if not is_of_library(c)]
+        names = {n for c in own for n in vars(c) if n == "__call__" or n[:2] != "__"}
+        found = {name: getattr(kind, name, None) for name in names}
+        functions = (f for f in found.items() if isinstance(f[1], types.FunctionType))
+        return _joined("methods", *map(self.of, sorted(functions)))
 
 
 def _hashed(kind: str, content: bytes) -> bytes:
@@ -301,3 +452,14 @@ def _hashed(kind: str, content: bytes) -> bytes:
 def _joined(name: str, *digests: bytes) -> bytes:
     # All of them have the same length, so none can be taken for two.
     return _hashed("joined", _hashed("name", name.encode()) + b"".join(digests))
+
+
+_WITHOUT_STATE = (
+    types.FunctionType
+    | types.MethodType
+    | functools.partial
+    | tuple
+    | frozenset
+    | enum.Enum
+)
+_REFUSED = _hashed("name", b"refused")

@@ -54,8 +54,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     aside = path.with_name(ASIDE + path.name)
     with explaining_errors("written", path):
         write_bytes(aside, [json.dumps(content, indent=1).encode()])
-        os.replace(aside, path)
-        _sync(path.parent)
+        put(aside, path)
 
 
 def begin_folder(path: Path) -> Path:
@@ -73,8 +72,13 @@ def finish_folder(aside: Path, path: Path) -> None:
     """Puts a folder into its place, with all that was written to it."""
     with explaining_errors("written", path):
         _sync(aside)
-        os.replace(aside, path)
-        _sync(path.parent)
+        put(aside, path)
+
+
+def put(aside: Path, path: Path) -> None:
+    """Puts what was written aside into its place."""
+    os.replace(aside, path)
+    _sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:

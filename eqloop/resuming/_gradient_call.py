@@ -1,15 +1,16 @@
 """The gradient of a run: by what, from which cotangents, and put back into trees."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import (
+    Arrays,
     as_arrays,
     describe,
     flatten,
@@ -23,98 +24,33 @@ from .._arrays import (
 )
 from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder, remove_leftovers, write_json
-from ._forward_sweep import open_files
-from ._in_words import fingerprint
+from ._in_words import array_in_words, callbacks_in_words, program_in_words
 from ._open_run import OpenedRun
-from ._processes import is_leader, wait_for_all
-from ._reverse_sweep import ReverseSweep
-from ._run_record import read_json
+from ._reversal import Reversal
+from ._run_record import RunRecord
 from ._segment_call import Wanted
-from ._status import COTANGENTS, GRADIENT, OF_SCANNED
+from ._status import GRADIENT, OF_SCANNED
 from ._tree_form import TreeForm
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loss:
-    """A function `(carry, ys) -> value`, of which the arrays are known.
+class EndCotangents(NamedTuple):
+    """What a gradient starts from.
 
     Attributes:
-        has_aux: Whether it returns a pair of the value and anything else.
-        ys: That of the `ys`.
+        last: Those of the inexact arrays of the last carry.
+        ys: Those of the inexact arrays that the steps returned; `None` for zeros.
+        loss: A digest of the loss that they are of; empty if they were given.
     """
 
-    f: Callable[[PyTree, PyTree], PyTree]
-    has_aux: bool
-    carry: TreeForm
-    ys: TreeForm
-
-    def differentiate(
-        self, carry: Sequence[Value], ys: Callable[[int], PyTree]
-    ) -> tuple[PyTree, list[Value], list[Value]]:
-        """Calls the function and differentiates it."""
-        # Those of the `ys` that the function does not use are not asked for.
-        kept: list[Value] = []
-
-        def call(
-            carry: Sequence[Value], ys: Sequence[Value]
-        ) -> tuple[PyTree, list[Value]]:
-            out = self.f(self.carry.join(carry), self.ys.join(ys))
-            value, aux = self._pair(out)
-            arrays, rest = partition(as_arrays(aux))
-            kept.append(rest)
-            return value, arrays
-
-        used = self._used(call)
-        given = [ys(i) if flag else None for i, flag in enumerate(used)]
-        moves = [a and b for a, b in zip(used, self.ys.inexact, strict=True)]
-
-        @jax.jit
-        def gradient(carry: Sequence[Value], given: Sequence[Value]) -> PyTree:
-            # What is not used is not computed either.
-            blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in self.ys.types]
-            whole = put(blanks, used, given)
-            parts = pick(carry, self.carry.inexact), pick(whole, moves)
-
-            def run(parts: PyTree) -> PyTree:
-                full = put(carry, self.carry.inexact, parts[0])
-                return call(full, put(whole, moves, parts[1]))
-
-            value, pull, aux = jax.vjp(run, parts, has_aux=True)
-            return value, aux, pull(jnp.ones_like(value))[0]
-
-        value, arrays, (ct_carry, moved) = gradient(carry, pick(given, used))
-        ct_ys = put([None] * len(moves), moves, moved)
-        aux = kept[-1].join(arrays)
-        out = (value, aux) if self.has_aux else value
-        return out, ct_carry, pick(ct_ys, self.ys.inexact)
-
-    def _used(self, call: Callable[..., PyTree]) -> list[bool]:
-        """Which of the `ys` the function uses."""
-        jaxpr = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types)).jaxpr
-        read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
-        read |= set(map(id, jaxpr.outvars))
-        return [id(var) in read for var in jaxpr.invars[len(self.carry.types) :]]
-
-    def _pair(self, out: PyTree) -> tuple[PyTree, PyTree]:
-        if self.has_aux and (not isinstance(out, tuple | list) or len(out) != 2):
-            raise TypeError(
-                f"Resumable: with `has_aux=True` the loss must return a pair "
-                f"`(value, aux)`, but it returned {jax.tree.map(describe, out)}."
-            )
-        value, aux = out if self.has_aux else (out, None)
-        value = as_arrays(value, scalars=True)
-        is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
-        if not is_real or value.shape != ():
-            raise TypeError(
-                f"Resumable: the loss must return a real floating-point scalar, but it "
-                f"returned {jax.tree.map(describe, value)}. With `has_aux=True` it may "
-                f"return a pair of a scalar and anything else."
-            )
-        return value, aux
+    last: list[Value]
+    ys: list[Value]
+    loss: str = ""
 
 
 _NAME = "Resumable"
+_REMOVE = (
+    "Remove that folder to take this one: the loop itself is not run again for it."
+)
 _ARGUMENTS = {"f": "f", "init": "init", "xs": "xs", 0: "init", 1: "xs"}
 
 
@@ -153,101 +89,149 @@ class GradientCall:
 
     def differentiate(
         self, loss: Callable[..., PyTree], has_aux: bool
-    ) -> tuple[PyTree, tuple[list[Value], list[Value]]]:
+    ) -> tuple[PyTree, EndCotangents]:
         """What a loss returns, and its cotangents of what the loop returns."""
-        forward = self.run.forward
-        call = forward.call
-        last = forward.carry_before(len(call.segments))
-        read = lambda i: jnp.array(forward.ys[i].read())
-        made = Loss(loss, has_aux, call.last_carry, call.ys).differentiate(last, read)
-        out, ct_carry, ct_ys = made
-        return out, (ct_carry, ct_ys)
+        of_carry, of_ys = self.run.call.last_carry, self.run.call.ys
+        kept: list[Value] = []
 
-    def take(self, cotangents: PyTree) -> tuple[list[Value], list[Value]]:
+        def call(carry: Arrays, ys: Arrays) -> tuple[PyTree, list[Value]]:
+            out = loss(of_carry.join(carry), of_ys.join(ys))
+            value, aux = _pair(out) if has_aux else (out, None)
+            arrays, rest = partition(as_arrays(aux))
+            kept.append(rest)
+            return _loss_value(value), arrays
+
+        program = jax.make_jaxpr(call)(list(of_carry.types), list(of_ys.types))
+        # Those of the `ys` that the function does not use are not asked for.
+        used = _used(program.jaxpr)[len(of_carry.types) :]
+        files = pick(self.run.forward.rows, used)
+        moves = [a and b for a, b in zip(used, of_ys.inexact, strict=True)]
+
+        @jax.jit
+        def gradient(carry: Arrays, given: Arrays) -> PyTree:
+            # What is not used is not computed either.
+            blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in of_ys.types]
+            whole = put(blanks, used, given)
+            parts = pick(carry, of_carry.inexact), pick(whole, moves)
+
+            def run(parts: PyTree) -> PyTree:
+                full = put(carry, of_carry.inexact, parts[0])
+                return call(full, put(whole, moves, parts[1]))
+
+            value, pull, aux = jax.vjp(run, parts, has_aux=True)
+            return value, aux, pull(jnp.ones_like(value))[0]
+
+        given = [jnp.array(file.read()) for file in files]
+        value, arrays, (last, moved) = gradient(self.run.forward.result, given)
+        ys = pick(put([None] * len(moves), moves, moved), of_ys.inexact)
+        out = (value, kept[-1].join(arrays)) if has_aux else value
+        # The program, and what it calls back.
+        words = program_in_words(program, has_rules=True)[-1]
+        words = f"{words} {callbacks_in_words(program, 'loss', True) or ''}"
+        return out, EndCotangents(last, ys, words)
+
+    def take(self, cotangents: PyTree) -> EndCotangents:
         """The cotangents of the inexact arrays of the carry and the `ys`."""
         if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
             raise ValueError(
                 f"Resumable: `pull` takes a pair `(ct_carry, ct_ys)`, not "
                 f"{describe(cotangents)}. Give None for what has no cotangent."
             )
-        call = self.run.forward.call
+        call = self.run.call
         carry = _taken(cotangents[0], call.last_carry, "ct_carry")
         ys = _taken(cotangents[1], call.ys, "ct_ys")
         types = pick(call.last_carry.types, call.last_carry.inexact)
-        zeros = lambda ct, aval: jnp.zeros(aval.shape, aval.dtype) if ct is None else ct
-        full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
-        return [jnp.asarray(ct) for ct in full], ys
-
-    def back(
-        self, last: list[Value], ys: list[Value], progress: ProgressBar | None
-    ) -> PyTree:
-        """Takes cotangents back through the loop, and returns what was asked for."""
-        segments = self.run.forward.call.segments
-        sweep = ReverseSweep(
-            self.run.forward, self._wanted, last, ys, lambda done: None
+        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in types]
+        pairs = zip(carry, zeros, strict=True)
+        return EndCotangents(
+            [z if ct is None else jnp.asarray(ct) for ct, z in pairs], ys
         )
-        self._begin(sweep)
-        left = min(sweep.states.steps, default=segments.length)
-        done = segments.length - left
-        self.run.says_what_is_there(done, segments.length, "reversed")
-        with host_bar(_NAME, progress, segments.length, done, "backward") as move:
-            sweep = dataclasses.replace(sweep, moved=move)
-            init, scan, xs = sweep.run()
-        return self._close(init, scan, xs)
+
+    def back(self, cotangents: EndCotangents, progress: ProgressBar | None) -> PyTree:
+        """Takes cotangents back through the loop, and returns what was asked for."""
+        back = Reversal(self.run, self._wanted, cotangents.last, cotangents.ys)
+        path = self.run.directory / GRADIENT / "gradient.json"
+        now, rows = self._record(back, cotangents.loss), self.run.directory / OF_SCANNED
+        back.sweep.begin(path, now, rows, "gradient", _REMOVE)
+        length, done = self.run.segments.length, back.sweep.done
+        self.run.says_what_is_there(done, "reversed")
+        with host_bar(_NAME, progress, length, done, "backward") as move:
+            back.sweep.go_on(2, lambda done, *_: move(done))
+        return self._close(*back.result)
 
     @property
     def _wanted(self) -> Wanted:
         names = self.wrt if isinstance(self.wrt, tuple) else (self.wrt,)
-        scan, xs = self.run.forward.inputs.scan, self.run.forward.inputs.xs
-        of_scan = tuple("f" in names and flag for flag in scan.form.inexact)
-        of_xs = tuple("xs" in names and flag for flag in xs.form.inexact)
-        axes = [*pick(scan.axes, of_scan), *pick(xs.axes, of_xs)]
-        return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
+        inputs = self.run.call.inputs
+        asked = {inputs.scan: "f" in names, inputs.xs: "xs" in names}
+        of = lambda source: [asked[source] and flag for flag in source.form.inexact]
+        marks, axes = inputs.of_arrays(of), inputs.of_arrays(lambda source: source.axes)
+        pairs = list(zip(marks, axes, strict=True))
+        own = tuple(flag and axis is not None for flag, axis in pairs)
+        return Wanted(own, tuple(flag and axis is None for flag, axis in pairs))
 
-    def _begin(self, sweep: ReverseSweep) -> None:
-        """Makes the folder of this gradient, or sees that it is the one of it."""
-        folder = self.run.directory / GRADIENT
-        path = folder / "gradient.json"
-        content = self._in_words(sweep)
-        if path.exists():
-            _check_same(read_json(path), content, folder)
-        if is_leader():
-            make_folder(self.run.directory / COTANGENTS)
-            remove_leftovers(self.run.directory / COTANGENTS)
-            if not path.exists():
-                write_json(path, content)
-            of_scanned = self.run.directory / OF_SCANNED
-            open_files(of_scanned, sweep.rows, are_used=bool(sweep.states.steps))
-        wait_for_all(f"{folder} was begun")
-
-    def _in_words(self, sweep: ReverseSweep) -> dict[str, Any]:
-        call = self.run.forward.call
-        forms = (call.last_carry, sweep.last), (call.ys, sweep.ys)
-        words = {}
-        for form, cts in forms:
-            for name, ct in zip(pick(form.names, form.inexact), cts, strict=True):
-                none = ["None", ""]
-                words[name] = none if ct is None else [describe(ct), fingerprint(ct)]
+    def _record(self, back: Reversal, loss: str) -> RunRecord:
+        call = self.run.call
+        forms = (call.last_carry, back.last), (call.ys, back.ys)
+        cts = {
+            f"cotangent of {name}": "None" if ct is None else array_in_words(ct)
+            for form, cts in forms
+            for name, ct in zip(pick(form.names, form.inexact), cts, strict=True)
+        }
         names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
-        return {"argnums": names, "cotangents": words} | sweep.sums_in_words
+        return RunRecord(
+            length=self.run.segments.length,
+            settings={"argnums": ", ".join(names)} | back.sums_in_words,
+            arguments=cts,
+            constants={},
+            functions=callbacks_in_words(call.segment_program, "f", has_rules=True),
+            program=program_in_words(call.segment_program, has_rules=True),
+            files=[],
+            loss=loss,
+        )
 
     def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
-        forward = self.run.forward
-        made = {
-            "f": lambda: forward.inputs.scan.form.like(scan),
-            "xs": lambda: forward.inputs.xs.form.like(xs),
-            "init": lambda: self._init_gradient(init),
-        }
+        inputs, of_init = self.run.call.inputs, self._init_gradient(init)
+        made = {"f": inputs.scan.form.like(scan), "xs": inputs.xs.form.like(xs)}
+        made["init"] = of_init
         if isinstance(self.wrt, str):
-            return made[self.wrt]()
-        return tuple(made[name]() for name in self.wrt)
+            return made[self.wrt]
+        return tuple(made[name] for name in self.wrt)
 
     def _init_gradient(self, found: list[Value]) -> PyTree:
-        carry = self.run.forward.call.carry
+        carry = self.run.call.carry
         leaves = pick(flatten(self.run.init)[0], carry.rest.taken)
         full = put([None] * len(leaves), carry.inexact, found)
         pairs = zip(leaves, full, strict=True)
         return carry.like([_as_gradient(leaf, ct) for leaf, ct in pairs])
+
+
+def _used(jaxpr: jex.Jaxpr) -> list[bool]:
+    """Which of its inputs a program uses."""
+    read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
+    read |= set(map(id, jaxpr.outvars))
+    return [id(var) in read for var in jaxpr.invars]
+
+
+def _pair(out: PyTree) -> tuple[PyTree, PyTree]:
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(
+            f"Resumable: with `has_aux=True` the loss must return a pair "
+            f"`(value, aux)`, but it returned {jax.tree.map(describe, out)}."
+        )
+    return out[0], out[1]
+
+
+def _loss_value(value: PyTree) -> PyTree:
+    value = as_arrays(value, scalars=True)
+    is_real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+    if not is_real or value.shape != ():
+        raise TypeError(
+            f"Resumable: the loss must return a real floating-point scalar, but it "
+            f"returned {jax.tree.map(describe, value)}. With `has_aux=True` it may "
+            f"return a pair of a scalar and anything else."
+        )
+    return value
 
 
 def _as_gradient(leaf: Value, ct: Value) -> Value:
@@ -286,22 +270,3 @@ def _taken(tree: PyTree, form: TreeForm, name: str) -> list[Value]:
                 f"array; for what has none it is None."
             )
     return found
-
-
-def _check_same(found: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    if found == now:
-        return
-    there, here = found.get("cotangents", {}), now["cotangents"]
-    names = sorted(name for name in there | here if there.get(name) != here.get(name))
-    if names:
-        what = f"from other cotangents of {', '.join(names)}"
-    elif found.get("argnums") != now["argnums"]:
-        what = f"by {', '.join(found.get('argnums', []))}"
-    else:
-        kept = found.get("sums", "the types of their arrays")
-        what = f"whose sums are kept in {kept} (`el.accumulating_in`)"
-    raise ValueError(
-        f"Resumable: {folder} holds another gradient, {what}. Nothing in it was "
-        f"changed. Remove that folder to take this one: the loop itself is not run "
-        f"again for it."
-    )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,22 +23,25 @@ from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder, remove_leftovers
-from ._forward_sweep import ForwardSweep, SegmentInputs, open_files
-from ._in_words import functions_in_words, jax_settings, leaves_in_words, text_of
-from ._lock import locked
-from ._processes import is_leader, wait_for_all
-from ._run_record import RunRecord
-from ._segment_call import SegmentCall
-from ._segments import Segments
-from ._sources import (
-    CalledSource,
-    StoredSource,
-    scanned_axes,
-    stand_ins,
+from ._disk import make_folder
+from ._in_words import (
+    callbacks_in_words,
+    constants_in_words,
+    function_in_words,
+    leaves_in_words,
+    program_in_words,
+    text_of,
 )
-from ._status import CARRIES, GRADIENT, YS
-from ._step_keys import StepKeys
+from ._lock import locked
+from ._processes import is_leader
+from ._run_record import RECORD, RunRecord
+from ._segment_call import SegmentCall
+from ._segment_inputs import SegmentInputs, key_table
+from ._segments import Segments
+from ._sources import CalledSource, StoredSource, scanned_axes, stand_ins
+from ._state_folder import StateFolder
+from ._status import CARRIES, YS
+from ._sweep import SegmentSweep, row_files
 
 _NAME = "Resumable"
 _logger = logging.getLogger("eqloop")
@@ -48,81 +52,73 @@ class OpenedRun:
     """A call, all of whose arguments are known to be right.
 
     Attributes:
+        directory: Where everything is stored.
         record: What it is called with, in words.
         init: The carry that the user gave.
     """
 
-    forward: ForwardSweep
+    call: SegmentCall
+    directory: Path
     record: RunRecord
     init: PyTree
 
+    @functools.cached_property
+    def forward(self) -> SegmentSweep:
+        """The loop itself."""
+        call, carry = self.call, self.call.carry
+        size = call.inputs.segments.size
+        run = lambda k, carry, xs, beside: call.program(size(k), xs, carry, beside)
+        states = self.directory / CARRIES, carry.names, carry.types, call.shardings
+        rows = row_files(self.directory / YS, call.ys.types)
+        given = call.inputs, call.start, StateFolder(*states), rows, call.y_axes
+        return SegmentSweep(run, *given)
+
     @property
-    def directory(self) -> Path:
-        """Where everything is stored."""
-        return self.forward.directory
+    def segments(self) -> Segments:
+        """How the loop is cut."""
+        return self.call.inputs.segments
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Has the directory for this run alone."""
-        RunRecord.read(self.directory)  # before anything is made in somebody else's
-        if not is_leader():
-            self._begin()
-            yield
-            return
-        make_folder(self.directory)
-        with locked(self.directory):
-            self._begin()
-            yield
-
-    def _begin(self) -> None:
-        """Makes the directory one of this run, if it is empty."""
-        found = RunRecord.read(self.directory)
-        if found is not None:
-            found.check(self.record, self.directory)
+        # Before anything is made in somebody else's.
+        RunRecord.of_directory(self.directory)
         if is_leader():
-            for folder in ("", CARRIES, YS, GRADIENT):
-                remove_leftovers(self.directory / folder)
-            if found is None:
-                self.record.write(self.directory)
-            make_folder(self.directory / CARRIES)
-            is_begun = bool(self.forward.carries.steps)
-            open_files(self.directory / YS, self.forward.ys, are_used=is_begun)
-        wait_for_all(f"{self.directory} was begun")
+            make_folder(self.directory)
+        with locked(self.directory) if is_leader() else contextlib.nullcontext():
+            about = self.directory / RECORD, self.record, self.directory / YS
+            self.forward.begin(*about)
+            yield
 
     def run_forward(
         self, keep: int | None, progress: ProgressBar | None, *, in_memory: bool
     ) -> tuple[PyTree, PyTree]:
         """Runs what is left of the loop, and returns what it returns."""
-        call = self.forward.call
-        segments, done = call.segments, max(self.forward.carries.steps, default=0)
-        self.says_what_is_there(done, segments.length, "run")
-        with host_bar(_NAME, progress, segments.length, done) as move:
+        done, length = self.forward.done, self.segments.length
+        self.says_what_is_there(done, "run")
+        with host_bar(_NAME, progress, length, done) as move:
             moved = lambda done, *made: move(done, self._label(done, *made))
-            dataclasses.replace(self.forward, moved=moved).run(keep)
-        return self.last_carry, call.ys.join(self.read_ys(in_memory=in_memory))
+            self.forward.go_on(keep, moved)
+        carry = self.call.last_carry.join(self.forward.result)
+        return carry, self.call.ys.join(self._read_ys(in_memory=in_memory))
 
-    def says_what_is_there(self, done: int, length: int, what: str) -> None:
+    def says_what_is_there(self, done: int, what: str) -> None:
         """Says in a line from where a run goes on that was begun before."""
+        length = self.segments.length
         if done and is_leader():
             how = f"goes on after {done}" if done < length else "has all"
             where = f"{how} of {length} steps that were {what} before"
             _logger.warning(f"{_NAME} {where}, by what is in {self.directory}")
 
-    @property
-    def last_carry(self) -> PyTree:
-        """The carry after the last step."""
-        call = self.forward.call
-        return call.last_carry.join(self.forward.carry_before(len(call.segments)))
-
-    def read_ys(self, *, in_memory: bool) -> list[Value]:
+    def _read_ys(self, *, in_memory: bool) -> list[Value]:
         """What the steps returned: arrays of JAX, or memory maps."""
-        arrays = [file.read() for file in self.forward.ys]
+        arrays = [file.read() for file in self.forward.rows]
         return list(map(jnp.array, arrays)) if in_memory else arrays
 
     def _label(self, done: int, carry: PyTree, ys: PyTree) -> Callable[[PyTree], str]:
         """What makes the text before a bar from the user's function."""
-        call = self.forward.call
-        last = 0 if call.segments.reverse else -1
+        call = self.call
+        last = 0 if self.segments.reverse else -1
 
         def label(desc: Callable[[int, PyTree, PyTree], str]) -> str:
             pairs = zip(map(np.asarray, ys), call.y_axes, strict=True)
@@ -165,36 +161,34 @@ def open_run(
         segments,
         StoredSource(scan, "scan", [*f_axes, *others]),
         x_source,
-        StepKeys.of(key, segments.length, scan.split_keys),
+        key,
+        key_table(key, length) if key is not None and scan.split_keys else None,
         scan.backward.every if isinstance(scan.backward, Truncate) else None,
     )
-    call = SegmentCall.open(segments, inputs.scan, init, inputs.xs, inputs.beside_types)
-    nothing = lambda *_: None
-    record = RunRecord(
-        length=segments.length,
-        settings={**settings, **_settings_in_words(scan)},
-        arguments=leaves_in_words(scan.f, "f", f_axes)
-        | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
-        | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
-        | leaves_in_words(key, "key", [None]),
-        code=functions_in_words(scan.f, "f")
-        | functions_in_words(scan.f_transform, "f_transform")
-        | functions_in_words(x_source.made_by, "xs", is_deep=False),
-        ys=_described(call),
-    )
-    return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)
-
-
-def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
+    call = SegmentCall.open(inputs, init)
+    made_by = x_source.made_by
     own = {
         f"scan.{field.name}": text_of(getattr(scan, field.name))
         for field in dataclasses.fields(scan)
         if field.name not in ("f", "progress")
     }
-    return {"scan": type(scan).__name__} | own | jax_settings()
+    record = RunRecord(
+        length=segments.length,
+        settings={**settings, "scan": type(scan).__name__} | own,
+        arguments=leaves_in_words(scan.f, "f", f_axes)
+        | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
+        | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
+        | leaves_in_words(key, "key", [None]),
+        constants=constants_in_words(call.segment_program, "f"),
+        functions=callbacks_in_words(call.segment_program, "f", has_rules=False)
+        | ({} if made_by is None else {"xs": function_in_words(made_by, False)}),
+        program=program_in_words(call.segment_program, has_rules=False),
+        files=_files_in_words(call),
+    )
+    return OpenedRun(call, directory, record, init)
 
 
-def _described(call: SegmentCall) -> list[dict[str, Any]]:
+def _files_in_words(call: SegmentCall) -> list[dict[str, Any]]:
     """The files of the `ys`, for whoever reads them without eqloop."""
     whole = zip(call.ys.names, call.ys.types, call.y_axes, strict=True)
     return [

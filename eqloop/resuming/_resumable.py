@@ -163,7 +163,7 @@ class Resumable(AbstractTransform):
                 run.run_forward(None, self._progress, in_memory=False)
                 gradient = GradientCall(run, wrt)
                 value, cts = gradient.differentiate(loss, has_aux)
-                return value, gradient.back(*cts, self._progress)
+                return value, gradient.back(cts, self._progress)
 
         return value_and_grad
 
@@ -206,7 +206,7 @@ class Resumable(AbstractTransform):
             gradient = GradientCall(run, wrt)
             cts = gradient.take(cotangents)
             with run.held():
-                return gradient.back(*cts, self._progress)
+                return gradient.back(cts, self._progress)
 
         return out, pull
 

@@ -4,18 +4,17 @@ They are written without being mapped into memory. Pages of a mapping that were 
 count as memory of the process, and a full disk would end it with a signal.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._arrays import raw_bytes
-from ._disk import ASIDE, explaining_errors, npy_header, write_bytes
+from ._disk import ASIDE, explaining_errors, npy_header, put, write_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,7 @@ class RowFile:
         with explaining_errors("written", self.path):
             write_bytes(aside, [self._header])
             os.truncate(aside, self._size)
-            os.replace(aside, self.path)
+            put(aside, self.path)
 
     def check(self) -> None:
         """Checks that the file is as long as it has to be, and of this array."""
@@ -64,13 +63,13 @@ class RowFile:
                 f"has {size} bytes. Restore it, or remove the directory to start anew."
             )
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator["RowWriter"]:
-        """Opens the file, and brings to the disk what was written when it is left."""
+    def write(self, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Writes pieces of the array, each from where it starts, and waits for it."""
         with explaining_errors("written", self.path):
             descriptor = os.open(self.path, os.O_RDWR)
             try:
-                yield RowWriter(self, descriptor, len(self._header))
+                for start, piece in pieces:
+                    self._write_piece(descriptor, start, piece)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -84,38 +83,23 @@ class RowFile:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return array.view(self.dtype)
 
-
-@dataclasses.dataclass(frozen=True)
-class RowWriter:
-    """A file that is open for writing.
-
-    Attributes:
-        descriptor: What the system knows it by.
-        offset: Where in it the array starts.
-    """
-
-    file: RowFile
-    descriptor: int
-    offset: int
-
-    def write(self, start: Sequence[int], piece: np.ndarray) -> None:
-        """Writes a piece of the array."""
-        shape = self.file.shape
+    def _write_piece(
+        self, descriptor: int, start: np.ndarray, piece: np.ndarray
+    ) -> None:
+        if not piece.size:
+            return
         # The piece is contiguous in the file from this axis on.
-        whole = [i for i, n in enumerate(shape) if piece.shape[i] != n]
+        whole = [i for i, n in enumerate(self.shape) if piece.shape[i] != n]
         first = max(whole, default=0)
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
         runs = np.reshape(piece, (math.prod(piece.shape[:first]), -1))
         for index, run in zip(np.ndindex(*piece.shape[:first]), runs, strict=True):
             place = [*np.add(start[:first], index), *start[first:]]
             at = sum(int(i) * n for i, n in zip(place, strides, strict=True))
-            self._write_run(run, self.offset + at * self.file.dtype.itemsize)
-
-    def _write_run(self, run: np.ndarray, at: int) -> None:
-        left = raw_bytes(run)
-        while left:
-            written = os.pwrite(self.descriptor, left, at)
-            left, at = left[written:], at + written
+            at, left = len(self._header) + at * self.dtype.itemsize, raw_bytes(run)
+            while left:
+                written = os.pwrite(descriptor, left, at)
+                left, at = left[written:], at + written
 
 
 def storable(dtype: np.dtype) -> np.dtype[Any]:

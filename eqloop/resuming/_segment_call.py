@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
@@ -28,8 +29,8 @@ from .._programs import is_ref
 from .._types import PyTree, Value
 from ..checkpointing import AbstractSchedule, Layout, LoopSpec, Undo
 from ..loops import AbstractScan, cut_before, refuse_cuts
-from ._segments import Segments
-from ._sources import AbstractSource, resized
+from ._segment_inputs import SegmentInputs
+from ._sources import resized
 from ._state_folder import sharding_of
 from ._tree_form import TreeForm
 
@@ -39,51 +40,44 @@ class SegmentCall:
     """A segment of a scan, as a function of plain arrays.
 
     Attributes:
-        scan: The form of the scan, of which some arrays may be scanned.
-        xs: The form of `xs`.
         start: The carry that the loop starts with.
         carry: The form of the carry where a segment starts.
         last_carry: The form of the carry that is returned.
         ys: The form of what the steps return; its types are those of the whole loop.
         y_axes: The axes along which they are stacked; `None` for what is the same for
             all steps, and is not.
+        segment_program: The program of a segment, of all arrays that it gets.
     """
 
-    segments: Segments
-    scan: TreeForm
-    xs: TreeForm
+    inputs: SegmentInputs
     start: list[jax.Array]
     carry: TreeForm
     last_carry: TreeForm
     ys: TreeForm
     y_axes: tuple[Axis, ...]
+    segment_program: jex.ClosedJaxpr
 
     @classmethod
-    def open(
-        cls,
-        segments: Segments,
-        scan: AbstractSource,
-        init: PyTree,
-        xs: AbstractSource,
-        beside: Callable[[int], PyTree],
-    ) -> Self:
+    def open(cls, inputs: SegmentInputs, init: PyTree) -> Self:
         """Traces a segment, and finds out what it carries and returns."""
+        first, segments = TreeForm.of(init, "init"), inputs.segments
 
-        def forms(steps: int) -> tuple[TreeForm, TreeForm]:
+        def forms(steps: int) -> tuple[TreeForm, TreeForm, jex.ClosedJaxpr]:
             found: list[Value] = []
 
-            def run(scan_arrays: PyTree, x_arrays: PyTree, beside: PyTree) -> None:
-                whole = scan.form.join(scan_arrays)
-                out = call_scan(whole, init, xs.form.join(x_arrays), beside, steps)
+            def run(arrays: Arrays, carry: Arrays, beside: PyTree) -> PyTree:
+                out = _called(inputs, steps, arrays, first.join(carry), beside)
                 found.extend(map(TreeForm.of, out, ("carry", "ys")))
+                return [form.take(x) for form, x in zip(found, out, strict=True)]
 
-            types = scan.types(steps), xs.types(steps), beside(steps)
-            _refuse_captured_refs(jax.make_jaxpr(run)(*types))
-            return found[0], found[1]
+            arrays, beside = inputs.types(steps)
+            traced = jax.make_jaxpr(run)(arrays, first.take(init), beside)
+            _refuse_captured_refs(traced)
+            return found[0], found[1], traced
 
         # What is stacked is as long as the loop; the axis is the one that grows.
         steps = max(1, min(segments.every, segments.length))
-        (empty, none), (after, some) = forms(0), forms(steps)
+        (empty, none, _), (after, some, traced) = forms(0), forms(steps)
         carry = after if segments.length else empty
         pairs = zip(none.types, some.types, strict=True)
         axes = tuple(_stacked_axis(a.shape, b.shape) for a, b in pairs)
@@ -92,16 +86,9 @@ class SegmentCall:
             for aval, axis in zip(some.types, axes, strict=True)
         )
         start, weak = _starting(init, carry)
-        return cls(
-            segments,
-            scan.form,
-            xs.form,
-            start,
-            dataclasses.replace(carry, weak=weak),
-            carry,
-            dataclasses.replace(some, types=whole),
-            axes,
-        )
+        first = dataclasses.replace(carry, weak=weak)
+        ys = dataclasses.replace(some, types=whole)
+        return cls(inputs, start, first, carry, ys, axes, traced)
 
     @property
     def shardings(self) -> list[Value]:
@@ -109,11 +96,11 @@ class SegmentCall:
         return list(map(sharding_of, self.start))
 
     def run(
-        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, beside: PyTree
+        self, steps: int, arrays: Arrays, carry: Arrays, beside: PyTree
     ) -> tuple[list[Value], list[Value]]:
         """Runs a segment of so many steps."""
-        trees = (self.scan.join(scan), self.carry.join(carry), self.xs.join(xs))
-        new_carry, ys = call_scan(*trees, beside, steps)
+        tree = self.carry.join(carry)
+        new_carry, ys = _called(self.inputs, steps, arrays, tree, beside)
         after = _kept_in_place(self.last_carry.take(new_carry), self.shardings)
         return after, self.ys.take(ys)
 
@@ -131,8 +118,7 @@ class SegmentCall:
         self,
         steps: int,
         wanted: "Wanted",
-        inputs: tuple[Arrays, Arrays, Arrays],
-        beside: PyTree,
+        inputs: tuple[Arrays, Arrays, PyTree],
         cts: tuple[Arrays, Arrays],
         sums: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
@@ -140,66 +126,50 @@ class SegmentCall:
         # `cts` are those of the inexact arrays of the carry and of the outputs, with
         # `None` for zeros. Returned are those of the carry before, the sums with what
         # is added, and those of what only this segment gets.
-        scan, xs, carry = inputs
+        arrays, carry, beside = inputs
 
-        def run(carry_part: Arrays, parts: Arrays) -> tuple[Arrays, Arrays]:
-            new_scan, new_xs = wanted.put(scan, xs, parts)
-            new_carry = put(carry, self.carry.inexact, carry_part)
-            carry_out, ys = self.run(steps, new_scan, new_xs, new_carry, beside)
+        def run(part: Arrays, own: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:
+            new = put(put(arrays, wanted.own, own), wanted.shared, shared)
+            new_carry = put(carry, self.carry.inexact, part)
+            carry_out, ys = self.run(steps, new, new_carry, beside)
             return pick(carry_out, self.carry.inexact), pick(ys, self.ys.inexact)
 
-        parts = pick(carry, self.carry.inexact), wanted.pick(scan, xs)
-        (_, ys), pull = jax.vjp(run, *parts)
+        parts = pick(arrays, wanted.own), pick(arrays, wanted.shared)
+        (_, ys), pull = jax.vjp(run, pick(carry, self.carry.inexact), *parts)
         ct_carry, ct_ys = cts
         pairs = zip(ct_ys, ys, strict=True)
         full = [jnp.zeros_like(y) if ct is None else ct for ct, y in pairs]
-        before, found = pull((list(ct_carry), full))
-        own, shared = wanted.split(found)
+        before, own, shared = pull((list(ct_carry), full))
         sums = added(sums, shared)
         places, shared_places = split(wanted.shardings, len(before))
         return _kept_in_place(before, places), _kept_in_place(sums, shared_places), own
 
 
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """Which arrays of a scan and of `xs` cotangents are wanted of.
+class Wanted(NamedTuple):
+    """Of which arrays that segments get cotangents are wanted.
 
     Attributes:
-        scan: A mark for each array of the scan.
-        xs: A mark for each array of `xs`.
-        own: For each marked array, whether each segment gets a part of its own.
+        own: A mark for each of those of which each segment gets a part of its own.
+        shared: A mark for each of those that all segments share.
         shardings: How the cotangents of the carry are spread over devices, and the sums
             of what all segments share.
     """
 
-    scan: tuple[bool, ...]
-    xs: tuple[bool, ...]
     own: tuple[bool, ...]
+    shared: tuple[bool, ...]
     shardings: tuple[Any, ...] = ()
 
-    def pick(self, scan: Arrays, xs: Arrays) -> list[Value]:
-        """The arrays that are marked."""
-        return [*pick(scan, self.scan), *pick(xs, self.xs)]
 
-    def put(self, scan: Arrays, xs: Arrays, marked: Arrays) -> tuple[PyTree, PyTree]:
-        """The arrays, with the marked ones replaced."""
-        count = sum(self.scan)
-        return put(scan, self.scan, marked[:count]), put(xs, self.xs, marked[count:])
-
-    def split(self, marked: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        """Of the marked arrays those of one segment, and those that all share."""
-        return pick(marked, self.own), pick(marked, [not flag for flag in self.own])
-
-    def join(self, own: Arrays, shared: Arrays) -> tuple[list[Value], list[Value]]:
-        """From what `split` gives to lists for the scan and `xs`, `None` elsewhere."""
-        blank = [None] * len(self.own)
-        marked = put(blank, self.own, own)
-        marked = put(marked, [not flag for flag in self.own], shared)
-        nothing = [None] * len(self.scan), [None] * len(self.xs)
-        return self.put(*nothing, marked)
+def _called(
+    inputs: SegmentInputs, steps: int, arrays: Arrays, carry: PyTree, beside: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Calls the scan for some steps of the loop."""
+    scan, xs = inputs.scan.form, inputs.xs.form
+    of_scan, of_xs = split(arrays, len(scan.types))
+    return _call_scan(scan.join(of_scan), carry, xs.join(of_xs), beside, steps)
 
 
-def call_scan(
+def _call_scan(
     scan: AbstractScan[Any, Any], carry: PyTree, xs: PyTree, beside: PyTree, steps: int
 ) -> tuple[PyTree, PyTree]:
     """Calls a scan for some steps of a longer loop."""
@@ -268,7 +238,7 @@ def _undoing(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return of_positioned
 
 
-def _refuse_captured_refs(program: Any) -> None:
+def _refuse_captured_refs(program: jex.ClosedJaxpr) -> None:
     if any(map(is_ref, program.consts)):
         raise TypeError(
             "Resumable: f closes over a reference (`jax.new_ref`), of which nothing is "
@@ -292,13 +262,10 @@ def _starting(
     # Of the leaves of `init` some are numbers that steps change, and so are arrays; and
     # weakly typed ones may have to be of a wider dtype.
     leaves = pick(flatten(init)[0], carry.rest.taken)
-    arrays, weak = [], []
-    for leaf, aval in zip(leaves, carry.types, strict=True):
-        array = as_array(leaf) if is_dynamic(leaf) else jnp.asarray(leaf)
-        first = plain(array)
-        weak.append(is_weak(array) and first.dtype == aval.dtype)
-        arrays.append(first if first.dtype == aval.dtype else first.astype(aval.dtype))
-    return arrays, tuple(weak)
+    arrays = [as_array(x) if is_dynamic(x) else jnp.asarray(x) for x in leaves]
+    pairs = list(zip(arrays, map(plain, arrays), carry.types, strict=True))
+    weak = tuple(is_weak(x) and first.dtype == t.dtype for x, first, t in pairs)
+    return [first.astype(t.dtype) for _, first, t in pairs], weak
 
 
 def _stacked_axis(none: tuple[int, ...], some: tuple[int, ...]) -> Axis:

@@ -26,6 +26,7 @@ class AbstractSource(abc.ABC):
         made_by: The function that makes them, if there is one.
         tree: The tree; if a function makes it, what it has made for the first segment.
         tree_axes: For each leaf of the tree the axis that is scanned.
+        whole: For each array the array, if it is given whole, and else `None`.
     """
 
     form: TreeForm
@@ -33,6 +34,7 @@ class AbstractSource(abc.ABC):
     made_by: Callable[[int, int], PyTree] | None
     tree: PyTree
     tree_axes: Sequence[Axis]
+    whole: list[Value]
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> PyTree:
@@ -43,10 +45,6 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
         """The arrays for these steps, from what was read."""
-
-    @abc.abstractmethod
-    def whole(self) -> list[Value]:
-        """For each array the array, if it is given whole, and else `None`."""
 
     def types(self, steps: int) -> list[jax.ShapeDtypeStruct]:
         """The types of what so many steps get."""
@@ -71,7 +69,7 @@ class StoredSource(AbstractSource):
         taken = self.form.rest.taken
         self.axes = tuple(a for a, flag in _zip(axes, taken) if flag)
         self._leaves = [x for x, flag in _zip(whole, taken) if flag]
-        self._whole = _unscanned(self._leaves, self.axes)
+        self.whole = _unscanned(self._leaves, self.axes)
 
     def read(self, start: int, stop: int) -> list[Value]:
         """What is scanned and not in the memory of JAX."""
@@ -90,11 +88,7 @@ class StoredSource(AbstractSource):
                 return jnp.asarray(found)
             return _slice_on_device(leaf, start, axis, stop - start)
 
-        return list(map(part, self._leaves, self.axes, self._whole, found))
-
-    def whole(self) -> list[Value]:
-        """What is not scanned."""
-        return self._whole
+        return list(map(part, self._leaves, self.axes, self.whole, found))
 
 
 @final
@@ -113,6 +107,7 @@ class CalledSource(AbstractSource):
         self.tree = make(*bounds)
         self.tree_axes = scanned_axes(self.tree, in_axes)
         self.form, self.axes = self._open(self.tree, *bounds)
+        self.whole = _unscanned(self.form.take(self.tree), self.axes)
 
     def read(self, start: int, stop: int) -> PyTree:
         """Calls the function."""
@@ -132,10 +127,6 @@ class CalledSource(AbstractSource):
                 f"returned at first. It must return the same types for all segments."
             )
         return self.form.take(found)
-
-    def whole(self) -> list[Value]:
-        """What is not scanned of what was made at first."""
-        return _unscanned(self.form.take(self.tree), self.axes)
 
     def _open(
         self, xs: PyTree, start: int, stop: int
@@ -243,23 +234,25 @@ def _slice_on_device(array: jax.Array, start: Index, axis: int, size: int) -> Va
     return plain(lax.dynamic_slice_in_dim(array, start, size, axis))
 
 
-def is_mapped(array: Value) -> bool:
-    """Whether an array is in a file that is mapped into memory."""
+def mapping_of(array: Value) -> mmap.mmap | None:
+    """The memory map that an array is in, if a file has all that is written to it."""
+    # Of another one nothing tells whether it is private, so that what was written to it
+    # is nowhere else.
+    modes = set[str | None]()
     while isinstance(array, np.ndarray):
+        modes |= {array.mode} if isinstance(array, np.memmap) else set()
         array = array.base
-    return isinstance(array, mmap.mmap)
+    is_in_file = modes and modes <= {"r", "r+", "w+"}
+    return array if is_in_file and isinstance(array, mmap.mmap) else None
 
 
 def forget_pages(leaf: Value) -> None:
     """Has the pages of a memory map that were read count as memory no longer."""
     # The system would drop them if it needed room. Until then the process would seem to
     # grow to the size of the file.
-    while isinstance(leaf, np.ndarray):
-        is_private = getattr(leaf, "mode", None) == "c"  # changes would be lost
-        leaf = leaf.base
-        can_forget = hasattr(mmap, "MADV_DONTNEED") and not is_private
-        if can_forget and isinstance(leaf, mmap.mmap):
-            leaf.madvise(mmap.MADV_DONTNEED)
+    mapping = mapping_of(leaf)
+    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _arrays_listed(form: TreeForm, types: Sequence[Value] | None = None) -> str:

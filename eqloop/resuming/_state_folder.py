@@ -84,11 +84,14 @@ class StateFolder:
     def read(self, steps: int) -> list[Value]:
         """Reads a state."""
         place = self._place(steps)
-        described = read_json(place / _STATE).get("arrays", [])
+        described = read_json(place / _STATE).get("arrays") or []
         if len(described) != len(self.names):
             _damaged(place / _STATE, f"it has {len(described)} arrays")
         given = zip(described, self.types, self.shardings, strict=True)
-        return [_read_array(place, *what) for what in given]
+        try:
+            return [_read_array(place, *what) for what in given]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            _damaged(place / _STATE, "it does not say what the arrays are")
 
     def forget(self, steps: Sequence[int]) -> None:
         """Removes states."""

@@ -32,7 +32,7 @@ class RunStatus:
     @classmethod
     def read(cls, directory: Path) -> Self:
         """That of the run in a directory."""
-        record = RunRecord.read(directory)
+        record = RunRecord.of_directory(directory)
         if record is None:
             return cls(None, 0, None)
         steps = steps_in(directory / CARRIES)

@@ -28,8 +28,7 @@ class Both:
     """The loop and its gradient, in a directory."""
 
     def __init__(self, opened, directory: Path) -> None:
-        forward = dataclasses.replace(opened.forward, directory=directory)
-        self.run = dataclasses.replace(opened, forward=forward)
+        self.run = dataclasses.replace(opened, directory=directory)
 
     def forward(self, keep=2):
         with self.run.held():
@@ -41,7 +40,7 @@ class Both:
         ys = {"h": jnp.ones((len(data()), 3)), "mean": None, "name": None}
         cotangents = gradient.take((jnp.arange(3.0), ys))
         with self.run.held():
-            return gradient.back(*cotangents, None)
+            return gradient.back(cotangents, None)
 
 
 def died_and_went_on(opened, begun, folder, sweep, monkeypatch):

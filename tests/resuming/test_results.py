@@ -6,12 +6,10 @@ import re
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.resuming._step_keys import StepKeys
 
 from ..marks import slow, slow_if
 from .cases import EVERY, Example, assert_close, cell, data, examples, loss, numbers
@@ -156,13 +154,6 @@ def test_how_many_carries_are_kept(tmp_path):
     found = run.value_and_grad(loss)(jnp.zeros(3), data())
     other = el.Resumable(el.Scan(cell()), tmp_path / "other", every=2)
     assert numbers(found) == numbers(other.value_and_grad(loss)(jnp.zeros(3), data()))
-
-
-def test_keys_of_many_steps_are_those_of_split():
-    key = jr.key(3)
-    keys = StepKeys.of(key, 1000, True)
-    assert keys.table is None
-    assert numbers(keys.take(400, 420)) == numbers(jr.split(key, 1000)[400:420])
 
 
 def test_status(tmp_path):
