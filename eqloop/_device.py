@@ -132,17 +132,48 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         yield
 
 
-def planning_for_call(
-    device: DeviceLike | None, *args: PyTree
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def as_by_jit() -> Iterator[None]:
+    """A context in which programs are traced, compiled and tried as `jit` does it.
+
+    What a user looks for with these settings is looked for where programs run. Without
+    `jit`, JAX writes loops out: that is another program, of other bytes.
+    """
+    with (
+        jax.disable_jit(False),
+        jax.check_tracer_leaks(False),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+    ):
+        yield
+
+
+def program_settings() -> tuple[str, ...]:
+    """The settings of JAX by which one jaxpr becomes several compiled programs."""
+    config: Any = jax.config  # its settings have no types
+    found = [
+        config.jax_enable_x64,  # of counters
+        config.jax_threefry_partitionable,  # of random bits
+        config.jax_optimization_level,
+        config.jax_memory_fitting_level,
+        config.read("jax_disable_most_optimizations"),
+    ]
+    return tuple(map(str, found))
+
+
+@contextlib.contextmanager
+def planning_for_call(device: DeviceLike | None, *args: PyTree) -> Iterator[None]:
     """`planning_for` a device, or else for that of the arguments of a call."""
     # What was put on a device is computed with there.
     if device is None and _chosen.value is None:
-        found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
+        own = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
         # Which one of several alike makes no difference.
-        if found is not None and found.device_kind != planning_device().kind:
-            device = found
-    return contextlib.nullcontext() if device is None else planning_for(device)
+        if own is not None and own.device_kind != planning_device().kind:
+            device = own
+    found = contextlib.nullcontext() if device is None else planning_for(device)
+    with as_by_jit(), found:
+        yield
 
 
 def _device_put_on(x: Value) -> Device | None:
@@ -167,16 +198,20 @@ def planning_device() -> PlannedDevice:
 def remembered_per_device(
     maxsize: int,
 ) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
-    """`functools.lru_cache` for what depends on the device that plans are for."""
+    """`functools.lru_cache` for what depends on the device that plans are for.
+
+    And on the settings of JAX with which programs are compiled.
+    """
 
     def decorate(f: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         @functools.lru_cache(maxsize=maxsize)
-        def of_device(device: PlannedDevice, *args: Any, **kwargs: Any) -> _Result:
+        def of_device(about: object, *args: Any, **kwargs: Any) -> _Result:
             return f(*args, **kwargs)
 
         @functools.wraps(f)
         def of_this_device(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-            return of_device(planning_device(), *args, **kwargs)
+            about = planning_device(), program_settings()
+            return of_device(about, *args, **kwargs)
 
         wrapped: Any = of_this_device
         wrapped.cache_clear = of_device.cache_clear

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arrays import explicit_sharding, nbytes, stack_type
-from ..._device import planning_device, remembered_per_device
+from ..._device import planning_device, program_settings, remembered_per_device
 from ..._programs import (
     NotCompiledError,
     allocated_bytes,
@@ -120,6 +120,7 @@ def trials(
     # By what a step says, not by its identity: another process, or a step that was
     # traced again, finds the same facts.
     about = [problem.step, problem.policy, active, runs, problem.placed]
+    about += [program_settings()]
     keys = [key_of([*about, _short(problem, one).loop, one]) for one in loops]
     known = {key: fact for key in keys if (fact := recall(key)) is not None}
     missing = {
@@ -159,9 +160,8 @@ def _tried(
 ) -> list[dict[str, float]] | None:
     programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
-        # Checks of results would be made of numbers that mean nothing.
         alone = by_itself(*(one.function for one in programs))
-        with alone, jax.debug_nans(False), jax.debug_infs(False):
+        with alone:
             compiled = []
             if looks:
                 # Steps alone, and a gradient.
@@ -273,7 +273,7 @@ def run_times(
         return None
     try:
         alone = by_itself(*((run, types) for run in gradients))
-        with alone, jax.debug_nans(False), jax.debug_infs(False):
+        with alone:
             compiled = [lowered(run, *types).compile() for run in gradients]
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
