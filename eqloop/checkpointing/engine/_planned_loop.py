@@ -68,6 +68,7 @@ from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
 from ._problem import Problem
 from ._reverse import AbstractReverse
+from ._row_order import in_row_order
 from ._substitute import Differentiable, MaybeSaves, Outputs
 from ._transformed import (
     activity,
@@ -135,7 +136,8 @@ class PlannedLoop(MaskableLoop):
         # In forward mode the equation for the tangents has run the loop already.
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        return self.problem.evaluated(self.saves, inputs)
+        consts, init, xs = inputs
+        return self.problem.evaluated(self.saves, (consts, init, in_row_order(xs)))
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
