@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import eqloop as el
 
@@ -60,7 +61,7 @@ def _gradient(rows: int) -> Callable[..., Any]:
     def loss(init: Any, cell: Any, xs: Any) -> jax.Array:
         run = lambda init: el.Scan(cell, schedule=schedule)(init, xs)
         if rows > 1:
-            batch = lambda x: jax.numpy.broadcast_to(x, (rows, *x.shape))
+            batch = lambda x: jnp.broadcast_to(x, (rows, *x.shape))
             return _sum(jax.vmap(run)(jax.tree.map(batch, init)))
         return _sum(run(init))
 
@@ -68,7 +69,7 @@ def _gradient(rows: int) -> Callable[..., Any]:
 
 
 def _sum(tree: Any) -> jax.Array:
-    return sum((leaf**2).sum() for leaf in jax.tree.leaves(tree))
+    return jnp.sum(jnp.stack([(leaf**2).sum() for leaf in jax.tree.leaves(tree)]))
 
 
 def _seconds() -> float:

@@ -30,7 +30,8 @@ from ._row_programs import Settings
 from ._runner import FusedRunner
 
 # A kernel is written out, so how long it takes to compile grows with the operations of
-# a row, there and back. Seconds of two cores, for an H100 by Triton:
+# a row, there and back (`Forward.work`, `Backward.work`). Seconds of a processor, for an
+# H100 by Triton, JAX 0.12:
 #
 #     Lorenz by Runge and Kutta     282   0.4
 #     pendulum, policy of 16      1,012   1.5
@@ -38,11 +39,12 @@ from ._runner import FusedRunner
 #     RNN of 16, in tiles         1,856   3.4
 #     GRU of 8, 4 inputs          2,376   5.1
 #     pendulum, policy of 64      3,556    11
-#     GRU of 8, 32 inputs         5,064    17
+#     GRU of 8, 32 inputs         5,064    10
+#     1,000 sums and products     5,999     7
 #     GRU of 192, 32 inputs     545,472   > 20 minutes
 #
-# So what has more than this takes more than 5 s, if it does not only add and multiply.
-# A search compiles as much twice at the most, and no more than three kernels.
+# So what has more than this mostly takes more than 5 s. A search compiles as much twice
+# at the most, and no more than three kernels.
 _MOST_OPERATIONS = 2300
 _MOST_TRIALS = 3
 # A kernel is run for so many steps to see how long it takes.
@@ -101,9 +103,10 @@ def fastest_kernel(
     problem: Problem, active: Active, limit: int, measure: bool
 ) -> Kernel | None:
     """The fastest kernel that fits into so many bytes and into registers, if any."""
-    left, size = limit, _size(problem, active)
-    count = min(_MOST_TRIALS, int(2 * _MOST_OPERATIONS / size)) if size else 0
-    for _ in range(count if size <= _MOST_OPERATIONS else 0):
+    left, work = limit, _work(problem, active)
+    is_quick = 0 < work <= _MOST_OPERATIONS
+    count = min(_MOST_TRIALS, int(2 * _MOST_OPERATIONS / work)) if is_quick else 0
+    for _ in range(count):
         every = [one for one in _layouts(problem) if _counted(problem, one) <= left]
         if not every:
             break
@@ -117,10 +120,10 @@ def fastest_kernel(
 
 def why_no_kernel(problem: Problem, active: Active) -> str | None:
     """Why a search has not looked at kernels, if it could have made one."""
-    if (size := _size(problem, active)) <= _MOST_OPERATIONS:
+    if (work := _work(problem, active)) <= _MOST_OPERATIONS:
         return None
     return (
-        f"none: a row has {size:.0f} operations or more, there and back, which would "
+        f"none: a row has {work:.0f} operations or more, there and back, which would "
         f"take long to compile; `Fused()` compiles it all the same"
     )
 
@@ -162,7 +165,7 @@ def kernel_of(
         measure: Whether steps may be run.
         like: Another one, of which the registers are known.
     """
-    if not _size(problem, active):
+    if not _work(problem, active):
         return None
     known = like.registers if like else registers_of_kernel(problem, active, layout)
     seen = _seen(problem, active, layout, measure)
@@ -198,7 +201,7 @@ def _counted(problem: Problem, layout: Layout) -> int:
     return layout.order.slots * nbytes(problem.step.carry_types)
 
 
-def _size(problem: Problem, active: Active) -> float:
+def _work(problem: Problem, active: Active) -> float:
     """How many operations a row has, there and back; 0 if it cannot be in a kernel.
 
     Of a step that has too many itself, the way back is not looked at.
