@@ -30,8 +30,8 @@ from ._row_programs import Settings
 from ._runner import FusedRunner
 
 # A kernel is written out, so how long it takes to compile grows with the operations of
-# a row, there and back (`Forward.work`, `Backward.work`). Seconds of a processor, for an
-# H100 by Triton, JAX 0.12:
+# a row, there and back (`Forward.work`, `Backward.work`). Seconds of a processor, for
+# an H100 by Triton, JAX 0.12:
 #
 #     Lorenz by Runge and Kutta     282   0.4
 #     pendulum, policy of 16      1,012   1.5
