@@ -95,7 +95,7 @@ def planned_loop(
     Returns:
         The final carry, and `ys`.
     """
-    inputs = (list(consts), list(init), list(xs))
+    inputs = (list(consts), list(init), in_row_order(xs))
     carry, ys, _ = PlannedLoop(problem, None, inputs).apply(*inputs)
     return carry, ys
 
@@ -136,8 +136,7 @@ class PlannedLoop(MaskableLoop):
         # In forward mode the equation for the tangents has run the loop already.
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        consts, init, xs = inputs
-        return self.problem.evaluated(self.saves, (consts, init, in_row_order(xs)))
+        return self.problem.evaluated(self.saves, inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)

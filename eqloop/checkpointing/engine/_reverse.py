@@ -60,7 +60,6 @@ from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._primal import StoredResiduals, run_storing
 from ._problem import Problem
-from ._row_order import in_row_order
 from ._substitute import MaybeSaves, Outputs
 from ._sweep import Sweep
 from ._transformed import activity, again, all_active, settled_problem, tangent_problem
@@ -148,7 +147,7 @@ class AbstractReverse(Formula):
             made = known.consts(last, init, consts, xs, problem.loop)
             consts = [*consts, *made]
             step, back = restricted(step, known), Restricted(back, known)
-        xs, rows, length = in_row_order(xs), stored.rows, problem.loop.length
+        rows, length = stored.rows, problem.loop.length
         residuals = self.more and self.more.known(rows, length, consts)
         first = pick(init, given.held)
         paths = problem.loop.carry_paths[problem.lead :]

@@ -9,6 +9,7 @@ it transposes once. Other devices read a transposed array where it lies.
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import ad, batching, mlir
@@ -25,11 +26,17 @@ _row_order_p = jex.Primitive("copy")
 
 def in_row_order(xs: Arrays) -> list[Value]:
     """Arrays that a loop reads, in row-major order."""
-    return [_row_order_p.bind(x) if _may_be_copied(jax.typeof(x)) else x for x in xs]
+    return [_row_order_p.bind(x) if _may_be_copied(x) else x for x in xs]
 
 
-def _may_be_copied(aval: Any) -> bool:
-    if not is_type(aval) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+def _may_be_copied(x: Value) -> bool:
+    aval = jax.typeof(x)
+    # What is known is a constant of the program, in its order, and takes no memory.
+    if (
+        not isinstance(x, jax.core.Tracer)
+        or not is_type(aval)
+        or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    ):
         return False
     return len(aval.shape) > 1 and aval.size * aval.dtype.itemsize >= _FEW
 
