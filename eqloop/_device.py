@@ -138,17 +138,35 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         yield
 
 
-def planning_for_call(
-    device: DeviceLike | None, *args: PyTree
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def as_by_jit() -> Iterator[None]:
+    """A context in which programs are traced, compiled and tried as `jit` does it.
+
+    What a user looks for with these settings is looked for where programs run. Without
+    `jit`, JAX writes loops out: that is another program, of other bytes.
+    """
+    with (
+        jax.disable_jit(False),
+        jax.check_tracer_leaks(False),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def planning_for_call(device: DeviceLike | None, *args: PyTree) -> Iterator[None]:
     """`planning_for` a device, or else for that of the arguments of a call."""
     # What was put on a device is computed with there.
     if device is None and _chosen.value is None:
-        found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
+        own = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
         # Which one of several alike makes no difference.
-        if found is not None and found.device_kind != planning_device().kind:
-            device = found
-    return contextlib.nullcontext() if device is None else planning_for(device)
+        if own is not None and own.device_kind != planning_device().kind:
+            device = own
+    found = contextlib.nullcontext() if device is None else planning_for(device)
+    with as_by_jit(), found:
+        yield
 
 
 def _device_put_on(x: Value) -> Device | None:
@@ -173,7 +191,12 @@ def planning_device() -> PlannedDevice:
 def compiler_settings() -> tuple[Any, ...]:
     """What a compiled program depends on, besides itself, its device and versions."""
     config: Any = jax.config  # its settings have no types
-    told = [item for item in config.values.items() if _is_told(item[0])]
+    # As it is here: a context may have another value than all others.
+    told = [
+        (name, getattr(config, name, value))
+        for name, value in config.values.items()
+        if _is_told(name)
+    ]
     return (*map(os.environ.get, _FLAGS), *told)
 
 
@@ -185,7 +208,10 @@ def _is_told(setting: str) -> bool:
 def remembered_per_device(
     maxsize: int,
 ) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
-    """`functools.lru_cache` for what depends on the device that plans are for."""
+    """`functools.lru_cache` for what depends on the device that plans are for.
+
+    And on the settings of JAX with which programs are compiled.
+    """
 
     def decorate(f: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         @functools.lru_cache(maxsize=maxsize)

@@ -307,3 +307,51 @@ def test_a_mesh_of_devices_that_are_not_here(name):
         )
         compiled: Any = lowered(jnp.sin, split).compile()
         assert compiled.memory_analysis().output_size_in_bytes == 8 * 2048 * 4
+
+
+def tree_like(schedule):
+    """A loop whose step has a function that is compiled, and a loop, within it."""
+    inner = jax.jit(
+        lambda h, x: jax.lax.fori_loop(0, 5, lambda _, h: stack(h, x)[0], h)
+    )
+    return el.Scan(lambda h, x: (inner(h, x), None), schedule=schedule)
+
+
+@pytest.mark.parametrize("context", [jax.disable_jit, jax.checking_leaks])
+def test_plans_are_those_of_what_is_compiled(context):
+    init, xs = jnp.zeros((2, 8)), jnp.zeros((16, 2, 8))
+    budget = el.Budget("4KiB", measure=False)
+    loss = lambda init, xs: jnp.sum(tree_like(el.Chunked(4))(init, xs)[0])
+    plain = lambda init, xs: jnp.sum(jax.lax.scan(tree_like(None).f, init, xs)[0])
+
+    def found():
+        chunks = el.ChunkedVmap(lambda x: tree_like(None).f(x, x)[0], budget)
+        return [
+            str(tree_like(budget).plan(init, xs)),
+            str(el.plans(jax.grad(loss))(init, xs)),
+            el.memory_profile(jax.grad(loss))(init, xs).peak_bytes,
+            str(el.Reschedule(plain, el.Recursive(4)).plans(init, xs)),
+            str(chunks.plan(jnp.zeros((64, 2, 8)))),
+        ]
+
+    with context():
+        within = found()
+    # What was found out there is no other than what is found now.
+    el.measurements(None)
+    jax.clear_caches()
+    assert within == found()
+
+
+def test_a_step_has_the_loops_that_it_has_without_jit():
+    with jax.disable_jit():
+        program = jax.make_jaxpr(tree_like(el.Recursive(4)))(*ARGS)
+    assert "fori_loop" in str(program) or "scan[" in str(program)
+
+
+def test_facts_are_those_of_a_setting():
+    settings = _device.compiler_settings
+    with jax.enable_x64(True):
+        wide = settings()
+    assert wide != settings()
+    with jax.threefry_partitionable(False):
+        assert settings() != wide

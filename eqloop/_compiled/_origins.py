@@ -64,13 +64,19 @@ class Origins:
         maker = self._explained(instruction, index)
         place, library = self._places(maker)
         buffers = life.buffers if rows else life.buffers[chosen:]
+        is_stored = self._is_stored(maker, buffers)
+        loop = self._loop_around(instruction)
+        # What a kernel stores of its loop, or a reversal by an inverse, no loop of XLA
+        # has made.
+        if loop is None and is_stored and (names := _OURS.findall(maker.scope)):
+            loop = LoopAt(names[-1], place, None)
         return Alive(
             life.nbytes,
             *instruction.type_at(index),
             place,
-            "stored" if self._is_stored(maker, buffers) else "temporary",
+            "stored" if is_stored else "temporary",
             library,
-            self._loop_around(instruction),
+            loop,
         )
 
     def _made(self, buffer: int) -> _Value:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType
 
-from .._device import planning_device
+from .._device import as_by_jit, planning_device
 from .._types import PyTree
 from ._effects import axes_named, has_checks
 from ._lowering import NoSuchDevicesError, lowered
@@ -45,7 +45,8 @@ def by_itself(*programs: tuple[Callable[..., PyTree], PyTree]) -> Iterator[None]
         NotCompiledError: If it is no fault that this cannot be done.
     """
     try:
-        yield
+        with as_by_jit():
+            yield
     except NotCompiledError:
         raise
     # What the compiler of a device refuses, and what a device has no room for.

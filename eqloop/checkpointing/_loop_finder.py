@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from .._arrays import Flags, is_inexact, nbytes, pick, split
 from .._compat import form_of
+from .._device import planning_device
 from .._programs import (
     Formula,
     Place,
@@ -48,6 +49,8 @@ from .whiles._while_layout import AbstractWhileLayout
 
 # What is a loop, or may have one in its rules alone.
 _MAY_LOOP = ("scan", "while", "custom_vjp_call")
+# What a transposition is after these is no other array in memory.
+_OF_ROWS = ("reshape", "copy")
 
 
 @dataclasses.dataclass
@@ -87,6 +90,7 @@ class LoopFinder:
         placed: How variables are split over automatic axes, by their identity: inputs
             of `f`, also where they are handed on. Of others it is not known.
         read: The variables that something reads, by their identity.
+        transposed: Those that are transpositions, in the same way.
     """
 
     decided: list[Decided]
@@ -101,6 +105,7 @@ class LoopFinder:
     run_as: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     placed: dict[int, NamedSharding | None] = dataclasses.field(default_factory=dict)
     read: set[int] = dataclasses.field(default_factory=set)
+    transposed: set[int] = dataclasses.field(default_factory=set)
 
     def look_into(self, program: AnyJaxpr) -> None:
         """Takes note of the loops in a program that is to be searched."""
@@ -156,6 +161,9 @@ class LoopFinder:
         place_of_output = {id(var): i for i, var in enumerate(jaxpr.outvars)}
         left: list[tuple[int, list[int]]] = []
         for i, eqn in enumerate(jaxpr.eqns):
+            name = eqn.primitive.name
+            if name == "transpose" or (name in _OF_ROWS and self._transposed(eqn)):
+                self.transposed.update(map(id, eqn.outvars))
             found = self._of_equation(eqn, depth, around)
             loops += found.loops
             inner.append(found.peak)
@@ -197,9 +205,13 @@ class LoopFinder:
             # What is read has cotangents.
             read = [var.aval for var in ys if id(var) in self.read]
             given = nbytes(read) + nbytes(filter(is_inexact, read))
-            loops = [LoopPlan(name, place, plan, batch, depth, is_second, given)]
+            # Other devices read them where they lie.
+            is_cpu = planning_device().platform == "cpu"
+            copied = nbytes(map(aval_of, self._transposed(eqn))) if is_cpu else 0
+            about = name, place, plan, batch, depth, is_second, given, copied
             left = list(range(counts[1], len(eqn.outvars)))
-            return FoundLoops(loops, size, [(size, left)])
+            size += copied
+            return FoundLoops([LoopPlan(*about)], size, [(size, left)])
         if formula is not None:
             if isinstance(loop, Reverse) and loop.given is None:
                 # The derivative of a way back runs and stores its loop itself.
@@ -240,9 +252,12 @@ class LoopFinder:
             # A call hands on what it is given, and a `jax.shard_map` does not.
             if _types(jaxpr.invars) == _types(eqn.invars):
                 self.split_as(program, self._shardings(eqn))
+                self._hand_on(eqn.invars, jaxpr.invars)
             look = functools.partial(self.of_program, program, depth, place)
             found = _within(eqn, look)
             is_call = _types(jaxpr.outvars) == _types(eqn.outvars)
+            if is_call:
+                self._hand_on(jaxpr.outvars, eqn.outvars)
             inside.loops += found.loops
             inside.left += found.left if is_call else []
             inside.peak = max(inside.peak, found.peak)
@@ -259,6 +274,14 @@ class LoopFinder:
         found = self.of_program(program, depth + is_loop, around)
         # The bytes of the loop itself include these.
         return FoundLoops(found.loops, 0 if is_loop else found.peak)
+
+    def _transposed(self, eqn: jex.JaxprEqn) -> list[Value]:
+        """The inputs of an equation that are transpositions."""
+        return [var for var in eqn.invars if id(var) in self.transposed]
+
+    def _hand_on(self, given: Sequence[Value], taken: Sequence[Value]) -> None:
+        pairs = zip(given, taken, strict=True)
+        self.transposed.update(id(b) for a, b in pairs if id(a) in self.transposed)
 
     def _shardings(self, eqn: jex.JaxprEqn) -> list[NamedSharding | None]:
         return [self.placed.get(id(var)) for var in eqn.invars]

@@ -44,6 +44,8 @@ class LoopPlan:
         output_bytes: The bytes of its outputs that are used, and of their cotangents,
             on all devices together. They are no part of the plan, as no schedule
             changes them. Those of a loop of JAX are in its `plan`.
+        copied_bytes: The bytes of `xs` that are transposed before it, on a CPU, and so
+            are copied. They are no part of the plan, as the loop does not know it.
     """
 
     name: str
@@ -53,6 +55,7 @@ class LoopPlan:
     depth: int
     is_second: bool = False
     output_bytes: int = 0
+    copied_bytes: int = 0
 
     @property
     def notes(self) -> dict[str, str]:
@@ -67,6 +70,12 @@ class LoopPlan:
         if self.output_bytes > plan.peak_bytes / 10:
             size = format_bytes(self.output_bytes)
             notes["outputs"] = f"{size} more, with their cotangents"
+        if self.copied_bytes > plan.peak_bytes / 10:
+            size = format_bytes(self.copied_bytes)
+            notes["transposed"] = (
+                f"{size} more, as xs are transposed before the loop, which is a copy; "
+                f"`vmap` of the loop, or `in_axes=1`, reads them where they are"
+            )
         return plan.notes if isinstance(plan, JaxPlan) else notes
 
 

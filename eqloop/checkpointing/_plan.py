@@ -22,7 +22,7 @@ from .engine._problem import Counted, Placements, Problem
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
 from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
-from .fused._choice import kernel_of, on_a_gpu
+from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike
 from .planning._computed_again import computed_again
 from .planning._cost import as_stored, outputs_wanted, step_cost
@@ -388,6 +388,8 @@ def plan_of(
         kernel = f"none: {layout.why_left}"
         if layout.is_for_gpu:
             kernel += f". On a GPU: {on_a_gpu(problem, active)}"
+    elif schedule.budgeted_bytes is not None and runner is None:
+        kernel = why_no_kernel(problem, active)
     if runner is not None:
         run = problem.as_run
         kernel = runner.described(run.row_step, run.loop, layout)

@@ -36,16 +36,18 @@ def advice(
             else:
                 outside += one.nbytes
     large = {at: size for at, size in by_loop.items() if size >= _MUCH * peak_bytes}
-    found = list[tuple[int, str]]()
+    found, takes_cast = list[tuple[int, str]](), False
     if plans is None:
         for place, size in large.items():
             where = f"the loop at line {place.line if place else 'unknown'} stores "
             what = "el.plans shows its plan, and what others take"
             found.append((size, f"{where}{format_bytes(size)}: {what}"))
     elif large:
-        texts = {loop.place: _of_loop(loop) for loop in plans()}
-        known = ((size, texts.get(place)) for place, size in large.items())
-        found += [(size, text) for size, text in known if text]
+        loops = {loop.place: loop for loop in plans()}
+        known = [(size, loops[at]) for at, size in large.items() if at in loops]
+        takes_cast = any(_takes_cast(loop.plan) for _, loop in known)
+        texts = ((size, _of_loop(loop)) for size, loop in known)
+        found += [(size, text) for size, text in texts if text]
     if outside and outside >= _MUCH * peak_bytes:
         how = "el.Fit, around what is differentiated, has computed again, or in parts"
         if has_fit:
@@ -64,7 +66,7 @@ def advice(
     stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double and double >= _WIDE * peak_bytes:
-        by_cast = ", and carries are, by el.Cast(schedule, …)" if large else ""
+        by_cast = ", and carries are, by el.Cast(schedule, …)" if takes_cast else ""
         text = (
             f"of what is stored {format_bytes(double)} is float32: it is half of that "
             f"if computed in bfloat16{by_cast}"
@@ -113,6 +115,13 @@ def _of_loop(loop: LoopPlan) -> str | None:
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
         return f"the {where} stores all residuals: give it a schedule"
     return None
+
+
+def _takes_cast(plan: object) -> bool:
+    """Whether carries of a loop could be stored in a lower precision."""
+    # A kernel stores its own, and an inverse begins with the very last one.
+    is_plan = isinstance(plan, Plan) and plan.kernel is None
+    return isinstance(plan, JaxPlan) or (is_plan and plan.schedule.undo is None)
 
 
 def _is_whole(one: Alive) -> bool:

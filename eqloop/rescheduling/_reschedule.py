@@ -26,6 +26,7 @@ from .._calls import (
     says_floats_left,
     setting,
 )
+from .._device import as_by_jit
 from .._programs import Place, run, warn_once
 from .._types import PyTree, Value
 from ..checkpointing import (
@@ -233,7 +234,8 @@ class Reschedule(AbstractSameCall[P, R]):
 
         # While plans are listed, the loops of this library are not what will run.
         notes: list[Note] = []
-        jax.eval_shape(lambda *arrays: notes.extend(run(*arrays)[1]), *arrays)
+        with as_by_jit():
+            jax.eval_shape(lambda *arrays: notes.extend(run(*arrays)[1]), *arrays)
         taken = own_plans(gradient)(*arrays)
         left, stored = [note for note in notes if note.why], dict[Place | None, int]()
         if any(note.rule for note in left):

@@ -499,3 +499,24 @@ def test_a_loop_of_any_length_has_at_most_twice_the_slots_of_recursive():
             assert plan.length == length
             slots.append(plan.slots)
         assert slots[0] <= 2 * slots[1] + 1
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_budget_compiles_no_kernel_that_would_take_long(monkeypatch):
+    class CompiledError(Exception):
+        pass
+
+    def compiled(*_):
+        raise CompiledError
+
+    monkeypatch.setattr(_choice, "peak_bytes", compiled)
+    w = jnp.zeros((64, 64))
+    step = lambda h, _: (jnp.tanh(h @ w), None)
+    scan = el.Scan(step, schedule=el.Budget("1MiB", measure=False))
+    said = scan.plan(jnp.ones((100, 64)), length=LENGTH).kernel
+    assert said.startswith("none: a row has")
+    assert "`Fused()`" in said
+    # A small one is.
+    small = el.Scan(lambda h, _: (jnp.tanh(h), None), schedule=scan.schedule)
+    with pytest.raises(CompiledError):
+        small.plan(jnp.ones(100), length=LENGTH)

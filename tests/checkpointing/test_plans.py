@@ -539,3 +539,26 @@ def test_what_needs_no_gradient_may_call_back():
     grad = jax.grad(lambda w, x: w * scan(x, jnp.ones(3))[0])
     assert jax.jit(grad)(1.0, jnp.float32(2.0)) == 5.0
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("way", "is_told"),
+    [
+        (lambda x: x.swapaxes(0, 1), True),
+        (jax.jit(lambda x: jnp.moveaxis(x, 1, 0)), True),
+        (lambda x: x.reshape(400, 8, 16), False),
+    ],
+)
+def test_transposed_xs_are_told_beside_the_plan(way, is_told):
+    @jax.jit
+    def run(w, xs):
+        scan = el.CheckpointedScan(lambda h, x: (jnp.tanh(h @ w + x), None))
+        return jnp.sum(scan(jnp.zeros((8, 16)), xs)[0])
+
+    w, x = jnp.eye(16), jax.ShapeDtypeStruct((8, 400, 16), "float32")
+    gradient = jax.grad(lambda w, x: run(w, way(x)))
+    found = el.plans(gradient)(w, x)
+    (loop,) = found
+    assert loop.copied_bytes == (is_told and 8 * 400 * 16 * 4)
+    assert ("in_axes=1" in str(found)) == is_told
+    assert found.peak_bytes >= temp_bytes(gradient, w, x) >= loop.copied_bytes

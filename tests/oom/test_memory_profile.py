@@ -347,6 +347,39 @@ def test_for_a_device_that_is_not_here(kind: str, name: str):
         check(case, profile)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "is_cast"),
+    [
+        (el.Reversible(lambda h, x: h - x), False),
+        (el.Recursive(16), True),
+    ],
+)
+def test_advice_is_for_the_schedule_that_a_loop_has(schedule, is_cast):
+    def loss(h, xs):
+        scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=schedule)
+        return jnp.sum(scan(h, xs)[0])
+
+    types = floats(4096), floats(256, 4096)
+    advice = "; ".join(el.memory_profile(jax.grad(loss))(*types).advice)
+    assert "outside of loops" not in advice
+    assert ("el.Cast" in advice) == is_cast
+
+
+@pytest.mark.slow
+def test_advice_is_not_for_what_a_kernel_stores():
+    if not is_installed("h100"):
+        pytest.skip("the compiler for h100 is not installed")
+
+    def loss(h):
+        scan = el.Scan(lambda h, _: (jnp.sin(h) * h, None), schedule=el.Fused())
+        return jnp.sum(jax.vmap(lambda h: scan(h, length=1000)[0])(h))
+
+    profile = el.memory_profile(jax.grad(loss), device="h100")(floats(65536))
+    assert any(loop.name == "Scan" for loop in profile.loops)
+    assert "el.Fit" not in "; ".join(profile.advice)
+    assert "el.Cast" not in "; ".join(profile.advice)
+
+
 def test_wrong_calls():
     wrong: Any = 3
     said = "TypeError: memory_profile … `f` … 3"

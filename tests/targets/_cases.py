@@ -122,7 +122,7 @@ def _scan(schedule: Any, **settings: Any) -> Callable[..., Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Problem:
+class Problem:
     """A step, the initial carry and `xs`, of which the arrays are types."""
 
     name: str
@@ -134,12 +134,12 @@ class _Problem:
         return self.types[2].shape[0]
 
 
-def _problems(
+def problems_of(
     length: int, steps: Mapping[str, Callable[[int], Any]] = STEPS
-) -> Iterator[_Problem]:
+) -> Iterator[Problem]:
     for name, make in steps.items():
         made = functools.partial(make, length)
-        yield _Problem(name, eqx.filter_eval_shape(made), made)
+        yield Problem(name, eqx.filter_eval_shape(made), made)
 
 
 def _plain(cell: Any, init: Any, xs: Any) -> Any:
@@ -161,7 +161,7 @@ def _by_hand(cell: Any, init: Any, xs: Any) -> Any:
 
 
 def _gradient(
-    run: Callable[..., Any], problem: _Problem, name: str, **about: Any
+    run: Callable[..., Any], problem: Problem, name: str, **about: Any
 ) -> Case:
     """The gradient of a loss in all inputs."""
     of = lambda run: _of_arrays(lambda *args: _sum(run(*args)), *problem.types)
@@ -177,7 +177,7 @@ def _gradient(
     )
 
 
-def _scheduled(problem: _Problem, name: str, schedule: Any) -> Case:
+def _scheduled(problem: Problem, name: str, schedule: Any) -> Case:
     n = problem.length
     return _gradient(
         _scan(schedule),
@@ -191,7 +191,7 @@ def _scheduled(problem: _Problem, name: str, schedule: Any) -> Case:
 
 def steps(length: int) -> Iterator[Case]:
     """Every schedule of a gradient, for every step."""
-    for problem in _problems(length):
+    for problem in problems_of(length):
         yield _gradient(_plain, problem, "lax.scan")
         for name, schedule in schedules(problem.length).items():
             yield _scheduled(problem, name, schedule)
@@ -205,7 +205,7 @@ def large(length: int) -> Iterator[Case]:
         "jax.checkpoint on the step": _checkpointed,
         "nested by hand": _by_hand,
     }
-    for problem in _problems(length, LARGE_STEPS):
+    for problem in problems_of(length, LARGE_STEPS):
         for name, run in others.items():
             yield _gradient(run, problem, name)
         for name, schedule in {
@@ -231,7 +231,7 @@ def _with_output(cell: Callable[..., Any]) -> Callable[..., Any]:
 
 def ways(length: int) -> Iterator[Case]:
     """Every schedule in other modes and under `vmap`, for a few steps."""
-    every = {problem.name: problem.types for problem in _problems(length)}
+    every = {problem.name: problem.types for problem in problems_of(length)}
     for step in ("tanh", "lstm, 8 at once", "wave"):
         for name, schedule in schedules(length).items():
             static = _is_static(name, length)
@@ -573,7 +573,7 @@ class _Layer(eqx.Module):
         return h + jnp.tanh(h @ self.weight)
 
 
-def _within(share: float, problem: _Problem) -> Case:
+def _within(share: float, problem: Problem) -> Case:
     """A budget of a share of what storing everything takes."""
 
     def run(cell: Any, init: Any, xs: Any) -> Any:
@@ -588,7 +588,7 @@ def _within(share: float, problem: _Problem) -> Case:
 
 def budgets(length: int) -> Iterator[Case]:
     """Budgets of some share of what storing everything takes."""
-    for problem in _problems(length):
+    for problem in problems_of(length):
         for share in (0.02, 0.1, 0.3, 0.6, 0.9):
             yield _within(share, problem)
 

@@ -12,6 +12,7 @@ import jax
 
 import eqloop as el
 from eqloop._device import planning_device
+from eqloop._programs import lowered
 
 from ._cases import Case
 from ._hlo import Optimised
@@ -57,7 +58,7 @@ def judged(case: Case) -> tuple[Found, jax.stages.Compiled | None]:
     try:
         planned = _planned(case)
         with _told() as told:
-            compiled = planning_device().lower(case.function, *case.args).compile()
+            compiled = lowered(case.function, *case.args).compile()
     except Exception as error:
         first, *_ = str(error).splitlines() or [""]
         return Found(wrong=(f"{type(error).__name__}: {first[:200]}",)), None

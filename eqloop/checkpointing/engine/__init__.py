@@ -12,9 +12,10 @@ which one to choose. In the order in which to read it:
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
   loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
   what was decided, and `_kept_names.py` the policy that a layout may choose.
-- **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
-  outputs that are kept. `_primal.py` is the forward sweep of a gradient, which may
-  store more than carries: residuals of the last steps (`_step_parts.py`).
+- **The way there**: `_row_order.py` has `xs` in the order of their rows, `_forward.py`
+  runs a loop, and `_kept_rows.py` stacks only those outputs that are kept.
+  `_primal.py` is the forward sweep of a gradient, which may store more than carries:
+  residuals of the last steps (`_step_parts.py`).
 - **The way back**: a sweep through the loop, which is what an order is given to go back
   by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that

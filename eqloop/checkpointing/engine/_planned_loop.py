@@ -67,6 +67,7 @@ from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
 from ._problem import Problem
 from ._reverse import AbstractReverse
+from ._row_order import in_row_order
 from ._substitute import Differentiable, MaybeSaves, Outputs
 from ._transformed import (
     activity,
@@ -93,7 +94,7 @@ def planned_loop(
     Returns:
         The final carry, and `ys`.
     """
-    inputs = (list(consts), list(init), list(xs))
+    inputs = (list(consts), list(init), in_row_order(xs))
     carry, ys, _ = PlannedLoop(problem, None, inputs).apply(*inputs)
     return carry, ys
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 from jax.sharding import NamedSharding
 
 from ..._arrays import Arrays, Flags, is_symbolic, pick
+from ..._device import as_by_jit
 from ..._programs import Formula
 from ..._types import Aval, BatchAxis, PyTree, Value
 from ...progress import BarChange
@@ -213,7 +214,7 @@ class Problem(abc.ABC, Generic[L]):
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # so no schedule has to deal with length 0
         # A schedule may trace other loops to measure them; these are not the user's.
-        with unlisted():
+        with as_by_jit(), unlisted():
             return self.decided(active)
 
     def decided(self, active: Active) -> L:

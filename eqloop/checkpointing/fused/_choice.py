@@ -29,7 +29,23 @@ from ._nests import nests_to_try, usual_nests
 from ._row_programs import Settings
 from ._runner import FusedRunner
 
-# A search compiles so many kernels at the most: each takes seconds.
+# A kernel is written out, so how long it takes to compile grows with the operations of
+# a row, there and back (`Forward.work`, `Backward.work`). Seconds of a processor, for
+# an H100 by Triton, JAX 0.12:
+#
+#     Lorenz by Runge and Kutta     282   0.4
+#     pendulum, policy of 16      1,012   1.5
+#     300 sums and products       1,799   1.0
+#     RNN of 16, in tiles         1,856   3.4
+#     GRU of 8, 4 inputs          2,376   5.1
+#     pendulum, policy of 64      3,556    11
+#     GRU of 8, 32 inputs         5,064    10
+#     1,000 sums and products     5,999     7
+#     GRU of 192, 32 inputs     545,472   > 20 minutes
+#
+# So what has more than this mostly takes more than 5 s. A search compiles as much twice
+# at the most, and no more than three kernels.
+_MOST_OPERATIONS = 2300
 _MOST_TRIALS = 3
 # A kernel is run for so many steps to see how long it takes.
 _STEPS_TO_RUN = 256
@@ -87,8 +103,10 @@ def fastest_kernel(
     problem: Problem, active: Active, limit: int, measure: bool
 ) -> Kernel | None:
     """The fastest kernel that fits into so many bytes and into registers, if any."""
-    left = limit
-    for _ in range(_MOST_TRIALS if _is_possible(problem, active) else 0):
+    left, work = limit, _work(problem, active)
+    is_quick = 0 < work <= _MOST_OPERATIONS
+    count = min(_MOST_TRIALS, int(2 * _MOST_OPERATIONS / work)) if is_quick else 0
+    for _ in range(count):
         every = [one for one in _layouts(problem) if _counted(problem, one) <= left]
         if not every:
             break
@@ -98,6 +116,16 @@ def fastest_kernel(
             return None if found and found.spilled else found
         left = limit - (size - _counted(problem, every[0]))
     return None
+
+
+def why_no_kernel(problem: Problem, active: Active) -> str | None:
+    """Why a search has not looked at kernels, if it could have made one."""
+    if (work := _work(problem, active)) <= _MOST_OPERATIONS:
+        return None
+    return (
+        f"none: a row has {work:.0f} operations or more, there and back, which would "
+        f"take long to compile; `Fused()` compiles it all the same"
+    )
 
 
 def kernels(problem: Problem, active: Active) -> Iterator[tuple[Kernel, int]]:
@@ -137,7 +165,7 @@ def kernel_of(
         measure: Whether steps may be run.
         like: Another one, of which the registers are known.
     """
-    if planning_device().platform != "gpu" or not _is_possible(problem, active):
+    if not _work(problem, active):
         return None
     known = like.registers if like else registers_of_kernel(problem, active, layout)
     seen = _seen(problem, active, layout, measure)
@@ -173,19 +201,27 @@ def _counted(problem: Problem, layout: Layout) -> int:
     return layout.order.slots * nbytes(problem.step.carry_types)
 
 
-def _is_possible(problem: Problem, active: Active) -> bool:
-    """Whether a loop can be one kernel, there and back."""
+def _work(problem: Problem, active: Active) -> float:
+    """How many operations a row has, there and back; 0 if it cannot be in a kernel.
+
+    Of a step that has too many itself, the way back is not looked at.
+    """
     is_gpu = planning_device().platform == "gpu"
     is_counted = isinstance(problem, Counted) and problem.loop.length > 0
     # A kernel calls nobody, and talks to no other device.
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
-        return False
+        return 0.0
     try:
         runner, run = FusedRunner(Settings()), problem.as_run
-        is_one = runner.why_not(run.row_step, run.loop) is None
-        return is_one and bool(_kernels(problem, active))
+        if runner.why_not(run.row_step, run.loop) is not None:
+            return 0.0
+        there = _there(problem, active)
+        if there.work > _MOST_OPERATIONS:
+            return there.work
+        # A step that only moves numbers has a size as well.
+        return max(there.work + _kernels(problem, active)[1].work, 1.0)
     except NotInKernelError:
-        return False
+        return 0.0
 
 
 def _seen(
@@ -223,11 +259,17 @@ def _told(
     return max(computes, moved * rate.byte + again) + _OTHER_KERNELS * rate.equation
 
 
+def _there(problem: Problem, active: Active) -> Forward:
+    """The kernel that runs steps."""
+    run = settled_problem(problem.as_run, active, reverse=True)
+    return forward_kernel(run.row_step, run.loop, Settings())
+
+
 def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
     run = settled_problem(problem.as_run, active, reverse=True)
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
-    there = forward_kernel(run.row_step, run.loop, Settings())
     way = way_back(again(run), back, own)
+    there = _there(problem, active)
     return there, backward_kernel(way, run.loop_back, Settings())

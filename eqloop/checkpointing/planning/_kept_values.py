@@ -112,48 +112,25 @@ class KeptValues:
         for count in range(len(self.names) + 1):
             yield from itertools.combinations(self.names, count)
 
-    def _near(self) -> set[tuple[str, ...]]:
-        """Sets from nothing to everything, each by the change that pays most per byte.
+    def _near(self) -> Iterator[tuple[str, ...]]:
+        """Sets from everything to nothing, each without what saves least per byte.
 
-        They are walked both ways, as values that only pay together are never added one
-        by one, and are kept by the way down from everything.
+        The other way, values that only pay together would never be added one by one.
         """
-        sets = set(self._walk((), 1)) | set(self._walk(self.names, -1))
-        for kept in list(sets):
-            sets.update(self._swapped(kept))
-        return sets
-
-    def _walk(self, kept: tuple[str, ...], way: int) -> Iterator[tuple[str, ...]]:
+        kept = self.names
         yield kept
-        while other := self._toggled(kept, self._others(kept) if way > 0 else kept):
-            # Gains are not added up but computed anew: what one value saves depends on
-            # which others are kept.
+        while kept:
             size, work = self.cost(kept)
-            gains = []
-            for one in other:
+
+            def loss(
+                one: tuple[str, ...], size: int = size, work: float = work
+            ) -> float:
+                # What one value saves depends on which others are kept.
                 new_size, new_work = self.cost(one)
-                bytes_, time = way * (new_size - size), way * (work - new_work)
-                gains.append((way * time / max(bytes_, 1), one))
-            kept = max(gains)[1]
+                return (new_work - work) / max(size - new_size, 1)
+
+            kept = min(itertools.combinations(kept, len(kept) - 1), key=loss)
             yield kept
-
-    def _swapped(self, kept: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        # One value for another: a walk by single steps never makes that change.
-        for without in kept:
-            rest = tuple(name for name in kept if name != without)
-            yield rest
-            yield from self._toggled(rest, self._others(kept))
-
-    def _toggled(
-        self, kept: tuple[str, ...], names: Iterable[str]
-    ) -> list[tuple[str, ...]]:
-        return [self._ordered({*kept} ^ {name}) for name in names]
-
-    def _others(self, kept: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name not in kept)
-
-    def _ordered(self, kept: set[str]) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name in kept)
 
 
 @remembered_per_device(maxsize=128)

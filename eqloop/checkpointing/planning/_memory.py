@@ -133,15 +133,14 @@ def _compiled(
 ) -> Fact | None:
     """The same bytes, with the seconds that it took to compile the program."""
     known = alike(problem).as_run
-    is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [known.step, type(known), known.loop]
     about += [known.policy, known.undifferentiated, known.placed]
     about += [active, layout, maps]
-    key = key_of([*about, is_wide])
+    key = key_of(about)
     if (fact := recall(key)) is not None:
         return fact
     fixed = dataclasses.replace(known, planner=Fixed(layout))
-    fact = _temporary(fixed, active, maps, is_wide)
+    fact = _temporary(fixed, active, maps)
     if fact is not None:
         remember({key: fact})
     return fact
@@ -177,12 +176,7 @@ def with_a_little_more(size: int) -> int:
 
 
 @remembered_per_device(maxsize=512)
-def _temporary(
-    problem: Problem,
-    active: Active,
-    maps: Maps,
-    is_wide: bool,
-) -> Fact | None:
+def _temporary(problem: Problem, active: Active, maps: Maps) -> Fact | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     start = time.process_time()
     run, types = gradient_of(problem, active)

@@ -159,9 +159,7 @@ def _tried(
 ) -> list[dict[str, float]] | None:
     programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
-        # Checks of results would be made of numbers that mean nothing.
-        alone = by_itself(*(one.function for one in programs))
-        with alone, jax.debug_nans(False), jax.debug_infs(False):
+        with by_itself(*(one.function for one in programs)):
             compiled = []
             if looks:
                 # Steps alone, and a gradient.
@@ -272,8 +270,7 @@ def run_times(
     if not device.is_here or jax.process_count() > 1:
         return None
     try:
-        alone = by_itself(*((run, types) for run in gradients))
-        with alone, jax.debug_nans(False), jax.debug_infs(False):
+        with by_itself(*((run, types) for run in gradients)):
             compiled = [lowered(run, *types).compile() for run in gradients]
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):

@@ -219,7 +219,9 @@ def trace_step(
         inputs = split(leaves, num_carry)
         return _strongly_typed(f(*inputs), inputs[0])
 
-    closed = jax.make_jaxpr(named_as(flat, f))(*carry_types, *x_types)
+    # A step is one program, whose plan and bytes are those that `jit` gives it.
+    with jax.disable_jit(False):
+        closed = jax.make_jaxpr(named_as(flat, f))(*carry_types, *x_types)
     jaxpr, consts = closed.jaxpr, list(closed.consts)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     program = pruned(with_parts(closed, constants={}, invars=invars))
