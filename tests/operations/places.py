@@ -172,25 +172,18 @@ def _met(
 ) -> list[tuple[jex.JaxprEqn, list[Any], list[Any]]]:
     """The equations of an operation that a program meets, with their numbers."""
     program = flattened(program)
-    eqns = [alone_in(eqn) for eqn in program.jaxpr.eqns if name_of(eqn) == operation]
-    wanted = {x: None for eqn in eqns for x in (*eqn.invars, *eqn.outvars)}
-    named = [x for x in wanted if isinstance(x, jex.Var)]
+    eqns = [eqn for eqn in program.jaxpr.eqns if name_of(eqn) == operation]
+    every = (x for eqn in eqns for x in (*eqn.invars, *eqn.outvars))
+    named = list(dict.fromkeys(x for x in every if isinstance(x, jex.Var)))
     if not named:
         return []
-    every = with_parts(program, outvars=named)
-    found = jax.jit(lambda *xs: run(every, *xs))(*args)
+    whole = with_parts(program, outvars=named)
+    found = jax.jit(lambda *xs: run(whole, *xs))(*args)
     known = dict(zip(named, found, strict=True))
     read = lambda x: value_of(x) if isinstance(x, jex.Literal) else known[x]
     return [
         (eqn, list(map(read, eqn.invars)), list(map(read, eqn.outvars))) for eqn in eqns
     ]
-
-
-def alone_in(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-    """An equation all of whose results have names."""
-    if not any(isinstance(x, jex.DropVar) for x in eqn.outvars):
-        return eqn
-    return eqn
 
 
 def _parts(eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Iterator[ByRows]:
@@ -225,11 +218,11 @@ def _is_no_sum(out: tuple[Any, Any]) -> bool:
 
 def in_chunks(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]:
     """Rows in chunks, the last of which is no whole one."""
-    flat = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))
+    flat = lambda x: jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     # All cases have a map of their own: some have other numbers of rows.
     of = lambda c: lambda *xs: el.ChunkedVmap(c.of_row, 4)(*map(flat, xs))
     back = lambda c: (
-        lambda *xs: [x.reshape(STEPS, -1, *x.shape[1:]) for x in of(c)(*xs)]
+        lambda *xs: [x.reshape(STEPS, x.shape[0] // STEPS, *x.shape[1:]) for x in of(c)(*xs)]
     )
     return _computed(expected, cases, back)
 
@@ -314,7 +307,7 @@ def in_debugged(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]
         outs = expected.values(case)
         try:
             own = el.DebugNonFinite(f)(*args)
-        except FloatingPointError:
+        except el.NonFiniteError:
             own = outs  # it has found something
         found.append([(own, outs, False)])
     return found

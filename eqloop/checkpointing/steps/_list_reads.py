@@ -321,8 +321,8 @@ class RowSource:
         inside = jnp.clip(asked, 0, self.rows - 1)
         at, is_inside = inside.astype(jnp.int32), inside == asked
         entry = self.entries(at, steps)
-        if mode != lax.GatherScatterMode.CLIP:
-            # An index out of bounds stays one.
+        if mode == lax.GatherScatterMode.FILL_OR_DROP:
+            # An index out of bounds stays one. Else XLA moves it into the buffer.
             entry = jnp.where(is_inside, entry, self.array.shape[axis - lead])
             at = jnp.where(is_inside, at, -2)
         # There may be more entries than an index of few bits can number.
