@@ -17,6 +17,7 @@ from .._arrays import Flags, nbytes
 from .._compat import CALLS, form_of, is_for_kernels
 from .._programs import (
     Place,
+    as_simpler,
     aval_of,
     formula_of,
     inlined,
@@ -102,8 +103,7 @@ class Part:
 def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
     is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
-    flat = inlined(program, is_call)
-    return without_array_literals(flat)
+    return without_array_literals(inlined(program, is_call, as_simpler))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,7 +325,12 @@ def in_ir(how: str, expected: "Expected", cases: Sequence[Case]) -> list[list[Pa
     flat = jax.tree.leaves(args)
     if how == "python":
         name = "all_cases"
-        text = ir.jaxpr_to_python(whole, name=name)
+        try:
+            text = ir.jaxpr_to_python(whole, name=name)
+        except ValueError as e:
+            if "register_handler" in str(e):
+                raise RefusedError(str(e)) from None
+            raise
         space: dict[str, Any] = {}
         exec(text, space)
         outs = space[name](*flat)
