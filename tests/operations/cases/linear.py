@@ -157,17 +157,16 @@ def _factors() -> Iterator[Case]:
             f = functools.partial(linalg.cholesky, symmetrize_input=symmetrize)
             yield Case("cholesky", f"{symmetrize}", f, [a], 64)
         yield Case("lu", "", lambda a: linalg.lu(a)[0], [a], 64)
-        yield Case(
-            "householder_product",
-            "",
-            lambda a: (
-                linalg.householder_product(*linalg.geqrf(a))
-                if hasattr(linalg, "geqrf")
-                else linalg.qr(a)[0]
-            ),
-            [a],
-            64,
-        )
+        taus = plain(dtype, 3) / 4
+        f = linalg.householder_product
+        yield Case("householder_product", "", f, [a, taus], 64, has_slope=False)
+        for left, turn in itertools.product((True, False), (True, False)):
+            f = functools.partial(linalg.ormqr, left=left, transpose=turn)
+            yield Case("ormqr", f"{left} {turn}", f, [a, taus, plain(dtype, 3, 3)], 64)
+        f = linalg.cholesky_update
+        yield Case("cholesky_update", "", f, [np.triu(a), plain(dtype, 3)], 64)
+        f = lambda a: linalg.qr(a, pivoting=True)
+        yield Case("qr", "pivoting", f, [a], 256, has_slope=False)
         for lower, left in itertools.product((True, False), (True, False)):
             for change in (
                 {},
@@ -242,10 +241,14 @@ def _factors() -> Iterator[Case]:
             l.at[0].set(0), d + 4, u.at[-1].set(0), b
         )
         yield Case("tridiagonal_solve", "", f, [*thirds, plain(dtype, 3, 2)], 64)
+        f = functools.partial(linalg.tridiagonal_solve, perturb_singular=True)
+        args = [*thirds, plain(dtype, 3, 2)]
+        yield Case("tridiagonal_solve", "perturb_singular", f, args, 64)
         for name in ("symmetric_product",):
             if hasattr(linalg, name):
-                f = lambda a, c: linalg.symmetric_product(a, c)
-                yield Case(name, "", f, [a, a], 64)
+                for alpha, beta in ((1.0, 0.0), (0.5, 2.0)):
+                    of = functools.partial(linalg.symmetric_product, alpha=alpha, beta=beta)
+                    yield Case(name, f"{alpha} {beta}", of, [a, a], 64)
     f = lambda a: linalg.lu_pivots_to_permutation(linalg.lu(a)[1], 3)
     yield Case("lu_pivots_to_permutation", "3", f, [_square("float32")])
     f = lambda a: linalg.lu_pivots_to_permutation(linalg.lu(a)[1], 4)

@@ -93,6 +93,8 @@ def _sorts() -> Iterator[Case]:
     ):
         f = functools.partial(lax.top_k, k=k, axis=axis)
         yield Case("top_k", f"k={k} {axis}", f, [mixed("float32", *shape)])
+    f = functools.partial(lax.top_k, k=2, is_stable=False)
+    yield Case("top_k", "is_stable=False", f, [mixed("float32", 5)])
     for dtype in ("float32", "bfloat16"):
         for most, target, axis in itertools.product((True, False), (0.95, 0.5), (0, 1)):
             run = lax.approx_max_k if most else lax.approx_min_k
