@@ -38,7 +38,7 @@ def as_simpler(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
 def _by_others(eqn: jex.JaxprEqn) -> Callable[..., Any] | None:
     name, params = eqn.primitive.name, eqn.params
-    if name in _MOVES:
+    if name in _MOVES and params.get("dimensions", ()) is not None:
         return lambda *xs: _MOVES[name](params, *xs)
     if form_of(eqn) == "call_hi_primitive" and formula_of(eqn) is None:
         return lambda *xs: _expanded(params["_prim"], xs)
@@ -86,4 +86,6 @@ _MOVES: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
+    # Only with its axes in another order is it not simple already.
+    "reshape": lambda p, x: lax.reshape(x.transpose(p["dimensions"]), p["new_sizes"]),
 }

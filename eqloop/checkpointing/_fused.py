@@ -154,4 +154,7 @@ def _is_table(const: Value) -> bool:
         return False
     if jnp.issubdtype(const.dtype, jax.dtypes.extended):
         return False
-    return const.dtype.kind in "bi" and bool(np.all(np.asarray(const) < 2**31))
+    if const.dtype.kind not in "bi":
+        return False
+    array = np.asarray(const)
+    return np.array_equal(array, array.astype(np.int32))

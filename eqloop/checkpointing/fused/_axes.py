@@ -1,6 +1,7 @@
 """Puts the axes of a program into classes: calls in it are opened."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,50 +11,32 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._programs import Formula, Selected, Vmapped, aval_of, formula_of, place_of
+from ..._programs import (
+    Formula,
+    Selected,
+    Vmapped,
+    aval_of,
+    formula_of,
+    place_of,
+    simpler,
+)
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._reverse import AbstractReverse
 from ..whiles._while_layout import ForwardOnly
-from ._axis_rules import (
-    _mixed,
-    arg_axes,
-    broadcast_axes,
-    changed_axes,
-    elementwise_axes,
-    gather_axes,
-    iota_axes,
-    leading_axes,
-    mixed_along,
-    product_axes,
-    reduce_axes,
-    reshape_axes,
-    scatter_axes,
-    sort_axes,
-    squeeze_axes,
-    stack_axes,
-    top_k_axes,
-    transpose_axes,
-    unstack_axes,
-    unwrap_axes,
-    update_slice_axes,
-    wrap_axes,
-)
+from ._axis_rules import RULES, elementwise_axes, mixed
 from ._classes import (
-    CUMULATIVE,
     ELEMENTWISE,
-    EMPTY,
-    OF_KEYS,
-    REDUCTIONS,
-    SCATTERS,
     AxisProgram,
     Classes,
     Op,
     Val,
     refuse,
+    said,
     scan_counts,
 )
+from ._lowered import why_not
 
 
 def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
@@ -123,8 +106,11 @@ def _opened(
         elif eqn.primitive.name == "constant":
             array = np.asarray(eqn.params["numbers"], np.int32)
             outs = [constant(array.reshape(eqn.params["shape"]))]
-        elif not _is_known(eqn) and (inner := _written_in_jax(eqn)) is not None:
+        elif not _is_known(eqn) and (inner := simpler(eqn)) is not None:
+            whole = classes.whole
+            classes.whole = whole or eqn
             outs = _opened(classes, inner, given, ops)
+            classes.whole = whole
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
             if not isinstance(inner, jex.ClosedJaxpr):
@@ -135,7 +121,8 @@ def _opened(
             classes.around = around
         if outs is None:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
-            op = Op(eqn, given, outs)
+            of = functools.partial(said, classes.whole or eqn, classes.around)
+            op = Op(eqn, given, outs, of)
             put_into_classes(classes, op)
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -172,27 +159,18 @@ def _planned_anyhow(loop: PlannedLoop | AbstractReverse) -> Problem:
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
+    if name == "reshape" and eqn.params["dimensions"] is not None:
+        return False
     return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
-
-
-def _written_in_jax(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    """The program of a primitive of another library, such as Equinox, if it has one."""
-    run: Any = getattr(eqn.primitive, "impl", None)
-    module = getattr(getattr(run, "func", run), "__module__", None) or "jax"
-    if module.split(".")[0] in ("jax", "jaxlib"):
-        return None
-    of = lambda *operands: run(*operands, **eqn.params)
-    try:
-        return jax.make_jaxpr(of)(*map(aval_of, eqn.invars))
-    except Exception:
-        return None  # it needs numbers
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
     """Puts the axes of one operation into classes."""
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:
-        refuse(op.eqn, around=classes.around)
+        refuse(op.said())
+    if classes.is_kernel and (why := why_not(op.eqn)) is not None:
+        refuse(op.said(), why)
     (rule or elementwise_axes)(classes, op)
 
 
@@ -202,9 +180,13 @@ def _while(classes: Classes, op: Op) -> None:
     # Each program has arrays of its own, tied to those outside.
     cond = _inner(classes, op.params["cond_jaxpr"], [*op.ins[:n], *carry])
     body = _inner(classes, op.params["body_jaxpr"], [*op.ins[n : n + m], *carry])
+    (goes_on,) = cond.outs
     for before, after, out in zip(body.ins[m:], body.outs, op.outs, strict=True):
         classes.tie(before, after)
         classes.tie(before, out)
+        # Each entry of the flag is for as many first axes of all that is carried.
+        for i in range(len(goes_on.shape)):
+            classes.same(goes_on, i, before, i)
     op.inner = [cond, body]
 
 
@@ -234,7 +216,7 @@ def _scan(classes: Classes, op: Op) -> None:
     for a, b in zip(op.ins[n + m :], ins[n + m :], strict=True):
         for i in range(len(b.shape)):
             classes.same(a, i + 1, b, i)
-        _mixed(classes, op, a, [0])
+        mixed(classes, op, a, [0])
     body = _program(classes, closed, ins)
     for before, after, out in zip(ins[n : n + m], body.outs, op.outs, strict=False):
         classes.tie(before, after)
@@ -242,39 +224,18 @@ def _scan(classes: Classes, op: Op) -> None:
     for y, out in zip(body.outs[m:], op.outs[m:], strict=True):
         for i in range(len(y.shape)):
             classes.same(y, i, out, i + 1)
-        _mixed(classes, op, out, [0])
+        mixed(classes, op, out, [0])
     op.inner = [body]
 
 
 def _unvmapped(classes: Classes, op: Op) -> None:
     if not classes.saves_work:
-        _mixed(classes, op, op.ins[0], range(len(op.ins[0].shape)))
+        mixed(classes, op, op.ins[0], range(len(op.ins[0].shape)))
 
 
 _RULES: dict[str, Callable[[Classes, Op], None]] = {
+    **RULES,
     "unvmap_any": _unvmapped,
-    "broadcast_in_dim": broadcast_axes,
-    "reshape": reshape_axes,
-    "squeeze": squeeze_axes,
-    "transpose": transpose_axes,
-    "concatenate": mixed_along("dimension"),
-    **dict.fromkeys(("split", *CUMULATIVE), mixed_along("axis")),
-    **dict.fromkeys(("slice", "rev", "pad", "dynamic_slice"), changed_axes),
-    "dynamic_update_slice": update_slice_axes,
-    "stack": stack_axes,
-    "unstack": unstack_axes,
-    **dict.fromkeys(REDUCTIONS, reduce_axes),
-    **dict.fromkeys(("argmax", "argmin"), arg_axes),
-    "dot_general": product_axes,
-    "gather": gather_axes,
-    **dict.fromkeys(SCATTERS, scatter_axes),
-    "sort": sort_axes,
-    "top_k": top_k_axes,
-    "iota": iota_axes,
-    **dict.fromkeys(EMPTY, lambda classes, op: None),
-    **dict.fromkeys(OF_KEYS, leading_axes),
-    "random_unwrap": unwrap_axes,
-    "random_wrap": wrap_axes,
     "while": _while,
     "cond": _cond,
     "scan": _scan,

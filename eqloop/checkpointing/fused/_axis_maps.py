@@ -42,7 +42,7 @@ def axis_maps(eqn: jex.JaxprEqn) -> list[AxisMap]:
     values = map(aval_of, (*eqn.invars, *eqn.outvars))
     if any(explicit_sharding(aval) is not None for aval in values):
         return []  # devices have rows already
-    classes = Classes()
+    classes = Classes(is_kernel=False)
     ins = [classes.array(aval_of(x)) for x in eqn.invars]
     try:
         outs = _with_outputs(classes, eqn, ins)

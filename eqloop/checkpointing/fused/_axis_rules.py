@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._classes import Classes, Op, Val, said
+from ._classes import CUMULATIVE, EMPTY, OF_KEYS, REDUCTIONS, SCATTERS, Classes, Op, Val
 from ._windows import Windows
+
+Rule = Callable[[Classes, Op], None]
 
 
 def elementwise_axes(classes: Classes, op: Op) -> None:
@@ -17,22 +19,21 @@ def elementwise_axes(classes: Classes, op: Op) -> None:
                 classes.tie(a, out)
             elif a.shape:
                 # Of other bits per entry: the last axis is another one.
-                unwrap_axes(classes, dataclasses.replace(op, ins=[a], outs=[out]))
-                wrap_axes(classes, dataclasses.replace(op, ins=[a], outs=[out]))
+                first_axes(classes, dataclasses.replace(op, ins=[a], outs=[out]))
 
 
-def _mixed(classes: Classes, op: Op, val: Val, axes: Sequence[int]) -> None:
+def mixed(classes: Classes, op: Op, val: Val, axes: Sequence[int]) -> None:
     for i in axes:
-        classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
+        classes.spoil(val.dims[i], lambda: f"{op.said()} mixes them")
 
 
-def _others(classes: Classes, op: Op, a: Val, b: Val, mixed: Sequence[int]) -> None:
-    """Two arrays of as many axes: all but the mixed ones are of one class."""
+def _others(classes: Classes, op: Op, a: Val, b: Val, along: Sequence[int]) -> None:
+    """Two arrays of as many axes: all but these are of one class."""
     for i in range(len(a.shape)):
-        if i not in mixed:
+        if i not in along:
             classes.same(a, i, b, i)
-    _mixed(classes, op, a, mixed)
-    _mixed(classes, op, b, mixed)
+    mixed(classes, op, a, along)
+    mixed(classes, op, b, along)
 
 
 def broadcast_axes(classes: Classes, op: Op) -> None:
@@ -64,14 +65,15 @@ def kept_by_reshape(old: Sequence[int], new: Sequence[int]) -> list[tuple[int, i
 
 def reshape_axes(classes: Classes, op: Op) -> None:
     (a, *_), (out,) = op.ins, op.outs
-    pairs = kept_by_reshape(a.shape, out.shape)
+    is_in_order = op.params["dimensions"] is None
+    pairs = kept_by_reshape(a.shape, out.shape) if is_in_order else []
     for i, j in pairs:
         classes.same(a, i, out, j)
     big = lambda val, kept: [
         i for i, n in enumerate(val.shape) if n > 1 and i not in kept
     ]
-    _mixed(classes, op, a, big(a, [i for i, _ in pairs]))
-    _mixed(classes, op, out, big(out, [j for _, j in pairs]))
+    mixed(classes, op, a, big(a, [i for i, _ in pairs]))
+    mixed(classes, op, out, big(out, [j for _, j in pairs]))
 
 
 def squeeze_axes(classes: Classes, op: Op) -> None:
@@ -85,11 +87,11 @@ def transpose_axes(classes: Classes, op: Op) -> None:
         classes.same(op.ins[0], i, op.outs[0], j)
 
 
-def mixed_along(name: str) -> Callable[[Classes, Op], None]:
+def mixed_along(name: str) -> Rule:
     """Operations that mix along one axis, which this parameter names."""
 
     def rule(classes: Classes, op: Op) -> None:
-        axis = op.params[name]
+        axis = op.params.get(name, len(op.ins[0].shape) - 1)
         for a in op.ins:
             for out in op.outs:
                 if len(a.shape) == len(out.shape):
@@ -118,22 +120,6 @@ def update_slice_axes(classes: Classes, op: Op) -> None:
     _others(classes, op, update, out, cut)
 
 
-def stack_axes(classes: Classes, op: Op) -> None:
-    axis, out = op.params["axis"], op.outs[0]
-    for a in op.ins:
-        for i in range(len(a.shape)):
-            classes.same(a, i, out, i + (i >= axis))
-    _mixed(classes, op, out, [axis])
-
-
-def unstack_axes(classes: Classes, op: Op) -> None:
-    axis, (a,) = op.params["axis"], op.ins
-    for out in op.outs:
-        for i in range(len(out.shape)):
-            classes.same(out, i, a, i + (i >= axis))
-    _mixed(classes, op, a, [axis])
-
-
 def reduce_axes(classes: Classes, op: Op) -> None:
     axes, (out,) = op.params["axes"], op.outs
     for a in op.ins:
@@ -142,7 +128,7 @@ def reduce_axes(classes: Classes, op: Op) -> None:
             classes.same(a, i, out, j)
         # A sum over rows is allowed if it stays pending.
         if op.name != "reduce_sum":
-            _mixed(classes, op, a, axes)
+            mixed(classes, op, a, axes)
 
 
 def dot_axes(op: Op) -> tuple[Any, ...]:
@@ -202,10 +188,10 @@ def gather_axes(classes: Classes, op: Op) -> None:
     for k, j in taken:
         classes.same(at, k, out, j)
     ours = [i for i, _ in whole]
-    _mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
+    mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
     theirs = {j for _, j in (*whole, *taken)}
-    _mixed(classes, op, out, [j for j in range(len(out.shape)) if j not in theirs])
-    _mixed(classes, op, at, [len(at.shape) - 1])
+    mixed(classes, op, out, [j for j in range(len(out.shape)) if j not in theirs])
+    mixed(classes, op, at, [len(at.shape) - 1])
 
 
 def scatter_axes(classes: Classes, op: Op) -> None:
@@ -217,57 +203,43 @@ def scatter_axes(classes: Classes, op: Op) -> None:
     for k, j in taken:
         classes.same(at, k, up, j)
     ours = [i for i, _ in whole]
-    _mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
+    mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
     batched = [j for _, j in whole]
     # Rows of indices that are no rows of the operand would all write to the same.
-    _mixed(classes, op, up, [j for j in range(len(up.shape)) if j not in batched])
-    _mixed(classes, op, at, [len(at.shape) - 1])
+    mixed(classes, op, up, [j for j in range(len(up.shape)) if j not in batched])
+    mixed(classes, op, at, [len(at.shape) - 1])
 
 
-def sort_axes(classes: Classes, op: Op) -> None:
-    axis = op.params["dimension"]
-    for a, out in zip(op.ins, op.outs, strict=True):
-        _others(classes, op, a, out, [axis])
-        classes.tie(op.ins[0], a)
-
-
-def top_k_axes(classes: Classes, op: Op) -> None:
-    (a,), last = op.ins, len(op.ins[0].shape) - 1
-    for out in op.outs:
-        _others(classes, op, a, out, [last])
-
-
-def arg_axes(classes: Classes, op: Op) -> None:
-    axes, (a,), (out,) = op.params["axes"], op.ins, op.outs
-    for j, i in enumerate(i for i in range(len(a.shape)) if i not in axes):
-        classes.same(a, i, out, j)
-    _mixed(classes, op, a, axes)
-
-
-def leading_axes(classes: Classes, op: Op) -> None:
-    """Keys: the axes that both have are the first ones."""
+def first_axes(classes: Classes, op: Op) -> None:
+    """Keys and their words: the axes that all have are the first ones."""
+    (out,) = op.outs
+    n = min(len(val.shape) for val in (*op.ins, out))
     for a in op.ins:
-        for i in range(min(len(a.shape), len(op.outs[0].shape))):
-            classes.same(a, i, op.outs[0], i)
-    n = min(len(a.shape) for a in op.ins)
-    _mixed(classes, op, op.outs[0], range(n, len(op.outs[0].shape)))
-
-
-def unwrap_axes(classes: Classes, op: Op) -> None:
-    (a,), (out,) = op.ins, op.outs
-    n = min(len(a.shape), len(out.shape))
-    for i in range(n):
-        classes.same(a, i, out, i)
-    _mixed(classes, op, out, range(n, len(out.shape)))
-
-
-def wrap_axes(classes: Classes, op: Op) -> None:
-    (a,), (out,) = op.ins, op.outs
-    n = min(len(a.shape), len(out.shape))
-    for i in range(n):
-        classes.same(a, i, out, i)
-    _mixed(classes, op, a, range(n, len(a.shape)))
+        for i in range(n):
+            classes.same(a, i, out, i)
+    for val in (*op.ins, out):
+        mixed(classes, op, val, range(n, len(val.shape)))
 
 
 def iota_axes(classes: Classes, op: Op) -> None:
     """Every axis of it may be rows: then it is the number of the row."""
+
+
+RULES: dict[str, Rule] = {
+    "broadcast_in_dim": broadcast_axes,
+    "reshape": reshape_axes,
+    "squeeze": squeeze_axes,
+    "transpose": transpose_axes,
+    **dict.fromkeys(("concatenate", "sort"), mixed_along("dimension")),
+    **dict.fromkeys(CUMULATIVE, mixed_along("axis")),
+    "top_k": mixed_along("axis"),  # the last one in older versions of JAX
+    **dict.fromkeys(("slice", "rev", "pad", "dynamic_slice"), changed_axes),
+    "dynamic_update_slice": update_slice_axes,
+    **dict.fromkeys((*REDUCTIONS, "argmax", "argmin"), reduce_axes),
+    "dot_general": product_axes,
+    "gather": gather_axes,
+    **dict.fromkeys(SCATTERS, scatter_axes),
+    "iota": iota_axes,
+    **dict.fromkeys(EMPTY, lambda classes, op: None),
+    **dict.fromkeys(OF_KEYS, first_axes),
+}

@@ -41,21 +41,30 @@ OF_KEYS = tuple(
 )
 EMPTY = "empty", "empty2"
 # Some have a hyphen in their names, and in other versions of JAX an underscore.
-SCATTERS = "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"
+SCATTERS = tuple(
+    f"scatter{sign}{kind}" if kind else "scatter"
+    for kind in ("", "add", "sub", "mul", "min", "max")
+    for sign in "-_"
+)
+
+
+# Operations that do nothing to an entry.
+NOTHING = frozenset(
+    """copy copy_p device_put name nonbatchable optimization_barrier pcast pvary
+    random_clone sharding_constraint stop_gradient""".split()  # noqa: SIM905
+)
 
 
 # Operations on each entry by itself.
-ELEMENTWISE = frozenset(
+ELEMENTWISE = NOTHING | frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
     bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
-    exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic
-    lt max min mul ne neg nextafter nonbatchable not one_minus_square
-    optimization_barrier or polynomial population_count pow pvary pcast
-    random_fold_in real
-    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh threefry2x32 xor eq_to le_to lt_to device_put""".split()  # noqa: SIM905
+    convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1
+    floor ge gt imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt
+    lt_to max min mul ne neg nextafter not one_minus_square or polynomial
+    population_count pow random_fold_in real reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub
+    tan tanh threefry2x32 xor""".split()  # noqa: SIM905
 )
 
 
@@ -82,11 +91,20 @@ class Val:
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """An operation, with the programs in it."""
+    """An operation, with the programs in it.
+
+    Attributes:
+        eqn: It.
+        ins: Its operands.
+        outs: Its results.
+        said: What it is for the user, and where.
+        inner: The programs in it.
+    """
 
     eqn: jex.JaxprEqn
     ins: list[Val]
     outs: list[Val]
+    said: Callable[[], str] = lambda: "an operation"
     inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
 
     @property
@@ -122,17 +140,20 @@ class Classes:
         lifted: Constant arrays in the programs, which become further inputs.
         rows: Those that are taken to be rows.
         around: The call that is being opened, whose line is known if others are not.
+        whole: The operation that is being written by others.
         saves_work: Whether rows see by `unvmap` only what they may leave out: so it is
             in a loop whose rows stop by themselves, or else they would keep in step.
+        is_kernel: Whether the programs are to be in a kernel.
     """
 
-    def __init__(self, saves_work: bool = False) -> None:
-        self.saves_work = saves_work
+    def __init__(self, saves_work: bool = False, is_kernel: bool = True) -> None:
+        self.saves_work, self.is_kernel = saves_work, is_kernel
         self._parent = list[int]()
         self._why = dict[int, Callable[[], str]]()
         self.lifted = list[tuple[Val, Value]]()
         self.rows: Rows = NO_ROWS
         self.around: jex.JaxprEqn | None = None
+        self.whole: jex.JaxprEqn | None = None
 
     def array(self, aval: Aval, literal: Any = None) -> Val:
         first = len(self._parent)
@@ -152,7 +173,11 @@ class Classes:
         """Two axes are of one class, unless one of them has a single entry."""
         if a.shape[i] != b.shape[j] or a.shape[i] == 1:
             return
-        one, other = self.find(a.dims[i]), self.find(b.dims[j])
+        self.join(a.dims[i], b.dims[j])
+
+    def join(self, one: int, other: int) -> None:
+        """Makes one class of two, which has the node of the first one."""
+        one, other = self.find(one), self.find(other)
         if one == other:
             return
         self._parent[other] = one
@@ -222,13 +247,10 @@ _INSTEAD = (
 
 
 def refuse(
-    eqn: jex.JaxprEqn,
-    instead: str = _INSTEAD,
-    why: str = "cannot be in a kernel",
-    around: jex.JaxprEqn | None = None,
+    operation: str, why: str = "cannot be in a kernel", instead: str = _INSTEAD
 ) -> NoReturn:
-    """Raises an error that names an operation and its line."""
-    raise NotInKernelError(f"Fused: {said(eqn, around)} {why}. {instead}")
+    """Raises an error that names an operation and its line, as `said` does."""
+    raise NotInKernelError(f"Fused: {operation} {why}. {instead}")
 
 
 def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:

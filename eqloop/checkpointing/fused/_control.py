@@ -11,7 +11,7 @@ from jax import lax
 from ..._arrays import closed_under
 from ..._programs import aval_of, reached
 from ..._types import Value
-from ._classes import refuse, scan_counts
+from ._classes import refuse, said, scan_counts
 from ._elementwise import chosen
 from ._entries import Parts, is_known
 from ._scope import BlockScope, any_row, arrays_of, closed_of, entry, leaves_of
@@ -116,10 +116,10 @@ def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
         return arrays_of(lax.fori_loop(0, length, move, init), avals)
     if length > _UNROLLED:
         refuse(
-            eqn,
-            "Use another schedule for the loop around it, or fewer steps.",
+            said(eqn),
             f"has {length} steps, each with an entry of an array, and a kernel writes "
             f"them out: at most {_UNROLLED}",
+            "Use another schedule for the loop around it, or fewer steps.",
         )
     rows: list[list[Any]] = [[None] * length for _ in ys]
     for i in range(length)[:: -1 if p["reverse"] else 1]:

@@ -1,6 +1,7 @@
-"""Operations on each number by itself, and choices between numbers."""
+"""Operations on each number by itself, choices between numbers, and sums of them."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,38 +10,54 @@ import numpy as np
 
 from ..._programs import aval_of
 from ..._types import Value
-from . import _formulas as formulas
-from ._classes import refuse
 from ._entries import Parts, is_known, parts_of, values_of
-from ._scope import alike
+from ._formulas import GUARDED
+from ._scope import BlockScope, alike, mapped, objects, valued
 
 
 def bound(eqn: Any, xs: Sequence[Any]) -> Any:
     """An elementwise operation on one entry of each operand."""
-    name, p = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
     dtypes = [aval_of(v).dtype for v in eqn.invars]
     to = aval_of(eqn.outvars[0]).dtype
-    if all(map(is_known, xs)):
-        if (fold := _KNOWN.get(name)) is not None:
-            made = [np.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
-            with np.errstate(all="ignore"):
-                return np.asarray(fold(*made), to)[()]
-        if name == "convert_element_type" and dtypes[0].kind in "biuf":
-            return np.asarray(xs[0]).astype(to)[()]
-    if (simple := simplified(name, xs)) is not None:
-        return simple
+    if name in ("complex", "real", "imag"):
+        return _part(name, xs, dtypes[0])
+    if name == "select_n":
+        return chosen(_index(xs[0]), xs[1:], to)
+    if all(map(is_known, xs)) and (fold := _KNOWN.get(name)) is not None:
+        made = [np.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
+        with np.errstate(all="ignore"):
+            return np.asarray(fold(*made), to)[()]
     if name == "convert_element_type":
         if dtypes[0] == to:
             return xs[0]
-        return jnp.asarray(xs[0], dtypes[0]).astype(to)
-    if name == "select_n" and dtypes[0].kind != "b":
-        return chosen(xs[0], xs[1:], to)
+        if is_known(xs[0]) and (dtypes[0].kind in "biu" or to.kind == "f"):
+            return np.asarray(xs[0], dtypes[0]).astype(to)[()]
+    if (simple := simplified(name, xs)) is not None:
+        return simple
     made = alike(dtypes, xs)
-    if name in _WRITTEN:
-        if name in _SINGLE and made[0].dtype == np.dtype("float64"):
-            refuse(eqn, "Use float32 for it.", "is not there in float64 in a kernel")
-        return _WRITTEN[name](p, *made)
-    return eqn.primitive.bind(*made, **_params(p))
+    if name in GUARDED and to.kind in "iu" and not _is_safe(name, xs[1], to):
+        return GUARDED[name](*made)
+    params = {k: None if k == "sharding" else v for k, v in eqn.params.items()}
+    return eqn.primitive.bind(*made, **params)
+
+
+def _is_safe(name: str, x: Any, dtype: Any) -> bool:
+    """Whether it is known that one can divide by an integer, or shift by it."""
+    least = 0 if name.startswith("shift") else 1
+    most = jnp.iinfo(dtype).bits if least == 0 else math.inf
+    return is_known(x) and least <= int(x) < most
+
+
+def _part(name: str, xs: Sequence[Any], dtype: Any) -> Any:
+    if name == "complex":
+        return Parts(tuple(xs))
+    return values_of(xs[0], dtype)[name == "imag"]
+
+
+def _index(which: Any) -> Any:
+    """The number of a choice, which may be a flag."""
+    return int(which) if is_known(which) else which
 
 
 # What is known is computed while tracing: without JAX, which may be compiling for a
@@ -63,51 +80,61 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
 }
 
 
-def _params(params: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if k == "sharding" else v for k, v in params.items()}
+# What leaves the other operand as it is.
+_NEUTRAL = {"add": 0, "add_any": 0, "mul": 1, "or": 0, "xor": 0}
 
 
 def simplified(name: str, xs: Sequence[Any]) -> Any:
-    """What adding zero and multiplying by one leave."""
-    if name in ("add", "add_any", "mul"):
-        neutral = 1 if name == "mul" else 0
+    """What adding zero and multiplying by one leave, and the like."""
+    if (neutral := _NEUTRAL.get(name)) is not None:
         for x, other in (xs, reversed(xs)):
             if is_known(x) and x == neutral:
                 return other
     if name == "sub" and is_known(xs[1]) and xs[1] == 0:
         return xs[0]
-    if name == "select_n" and is_known(xs[0]):
-        return xs[1 + int(xs[0])]
     return None
 
 
-_WRITTEN: dict[str, Callable[..., Value]] = {
-    "erf": lambda p, x: formulas.erf(x),
-    "erfc": lambda p, x: 1 - formulas.erf(x),
-    "erf_inv": lambda p, x: formulas.erf_inv(x),
-    "round": lambda p, x: formulas.round_half(x, p["rounding_method"]),
-    "lgamma": lambda p, x: formulas.lgamma(x),
-    "digamma": lambda p, x: formulas.digamma(x),
-    "copy": lambda p, x: x,
-    "copy_p": lambda p, x: x,
-    "stop_gradient": lambda p, x: x,
-    "reduce_precision": lambda p, x: x,
-    "square": lambda p, x: x * x,
-    "one_minus_square": lambda p, x: 1 - x * x,
-    "logistic": lambda p, x: 1 / (1 + jnp.exp(-x)),
-    "is_finite": lambda p, x: jnp.abs(x) < jnp.asarray(jnp.inf, x.dtype),
-    "sign": lambda p, x: jnp.where(x == 0, x, jnp.where(x > 0, jnp.ones_like(x), -1)),
-    "clamp": lambda p, a, x, b: jnp.minimum(jnp.maximum(a, x), b),
-    "polynomial": lambda p, x, *c: functools.reduce(lambda y, a: y * x + a, c[::-1]),
-}
+def pairwise(f: Callable[..., Value], dtype: Any) -> Callable[..., Any]:
+    """A sum or a product of two numbers of a dtype, which may be known."""
+    fold, name = (np.add, "add") if f is jnp.add else (np.multiply, "mul")
+
+    def run(a: Any, b: Any) -> Any:
+        if is_known(a) and is_known(b):
+            with np.errstate(all="ignore"):
+                return np.asarray(fold(np.asarray(a, dtype), np.asarray(b, dtype)))[()]
+        simple = simplified(name, [a, b])
+        return f(*alike([dtype, dtype], [a, b])) if simple is None else simple
+
+    return run
 
 
-# Those that are approximated, and not to 64 bits.
-_SINGLE = frozenset({"erf", "erfc", "erf_inv"})
+def wide_of(dtype: Any) -> Any:
+    """The dtype in which numbers are added up: narrow floats in float32, as by XLA."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype("float32") if is_narrow else dtype
+
+
+def cast(x: Any, old: Any, new: Any) -> Any:
+    if old == new:
+        return x
+    return np.asarray(x, new)[()] if is_known(x) else jnp.asarray(x, old).astype(new)
+
+
+def summed(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    (a,), out, axes = ins, aval_of(eqn.outvars[0]), eqn.params["axes"]
+    wide = wide_of(out.dtype)
+    add, zero = pairwise(jnp.add, wide), np.zeros((), wide)[()]
+    left = [i for i in range(a.ndim) if i not in axes]
+    a = valued(scope, a.transpose([*left, *axes]))
+    rows = a.reshape(math.prod(out.shape), math.prod(a.shape[len(left) :]))
+    of = lambda row: functools.reduce(
+        add, [cast(x, out.dtype, wide) for x in row], zero
+    )
+    return [objects([cast(of(row), wide, out.dtype) for row in rows], out.shape)]
 
 
 def chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
@@ -121,7 +148,8 @@ def chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
     found = choices[0]
     for i, choice in enumerate(choices[1:], 1):
         if choice is not found:
-            found = where(at == i, choice, found, dtype)
+            hit = at if jnp.result_type(at).kind == "b" else at == i
+            found = where(hit, choice, found, dtype)
     return found
 
 
@@ -131,3 +159,19 @@ def where(hit: Any, a: Any, b: Any, dtype: Any) -> Any:
         pairs = zip(values_of(a, dtype), values_of(b, dtype), strict=True)
         return Parts(tuple(where(hit, x, y, part) for x, y in pairs))
     return jnp.where(*alike([np.bool_, dtype, dtype], [hit, a, b]))
+
+
+def wrapped(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    """Keys, of their words."""
+    words = valued(scope, ins[0]).reshape(-1, 2)
+    return [objects([Parts(tuple(w)) for w in words], aval_of(eqn.outvars[0]).shape)]
+
+
+def unwrapped(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    """The words of keys."""
+    words = [word for x in ins[0].reshape(-1) for word in scope.value(x).values]
+    return [objects(words, aval_of(eqn.outvars[0]).shape)]
+
+
+def elementwise(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
+    return [mapped(lambda *xs: bound(eqn, list(map(scope.value, xs))), *ins)]

@@ -38,7 +38,7 @@ class Leaf:
 
     Attributes:
         dtype: Its dtype.
-        shape: The shape of what one row has of it, at one step.
+        shape: The shape of what one row has of it, at one step; 1 along its rows.
         axes: Its axes. Neighbouring axes of rows are one, if they are in order.
         given: The shape of the whole array.
     """
@@ -83,7 +83,7 @@ class Leaf:
                 merged[-1] = Axis(size, last.first, axis.last)
             else:
                 merged.append(axis)
-        shape = [n for n, r in zip(sizes, rows, strict=True) if r is None]
+        shape = [1 if r is not None else n for n, r in zip(sizes, rows, strict=True)]
         return cls(aval.dtype, tuple(shape), tuple(merged), given)
 
     @property

@@ -46,10 +46,6 @@ def _padded(p: dict[str, Any], a: np.ndarray, value: np.ndarray) -> np.ndarray:
     return out[tuple(cut)]
 
 
-def _parted(p: dict[str, Any], a: np.ndarray) -> list[np.ndarray]:
-    return np.split(a, np.cumsum(p["sizes"])[:-1], p["axis"])
-
-
 # What only moves entries, in NumPy: nothing is computed.
 MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
@@ -59,19 +55,12 @@ MOVES: dict[str, Callable[..., Any]] = {
     "rev": lambda p, a: np.flip(a, p["dimensions"]),
     "slice": _sliced,
     "concatenate": lambda p, *a: np.concatenate(a, p["dimension"]),
-    "stack": lambda p, *a: np.stack(a, p["axis"]),
-    "unstack": lambda p, a: list(np.moveaxis(a, p["axis"], 0)),
-    "split": _parted,
     "pad": _padded,
 }
 
 
 def moved(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    move, arity = MOVES[eqn.primitive.name], len(eqn.invars)
-    found = move(eqn.params, *ins[:arity])
-    found = found if eqn.primitive.multiple_results else [found]
-    # The row of an array with one axis is an entry.
-    return [entry(a) for a in found]
+    return [entry(MOVES[eqn.primitive.name](eqn.params, *ins))]
 
 
 def iota(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:

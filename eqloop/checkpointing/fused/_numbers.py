@@ -9,26 +9,13 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from ..._programs import aval_of
 from ..._types import Value
-from ._classes import ELEMENTWISE, SCATTERS, refuse
 from ._control import cond, scan, while_loop
-from ._elementwise import bound
-from ._entries import parts_of
-from ._indexing import dynamic_slice, gather, scatter, update_slice
+from ._elementwise import elementwise, summed, unwrapped, wrapped
+from ._indexing import dynamic_slice, update_slice
 from ._moves import MOVES, iota, moved
-from ._parts import KEYS, iota_pair, key_bits, of_parts, threefry, unwrap, wrap
 from ._products import added_products, dot, has_products
-from ._reductions import (
-    REDUCTIONS,
-    any_of_block,
-    arg_of,
-    cumulated,
-    reduced,
-    sort_rows,
-    top_k,
-)
-from ._scope import BlockScope, closed_of, mapped, of_array
+from ._scope import BlockScope, any_of_block, mapped, of_array
 from ._tiles import NotTiledError, Tiles
 
 
@@ -58,53 +45,30 @@ class Numbers:
             env[var] = of_array(value)
         read = lambda x: of_array(x.val) if isinstance(x, jex.Literal) else env[x]
         for eqn in jaxpr.eqns:
-            given = list(map(read, eqn.invars))
-            if eqn.primitive.name in ("jit", "pjit", "closed_call"):
-                outs = self.run(closed_of(eqn.params["jaxpr"]), given)
-            else:
-                outs = _evaluate(scope, eqn, given)
+            outs = _evaluate(scope, eqn, list(map(read, eqn.invars)))
             env.update(zip(eqn.outvars, outs, strict=True))
         return list(map(read, jaxpr.outvars))
 
 
 _RULES: dict[str, Callable[..., list[np.ndarray]]] = {
     **dict.fromkeys(MOVES, moved),
-    **dict.fromkeys((n for n in REDUCTIONS if n.startswith("reduce")), reduced),
-    **dict.fromkeys((n for n in REDUCTIONS if n.startswith("cum")), cumulated),
-    "argmax": arg_of,
-    "argmin": arg_of,
+    "iota": iota,
+    "reduce_sum": summed,
     "dot_general": dot,
     "dynamic_slice": dynamic_slice,
     "dynamic_update_slice": update_slice,
-    "gather": gather,
-    **dict.fromkeys(SCATTERS, scatter),
-    "sort": sort_rows,
-    "top_k": top_k,
-    "iota": iota,
     "while": while_loop,
-    "unvmap_any": any_of_block,
     "cond": cond,
     "scan": scan,
-    **dict.fromkeys(KEYS, key_bits),
-    "threefry2x32": threefry,
-    "iota_2x32_shape": iota_pair,
-    "random_unwrap": unwrap,
-    "random_wrap": wrap,
+    "unvmap_any": any_of_block,
+    "random_unwrap": unwrapped,
+    "random_wrap": wrapped,
 }
 
 
 def _evaluate(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    name = eqn.primitive.name
-    if name in ("add", "add_any") and all(map(has_products, ins)):
+    if eqn.primitive.name in ("add", "add_any") and all(map(has_products, ins)):
         sums = mapped(added_products, *ins)
         if all(x is not None for x in sums.reshape(-1)):
             return [sums]
-    if (rule := _RULES.get(name)) is not None:
-        return rule(scope, eqn, ins)
-    if name not in ELEMENTWISE:
-        refuse(eqn)
-    avals = [*map(aval_of, eqn.invars), aval_of(eqn.outvars[0])]
-    if any(parts_of(aval.dtype)[0] > 1 for aval in avals):
-        return of_parts(scope, eqn, ins)
-    of = lambda *xs: bound(eqn, [scope.value(x) for x in xs])
-    return [mapped(of, *ins)]
+    return _RULES.get(eqn.primitive.name, elementwise)(scope, eqn, ins)

@@ -1,10 +1,11 @@
 """The program of one row, from a program of all rows.
 
-Each operation is the same on arrays without the axes that are rows. So this undoes
-`vmap`, and does as much for a step that a user has written for all rows at once.
+Each operation is the same on arrays that have one entry along the axes that are rows,
+but for the sizes in its parameters. So this undoes `vmap`, and does as much for a step
+that a user has written for all rows at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,24 +15,18 @@ from jax import lax
 
 from ..._arrays import zero_array
 from ..._types import Aval, Value
-from ._axis_rules import dot_axes
 from ._classes import (
-    CUMULATIVE,
     EMPTY,
-    OF_KEYS,
-    REDUCTIONS,
-    SCATTERS,
+    NOTHING,
     AxisProgram,
     Classes,
     FoundRows,
     Op,
     Rows,
     Val,
-    refuse,
     scan_counts,
 )
 from ._pending import ADDITIVE
-from ._windows import Windows
 
 
 class OneRow:
@@ -51,17 +46,10 @@ class OneRow:
         """Sets the constant arrays of the programs, by their `id`."""
         self._lifted = values
 
-    def is_row(self, val: Val) -> list[bool]:
-        """For each axis of an array, whether it is gone."""
-        return [root in self.found.roots for root in self.classes.of(val)]
-
-    def kept(self, val: Val) -> list[int]:
-        """The axes of an array that are no rows."""
-        return [i for i, row in enumerate(self.is_row(val)) if not row]
-
     def type_of(self, val: Val) -> Aval:
         """The type of an array of one row."""
-        shape = tuple(val.shape[i] for i in self.kept(val))
+        pairs = zip(val.shape, self.classes.of(val), strict=True)
+        shape = tuple(1 if root in self.found.roots else n for n, root in pairs)
         return jax.core.ShapedArray(shape, val.aval.dtype)
 
     def pend(self, x: Value, have: Rows, want: Rows) -> Value:
@@ -86,7 +74,6 @@ class OneRow:
         """
         env = dict(self._lifted)
         env.update((id(v), x) for v, x in zip(program.ins, ins, strict=True))
-        self._env = env
 
         def read(val: Val) -> Value:
             return val.literal if val.literal is not None else env[id(val)]
@@ -99,7 +86,7 @@ class OneRow:
                 for i in range(len(given))[which]:
                     given[i] = self.pend(given[i], op.ins[i].pending, every)
             rule = _RULES.get(op.name)
-            outs = (rule or _elementwise)(self, op, *given)
+            outs = (rule or _same)(self, op, *given)
             if not isinstance(outs, list | tuple):
                 outs = [outs]
             env.update((id(v), x) for v, x in zip(op.outs, outs, strict=True))
@@ -119,155 +106,52 @@ _ALSO_PENDED = {
 }
 
 
-# Operations that do nothing to a number.
-_NOTHING = (
-    "optimization_barrier",
-    "device_put",
-    "nonbatchable",
-    "sharding_constraint",
-    "pvary",
-    "pcast",
-)
+def resized(
+    name: str,
+    params: Mapping[str, Any],
+    old: tuple[int, ...],
+    new: tuple[int, ...],
+    out: tuple[int, ...],
+) -> dict[str, Any]:
+    """The parameters of an operation on arrays of other sizes.
+
+    Args:
+        name: The primitive.
+        params: Its parameters.
+        old: The shape of the first operand.
+        new: Its shape now.
+        out: The shape of the first result now.
+    """
+    of_sizes = lambda sizes: tuple(
+        b if n == a else n for n, a, b in zip(sizes, old, new, strict=True)
+    )
+    match name:
+        case "broadcast_in_dim" | "iota":
+            return {**params, "shape": out}
+        case "reshape":
+            return {**params, "new_sizes": out}
+        case "slice":
+            return {**params, "limit_indices": of_sizes(params["limit_indices"])}
+        case "dynamic_slice" | "gather":
+            return {**params, "slice_sizes": of_sizes(params["slice_sizes"])}
+    return {**params}
 
 
-def _bind(op: Op, *args: Value, **changed: Any) -> Any:
-    params = {**op.params, **changed}
+def _same(row: OneRow, op: Op, *given: Value) -> Any:
+    old = op.ins[0].shape if op.ins else ()
+    new = given[0].shape if given else ()
+    out = row.type_of(op.outs[0]).shape
+    params = resized(op.name, op.params, old, new, out)
     if "sharding" in params:
         params["sharding"] = None
-    return op.eqn.primitive.bind(*args, **params)
-
-
-def _renumbered(row: OneRow, val: Val, axes: Sequence[int]) -> tuple[int, ...]:
-    """Axes that are no rows, by their place among those."""
-    kept = row.kept(val)
-    return tuple(kept.index(i) for i in axes if i in kept)
-
-
-def _elementwise(row: OneRow, op: Op, *given: Value) -> Any:
-    if op.name in _NOTHING:
-        return list(given)
-    (out,) = op.outs
-    rows, args = row.is_row(out), list(given)
-    for n, (val, x) in enumerate(zip(op.ins, args, strict=True)):
-        if len(val.shape) != len(rows):
-            continue
-        # Its only entry along an axis of rows is for all of them.
-        own, kept = row.is_row(val), row.kept(val)
-        gone = [kept.index(i) for i in kept if rows[i] and not own[i]]
-        args[n] = lax.squeeze(x, gone) if gone else x
-    return _bind(op, *args)
-
-
-def _broadcast(row: OneRow, op: Op, x: Value, *_: Value) -> Value:
-    a, out = op.ins[0], op.outs[0]
-    to, own = op.params["broadcast_dimensions"], row.kept(a)
-    rows, kept = row.is_row(out), row.kept(out)
-    gone = [own.index(i) for i in own if rows[to[i]]]
-    x = lax.squeeze(x, gone) if gone else x
-    to = tuple(kept.index(to[i]) for i in own if not rows[to[i]])
-    return lax.broadcast_in_dim(x, tuple(out.shape[i] for i in kept), to)
-
-
-def _reshape(row: OneRow, op: Op, x: Value, *_: Value) -> Value:
-    return lax.reshape(x, row.type_of(op.outs[0]).shape)
-
-
-def _transpose(row: OneRow, op: Op, x: Value) -> Value:
-    kept = row.kept(op.ins[0])
-    order = [i for i in op.params["permutation"] if i in kept]
-    return lax.transpose(x, [kept.index(i) for i in order])
-
-
-def _axis(name: str) -> Callable[..., Any]:
-    def rule(row: OneRow, op: Op, *given: Value) -> Any:
-        (axis,) = _renumbered(row, op.ins[0], [op.params[name]])
-        return _bind(op, *given, **{name: axis})
-
-    return rule
-
-
-def _axes(row: OneRow, op: Op, *given: Value) -> Any:
-    axes = _renumbered(row, op.ins[0], op.params["axes"])
-    return _bind(op, *given, axes=axes) if axes else list(given)
-
-
-def _slice(row: OneRow, op: Op, x: Value) -> Value:
-    kept, p = row.kept(op.ins[0]), op.params
-    of = lambda values: values and tuple(values[i] for i in kept)
-    return lax.slice(
-        x, of(p["start_indices"]), of(p["limit_indices"]), of(p["strides"])
-    )
-
-
-def _rev(row: OneRow, op: Op, x: Value) -> Value:
-    return lax.rev(x, _renumbered(row, op.ins[0], op.params["dimensions"]))
-
-
-def _pad(row: OneRow, op: Op, x: Value, value: Value) -> Value:
-    config = [op.params["padding_config"][i] for i in row.kept(op.ins[0])]
-    return lax.pad(
-        x, jnp.asarray(value, x.dtype), [(int(a), int(b), int(c)) for a, b, c in config]
-    )
-
-
-def _dynamic_slice(row: OneRow, op: Op, x: Value, *at: Value) -> Value:
-    kept = row.kept(op.ins[0])
-    sizes = tuple(op.params["slice_sizes"][i] for i in kept)
-    return op.eqn.primitive.bind(x, *(at[i] for i in kept), slice_sizes=sizes)
-
-
-def _update_slice(row: OneRow, op: Op, x: Value, update: Value, *at: Value) -> Value:
-    return op.eqn.primitive.bind(x, update, *(at[i] for i in row.kept(op.ins[0])))
-
-
-def _stack(row: OneRow, op: Op, *given: Value) -> Value:
-    (axis,) = _renumbered(row, op.outs[0], [op.params["axis"]])
-    return jnp.stack(given, axis)
-
-
-def _unstack(row: OneRow, op: Op, x: Value) -> list[Value]:
-    (axis,) = _renumbered(row, op.ins[0], [op.params["axis"]])
-    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(len(op.outs))]
-
-
-def _dot(row: OneRow, op: Op, left: Value, right: Value) -> Value:
-    (lb, _, lc), (rb, _, rc) = dot_axes(op)
-    of_l, of_r = (lambda a, v=v: _renumbered(row, v, a) for v in op.ins)
-    numbers = (of_l(lc), of_r(rc)), (of_l(lb), of_r(rb))
-    how = {k: op.params[k] for k in ("precision", "preferred_element_type")}
-    return lax.dot_general(left, right, numbers, **how)
-
-
-def _windows(row: OneRow, op: Op, parts: Val) -> Windows:
-    """The axes of a gather or scatter that are left in one row."""
-    windows, (a, at) = Windows.of(op.params), op.ins[:2]
-    kept = row.kept(a)
-    return Windows(
-        dropped=_renumbered(row, a, windows.dropped),
-        operand_batch=_renumbered(row, a, windows.operand_batch),
-        index_batch=_renumbered(row, at, [k for i, k in windows.batch if i in kept]),
-        own=_renumbered(row, parts, windows.own),
-        starts=_renumbered(row, a, windows.starts),
-    )
-
-
-def _gather(row: OneRow, op: Op, x: Value, at: Value) -> Value:
-    numbers = _windows(row, op, op.outs[0]).numbers
-    sizes = tuple(op.params["slice_sizes"][i] for i in row.kept(op.ins[0]))
-    return _bind(op, x, at, dimension_numbers=numbers, slice_sizes=sizes)
-
-
-def _scatter(row: OneRow, op: Op, x: Value, at: Value, update: Value) -> Value:
-    numbers = _windows(row, op, op.ins[2]).scatter_numbers
-    return _bind(op, x, at, update, dimension_numbers=numbers)
+    return op.eqn.primitive.bind(*given, **params)
 
 
 def _iota(row: OneRow, op: Op) -> Value:
     (out,), axis, dtype = op.outs, op.params["dimension"], op.params["dtype"]
-    kept, shape = row.kept(out), row.type_of(out).shape
-    if axis in kept:
-        return lax.broadcasted_iota(dtype, shape, kept.index(axis))
-    root = row.classes.of(out)[axis]
+    root, shape = row.classes.of(out)[axis], row.type_of(out).shape
+    if root not in row.found.roots:
+        return lax.broadcasted_iota(dtype, shape, axis)
     number = row.numbers[row.found.roots.index(root)]
     return lax.broadcast(number.astype(dtype), shape)
 
@@ -286,15 +170,19 @@ def _while(row: OneRow, op: Op, *given: Value) -> list[Value]:
     cond, body = op.inner
     of_cond, of_body, carry = given[:n], given[n : n + m], given[n + m :]
     carry, want = _pended(row, op, carry, op.ins[n + m :])
-    if row.type_of(cond.outs[0]).shape:
-        refuse(op.eqn, "Write it for one row.", "goes on for several rows at once")
 
     def going(carry: list[Value]) -> Value:
         return row.run(cond, [*of_cond, *carry])[0]
 
-    return lax.while_loop(
-        going, lambda carry: row.run(body, [*of_body, *carry], want), carry
-    )
+    def move(carry: list[Value]) -> list[Value]:
+        new = row.run(body, [*of_body, *carry], want)
+        if (flags := going(carry)).size == 1:
+            return new
+        # What is no axis of rows, such as a population, stops entry by entry.
+        of = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
+        return [jnp.where(of(a), a, b) for a, b in zip(new, carry, strict=True)]
+
+    return lax.while_loop(lambda carry: jnp.any(going(carry)), move, carry)
 
 
 def _cond(row: OneRow, op: Op, index: Value, *given: Value) -> list[Value]:
@@ -320,26 +208,9 @@ def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "transpose": _transpose,
-    **dict.fromkeys(("concatenate", "sort"), _axis("dimension")),
-    **dict.fromkeys(("split", *CUMULATIVE), _axis("axis")),
-    "slice": _slice,
-    "rev": _rev,
-    "pad": _pad,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _update_slice,
-    "stack": _stack,
-    "unstack": _unstack,
-    **dict.fromkeys((*REDUCTIONS, "argmax", "argmin"), _axes),
-    "dot_general": _dot,
-    "gather": _gather,
-    **dict.fromkeys(SCATTERS, _scatter),
-    **dict.fromkeys(("top_k", *OF_KEYS), lambda row, op, *given: _bind(op, *given)),
-    "iota": _iota,
+    **dict.fromkeys(NOTHING, lambda row, op, *given: list(given)),
     **dict.fromkeys(EMPTY, lambda row, op: zero_array(row.type_of(op.outs[0]))),
+    "iota": _iota,
     "while": _while,
     "cond": _cond,
     "scan": _scan,

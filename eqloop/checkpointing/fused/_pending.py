@@ -19,14 +19,13 @@ from ._classes import (
     Op,
     Rows,
     Val,
-    said,
     scan_counts,
 )
 
 # Operations that are linear in all operands together.
 ADDITIVE = frozenset(
-    """add sub add_any neg concatenate stack broadcast_in_dim reshape transpose squeeze
-    slice rev copy real imag complex conj unstack split cumsum""".split()  # noqa: SIM905
+    """add sub add_any neg concatenate broadcast_in_dim reshape transpose squeeze slice
+    rev copy real imag complex conj cumsum""".split()  # noqa: SIM905
 )
 # Operations that are linear in these of their operands, if the others are no sums.
 _LINEAR_IN: dict[str, tuple[int, ...]] = {
@@ -60,25 +59,66 @@ def find_rows(
         settle: Marks what is pending in the programs, by `mark`, given the rows that
             are `classes.rows`.
     """
-    size_of = dict[int, int]()
-    for val in sorted(seeds, key=lambda val: -len(val.shape)):
-        for root, size in zip(classes.of(val), val.shape, strict=True):
-            if size > 1:
-                size_of.setdefault(root, size)
+    size_of, others = _sizes(classes, seeds), _sizes(classes, _around(programs))
     for program in programs:
         for val in program.vals():
             of = [r for r, n in zip(classes.of(val), val.shape, strict=True) if n > 1]
             for root in {r for r in of if of.count(r) > 1}:
                 classes.spoil(root, lambda: "every pair of them is looked at")
+    _settled(classes, {**others, **size_of}, settle)
+    _join(classes, programs, size_of, others)
+    left = _settled(classes, size_of, settle)
+    reason = next(filter(None, map(classes.why_not, size_of)), None)
+    return FoundRows(tuple(left), tuple(size_of[root] for root in left), reason)
+
+
+def _around(programs: Sequence[AxisProgram]) -> Iterable[Val]:
+    return (val for program in programs for val in (*program.ins, *program.outs))
+
+
+def _sizes(classes: Classes, vals: Iterable[Val]) -> dict[int, int]:
+    """The size of each class of the axes of arrays, those of most axes first."""
+    found = dict[int, int]()
+    for val in sorted(vals, key=lambda val: -len(val.shape)):
+        for root, size in zip(classes.of(val), val.shape, strict=True):
+            if size > 1:
+                found.setdefault(root, size)
+    return found
+
+
+def _settled(
+    classes: Classes, roots: Iterable[int], settle: Callable[[], None]
+) -> list[int]:
+    """Those of some classes that are rows."""
     while True:
-        left = [root for root in size_of if not classes.is_spoiled(root)]
+        left = [root for root in roots if not classes.is_spoiled(root)]
         classes.rows = frozenset(left)
         # A sum that does not stay pending has spoiled its class.
         with contextlib.suppress(_Spoiled):
             settle()
-            break
-    reason = next(filter(None, map(classes.why_not, size_of)), None)
-    return FoundRows(tuple(left), tuple(size_of[root] for root in left), reason)
+            return left
+
+
+def _join(
+    classes: Classes,
+    programs: Sequence[AxisProgram],
+    rows: Iterable[int],
+    others: dict[int, int],
+) -> None:
+    """Makes rows of what has nothing to do with them, such as `y` that is of `x` alone.
+
+    It is a map along axes of as many entries, and no array has both: so it makes no
+    difference which of them are together.
+    """
+    found = [{*classes.of(val)} for one in programs for val in one.vals()]
+    near = lambda root: frozenset[int]().union(*(of for of in found if root in of))
+    for other, size in others.items():
+        for row in rows:
+            is_free = not (classes.is_spoiled(row) or classes.is_spoiled(other))
+            if others.get(row) == size and is_free and other not in near(row):
+                classes.join(row, other)
+                found = [{row if r == other else r for r in of} for of in found]
+                break
 
 
 def mark(classes: Classes, program: AxisProgram, ins: Sequence[Rows]) -> list[Rows]:
@@ -106,9 +146,8 @@ def rows_of(classes: Classes, val: Val) -> Rows:
 
 
 def _check(classes: Classes, op: Op, spoiled: Rows) -> None:
-    refuse_pending(
-        classes, spoiled, lambda: f"{said(op.eqn)} reads a sum over all of them"
-    )
+    why = lambda: f"{op.said()} reads a sum over all of them"
+    refuse_pending(classes, spoiled, why)
 
 
 def _of(classes: Classes, op: Op) -> list[Rows]:

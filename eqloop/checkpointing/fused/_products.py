@@ -6,13 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..._programs import aval_of
-from ._classes import refuse
-from ._elementwise import simplified
+from ._classes import refuse, said
+from ._elementwise import cast, pairwise, simplified, wide_of
 from ._entries import ProductSum, is_known
-from ._reductions import pairwise
 from ._scope import BlockScope, objects, valued
 
 # From so many products on, a product of matrices is one of tiles.
@@ -38,22 +36,8 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     batch, k = shape(left, lb), shape(left, lc)
     left = left.transpose([*lb, *lf, *lc]).reshape(batch, shape(left, lf), k)
     right = right.transpose([*rb, *rf, *rc]).reshape(batch, shape(right, rf), k)
-    # Narrow floats are added up in float32, as XLA does.
-    dtypes = [aval_of(v).dtype for v in eqn.invars]
-    wide = out.dtype
-    if jnp.issubdtype(wide, jnp.floating) and jnp.finfo(wide).bits < 32:
-        wide = np.dtype("float32")
-    mul = pairwise(lax.mul, wide, "")
-    add = pairwise(lax.add, wide, "reduce_sum")
-
-    def cast(x: Any, dtype: Any) -> Any:
-        if is_known(x) or dtype == wide:
-            return x
-        return jnp.asarray(x, dtype).astype(wide)
-
-    def product(u: Any, v: Any) -> Any:
-        simple = simplified("mul", [u, v])
-        return mul(u, v) if simple is None else simple
+    dtypes, wide = [aval_of(v).dtype for v in eqn.invars], wide_of(out.dtype)
+    product, add = pairwise(jnp.multiply, wide), pairwise(jnp.add, wide)
 
     if batch == 1 and wide == out.dtype:
         if k == 1 and min(left.shape[1], right.shape[1]) > 1:
@@ -69,23 +53,15 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
                 return [objects(made, out.shape)]
     if (count := batch * left.shape[1] * right.shape[1] * k) > MOST_PRODUCTS:
         why = f"multiplies {count} numbers of a row, too many for a kernel"
-        refuse(eqn, "Use another schedule, such as `el.Chunked(32)`.", why)
+        refuse(said(eqn), why, "Use another schedule, such as `el.Chunked(32)`.")
     left, right = valued(scope, left), valued(scope, right)
 
     # Zeros that are known, as of padded cotangents, take no part.
     def total(us: Any, vs: Any) -> Any:
-        pairs = [
-            (cast(u, dtypes[0]), cast(v, dtypes[1]))
-            for u, v in zip(us, vs, strict=True)
-        ]
-        found = (
-            functools.reduce(add, [product(u, v) for u, v in pairs])
-            if pairs
-            else np.zeros((), wide)[()]
-        )
-        return (
-            found if wide == out.dtype or is_known(found) else found.astype(out.dtype)
-        )
+        pairs = zip(us, vs, strict=True)
+        terms = [product(*map(cast, p, dtypes, (wide, wide))) for p in pairs]
+        found = functools.reduce(add, terms, np.zeros((), wide)[()])
+        return cast(found, wide, out.dtype)
 
     values = [total(u, v) for b in range(batch) for u in left[b] for v in right[b]]
     return [objects(values, out.shape)]

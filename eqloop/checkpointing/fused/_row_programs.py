@@ -19,6 +19,7 @@ from ..steps._loop import Loop
 from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
 from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers
+from ._lowered import lowered
 from ._numbers import Numbers
 from ._one_row import OneRow
 from ._pallas import call, precision_of_tiles, waiting
@@ -125,7 +126,7 @@ class RowPrograms:
     def program(
         self, program: AxisProgram, want: Sequence[Rows] | None = None
     ) -> jex.ClosedJaxpr:
-        """The program of one row, from its inputs, row numbers and constant arrays."""
+        """What one row computes, from its inputs, row numbers and constant arrays."""
         counts = len(program.ins), len(self.found.roots)
 
         def run(*flat: Value) -> list[Value]:
@@ -141,7 +142,7 @@ class RowPrograms:
         types = [row.type_of(val) for val in program.ins]
         types += [number] * counts[1]
         types += [row.type_of(val) for val, _ in self._read]
-        return jax.make_jaxpr(run)(*types)
+        return lowered(jax.make_jaxpr(run)(*types))
 
     def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
         """Memory by which numbers become tiles, if any product is one of tiles."""

@@ -8,6 +8,7 @@ An array of one row is an array of objects here, one for each of its entries:
 - `Parts`, for a number that is several: a key, or a complex number.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,3 +177,11 @@ def closed_of(program: Any) -> jex.ClosedJaxpr:
 def any_row(flag: Value) -> Value:
     """Whether a flag holds of any row of a block."""
     return jnp.max(flag.astype(jnp.int32)) > 0 if jnp.ndim(flag) else flag
+
+
+def any_of_block(
+    scope: BlockScope, eqn: Any, ins: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Whether a flag holds of any row: `unvmap`."""
+    flags = map(scope.value, ins[0].reshape(-1))
+    return [objects([any_row(functools.reduce(lambda a, b: a | b, flags))], ())]

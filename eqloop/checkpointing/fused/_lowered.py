@@ -1,0 +1,446 @@
+"""Programs by few operations, which `_numbers.py` evaluates.
+
+Every other operation is a function of JAX here: of slices, concatenations, selects and
+operations on each number. So it can be compared with the operation itself, without a
+kernel.
+
+    gather --> slices at computed places     cumsum --> slices, sums, a concatenation
+    sort --> neighbours change places        erfc --> exp, products (`_formulas.py`)
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import random
+
+from ..._compat import called_by, close
+from ..._programs import Rewriter, aval_of, rewrite_everywhere, simpler
+from ..._types import Aval, Value
+from ._classes import EMPTY, NOTHING
+from ._formulas import (
+    ALL,
+    BOOLS,
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    bitcast,
+    converted,
+    in_total_order,
+    is_nan,
+    of_complex,
+    threefry,
+    to_integers,
+)
+from ._windows import Windows
+
+Function = Callable[..., Any]
+
+# What only moves numbers, or is not about numbers alone.
+_MOVES = frozenset(
+    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice iota pad reshape
+    rev select_n slice squeeze transpose cond scan while unvmap_any random_unwrap
+    random_wrap complex real imag""".split()  # noqa: SIM905
+)
+# What a kernel computes: of real numbers, of integers or booleans as well, and sums.
+_OF_FLOATS = frozenset(
+    """acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh exp exp2 expm1 floor
+    log log1p log2 pow rsqrt sin sinh sqrt tan tanh""".split()  # noqa: SIM905
+)
+_OF_NUMBERS = _OF_FLOATS | frozenset(
+    """abs add add_any and bitcast_convert_type clz convert_element_type div
+    dot_general eq ge gt integer_pow le lt max min mul ne neg not or population_count
+    reduce_sum rem shift_left shift_right_arithmetic shift_right_logical sub
+    xor""".split()  # noqa: SIM905
+)
+# Those that are approximated, and not to 64 bits.
+_SINGLE = frozenset({"erf", "erfc", "erf_inv"})
+# What a kernel has for narrow floats, too: others are computed in float32.
+_OF_NARROW = frozenset(
+    "bitcast_convert_type convert_element_type dot_general reduce_sum".split()  # noqa: SIM905
+)
+
+
+def lowered(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program by few operations; all in it can be lowered, see `why_not`."""
+
+    def level(program: jex.ClosedJaxpr, rewrite: Function) -> jex.ClosedJaxpr:
+        rewriter = Rewriter(program)
+        for eqn in program.jaxpr.eqns:
+            eqn = rewriter.enter(eqn, rewrite)
+            inner = called_by(eqn)
+            if inner is None and eqn.primitive.name not in _MOVES:
+                inner = simpler(eqn) or _traced(eqn)
+            if inner is None:
+                rewriter.eqns.append(eqn)
+            else:
+                rewriter.inline(rewrite(close(inner)), eqn.invars, eqn.outvars)
+        return rewriter.result()
+
+    return rewrite_everywhere(level, program)
+
+
+def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    function = _function(eqn)
+    return function and jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
+
+
+def why_not(eqn: jex.JaxprEqn) -> str | None:
+    """Why an operation cannot be in a kernel, if it cannot."""
+    name, dtypes = eqn.primitive.name, [aval_of(x).dtype for x in eqn.invars]
+    if any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
+        return "has keys that are not of `threefry2x32`, which a kernel lacks"
+    if name in _SINGLE and np.dtype("float64") in dtypes:
+        return "is not there in float64 in a kernel"
+    if eqn.params.get("update_jaxpr") is not None and name == "scatter":
+        return "has a function of its own, which a kernel does not know"
+    is_there = name in (*_MOVES, *NOTHING, *EMPTY) or _function(eqn) is not None
+    if is_there or (name in _OF_NUMBERS and not _is_complex(eqn)):
+        return None
+    what = " for complex numbers" if _is_complex(eqn) else ""
+    return f"cannot be in a kernel{what}"
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _is_complex(eqn: jex.JaxprEqn) -> bool:
+    avals = map(aval_of, (*eqn.invars, *eqn.outvars))
+    return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
+
+
+def _function(eqn: jex.JaxprEqn) -> Function | None:
+    """The function of JAX that an operation is; `None` if it is one of the few."""
+    name, p = eqn.primitive.name, eqn.params
+    if name in _STRUCTURED:
+        return functools.partial(_STRUCTURED[name], eqn)
+    if name in _MOVES or not eqn.invars:
+        return None
+    if _is_complex(eqn):
+        return _of_complex(eqn)
+    aval, out = aval_of(eqn.invars[-1]), aval_of(eqn.outvars[0])
+    is_narrow = lambda aval: _is_floating(aval) and jnp.finfo(aval.dtype).bits < 32
+    others = BOOLS if aval.dtype.kind == "b" else INTEGERS
+    rule = ALL.get(name) or (FLOATS if _is_floating(aval) else others).get(name)
+    if name == "mul" and p.get("out_dtype") is not None:
+        return lambda x, y: x.astype(p["out_dtype"]) * y.astype(p["out_dtype"])
+    if name == "bitcast_convert_type":
+        same = aval.dtype.itemsize == out.dtype.itemsize
+        return None if same else functools.partial(bitcast, p)
+    if name == "convert_element_type":
+        if _is_floating(aval) and out.dtype.kind in "iu" and out.dtype.itemsize < 4:
+            return functools.partial(to_integers, p)
+        return None
+    if name == "pow" and not _is_floating(aval):
+        return lambda x, y: lax.pow(x, y.astype(x.dtype))
+    if is_narrow(aval) and name not in (*_OF_NARROW, "nextafter", "reduce_precision"):
+        return functools.partial(_in_float32, eqn)
+    return rule and functools.partial(rule, p)
+
+
+def _is_floating(aval: Aval) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _in_float32(eqn: jex.JaxprEqn, *xs: Value) -> Value:
+    wide = [x.astype(np.float32) if _is_floating(x) else x for x in xs]
+    found, out = eqn.primitive.bind(*wide, **eqn.params), aval_of(eqn.outvars[0])
+    return found.astype(out.dtype)
+
+
+# Sums and comparisons along axes.
+
+
+def _of_complex(eqn: jex.JaxprEqn) -> Function | None:
+    name, p = eqn.primitive.name, eqn.params
+    if name == "convert_element_type":
+        return functools.partial(converted, p)
+    if name == "conj":
+        return lambda x: lax.complex(lax.real(x), -lax.imag(x))
+    if name == "reduce_sum":
+        of = lambda x: jnp.sum(x, p["axes"])
+        return lambda x: lax.complex(of(lax.real(x)), of(lax.imag(x)))
+    if name == "dot_general":
+        return functools.partial(_complex_product, p)
+    rule = COMPLEX.get(name)
+    return rule and functools.partial(of_complex, rule, p)
+
+
+def _complex_product(p: dict[str, Any], x: Value, y: Value) -> Value:
+    numbers, precision = p["dimension_numbers"], p["precision"]
+    dot = lambda x, y: lax.dot_general(x, y, numbers, precision=precision)
+    a, b, c, d = (f(z) for z in (x, y) for f in (lax.real, lax.imag))
+    return lax.complex(dot(a, c) - dot(b, d), dot(a, d) + dot(b, c))
+
+
+def _slices(x: Value, axis: int, start: int, step: int = 1, stop: Any = None) -> Value:
+    stop = x.shape[axis] if stop is None else stop
+    return lax.slice_in_dim(x, start, stop, step, axis)
+
+
+def _reduced(f: Function, empty: Callable[[Any], Any]) -> Function:
+    """Neighbours become one, until one is left."""
+
+    def of(eqn: jex.JaxprEqn, x: Value) -> Value:
+        axes = eqn.params["axes"]
+        for axis in axes:
+            if not (n := x.shape[axis]):
+                shape = [1 if i == axis else n for i, n in enumerate(x.shape)]
+                x = jnp.full(shape, empty(x.dtype), x.dtype)
+            while (n := x.shape[axis]) > 1:
+                even = n - n % 2
+                pairs = (_slices(x, axis, i, 2, even) for i in range(2))
+                x = lax.concatenate([f(*pairs), _slices(x, axis, even)], axis)
+        return lax.squeeze(x, axes)
+
+    return of
+
+
+def _least(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -jnp.inf
+    return False if dtype.kind == "b" else jnp.iinfo(dtype).min
+
+
+def _greatest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.inf
+    return True if dtype.kind == "b" else jnp.iinfo(dtype).max
+
+
+def _cumulated(f: Function) -> Function:
+    def of(eqn: jex.JaxprEqn, x: Value) -> Value:
+        axis, size = eqn.params["axis"], x.shape[eqn.params["axis"]]
+        each = [_slices(x, axis, i, 1, i + 1) for i in range(size)]
+        step = -1 if eqn.params["reverse"] else 1
+        made = list[Value]()
+        for part in each[::step]:
+            made.append(f(made[-1], part) if made else part)
+        return lax.concatenate(made[::step], axis) if made else x
+
+    return of
+
+
+def _log_of_sum(a: Value, b: Value) -> Value:
+    """`log(exp(a) + exp(b))`, also of infinities."""
+    big, rest = lax.max(a, b), -jnp.abs(a - b)
+    return jnp.where(a == b, a + math.log(2), big + jnp.log1p(jnp.exp(rest)))
+
+
+def _best(is_better: Function) -> Function:
+    """The place of the first NaN, or else of the first of the best."""
+
+    def of(eqn: jex.JaxprEqn, x: Value) -> Value:
+        (axis,), dtype = eqn.params["axes"], eqn.params["index_dtype"]
+        at = lax.broadcasted_iota(dtype, x.shape, axis)
+        while (n := x.shape[axis]) > 1:
+            even = n - n % 2
+            (a, b), (i, j) = (
+                [_slices(y, axis, k, 2, even) for k in range(2)] for y in (x, at)
+            )
+            takes = (is_better(b, a) | is_nan(b)) & ~is_nan(a)
+            x, at = (
+                lax.concatenate([jnp.where(takes, v, u), _slices(y, axis, even)], axis)
+                for u, v, y in ((a, b, x), (i, j, at))
+            )
+        return lax.squeeze(at, [axis])
+
+    return of
+
+
+def _sorted(eqn: jex.JaxprEqn, *xs: Value) -> list[Value]:
+    """Neighbours change places, in as many rounds as there are numbers."""
+    axis, keys, xs = eqn.params["dimension"], eqn.params["num_keys"], [*xs]
+    size = xs[0].shape[axis]
+    for start in range(size):
+        start, end = start % 2, size - (size - start % 2) % 2
+        a, b = ([_slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
+        if end - start < 2:
+            continue
+        swaps = _is_behind(a[:keys], b[:keys])
+        for n, x in enumerate(xs):
+            first, second = (jnp.where(swaps, *p) for p in ((b[n], a[n]), (a[n], b[n])))
+            pairs = lax.concatenate(
+                [lax.expand_dims(y, [axis + 1]) for y in (first, second)], axis + 1
+            )
+            shape = [end - start if i == axis else n for i, n in enumerate(x.shape)]
+            pairs = lax.reshape(pairs, shape)
+            edges = _slices(x, axis, 0, 1, start), _slices(x, axis, end)
+            xs[n] = lax.concatenate([edges[0], pairs, edges[1]], axis)
+    return xs
+
+
+def _is_behind(xs: Sequence[Value], ys: Sequence[Value]) -> Value:
+    """Whether numbers are sorted behind others: by the first that differs, NaN last."""
+    pairs = list[tuple[Value, Value]]()
+    for x, y in zip(xs, ys, strict=True):
+        of = (lax.real, lax.imag) if jnp.iscomplexobj(x) else (lambda x: x,)
+        pairs += [(f(x), f(y)) for f in of]
+    behind = lambda x, y: (x > y) | (is_nan(x) & ~is_nan(y))
+    found = behind(*pairs[-1])
+    for x, y in pairs[-2::-1]:
+        found = behind(x, y) | (~behind(y, x) & found)
+    return found
+
+
+def _top(eqn: jex.JaxprEqn, x: Value) -> list[Value]:
+    """The greatest in total order, and of equal ones the first."""
+    axis, k = eqn.params.get("axis", x.ndim - 1), eqn.params["k"]
+    keys = in_total_order(x) if _is_floating(x) else x
+    at = lax.broadcasted_iota(aval_of(eqn.outvars[1]).dtype, x.shape, axis)
+    _, *found = lax.sort((~keys, x, at), dimension=axis, num_keys=1)
+    return [_slices(y, axis, 0, 1, k) for y in found]
+
+
+# Gathers and scatters: parts of an operand, at places that are computed.
+
+
+def _starts(
+    eqn: jex.JaxprEqn, shape: Sequence[int], sizes: Sequence[int], at: Value
+) -> Callable[[tuple[int, ...]], tuple[list[Value], Value]]:
+    """Where a part starts, within the operand, and whether it is within of itself."""
+    windows = Windows.of(eqn.params)
+    # As wide as the sizes of the operand.
+    at = at.astype(np.int32) if at.dtype.itemsize < 4 else at
+    most = np.array([shape[i] - sizes[i] for i in windows.starts], at.dtype)
+    zero, most = jnp.zeros_like(at), jnp.broadcast_to(most, at.shape)
+    inside = (at >= zero) & (at <= most)
+    at = lax.clamp(zero, at, most).astype(np.int32)
+
+    def of(index: tuple[int, ...]) -> tuple[list[Value], Value]:
+        starts: list[Any] = [np.int32(0)] * len(shape)
+        for n, axis in enumerate(windows.starts):
+            starts[axis] = at[(*index, n)]
+        for axis, k in windows.batch:
+            starts[axis] = np.int32(index[k])
+        every = [inside[(*index, n)] for n in range(len(windows.starts))]
+        return starts, functools.reduce(lax.bitwise_and, every, np.True_)
+
+    return of
+
+
+def _gathered(eqn: jex.JaxprEqn, x: Value, at: Value) -> Value:
+    p, windows, out = eqn.params, Windows.of(eqn.params), aval_of(eqn.outvars[0])
+    starts_at, parts = _starts(eqn, x.shape, p["slice_sizes"], at), list[Value]()
+    for index in np.ndindex(*at.shape[:-1]):
+        starts, inside = starts_at(index)
+        part = lax.dynamic_slice(
+            x, starts, p["slice_sizes"], allow_negative_indices=False
+        )
+        if p["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
+            fill = p["fill_value"]
+            fill = _fill_of(x.dtype) if fill is None else fill
+            part = jnp.where(inside, part, lax.full_like(part, fill))
+        parts.append(lax.squeeze(part, (*windows.dropped, *windows.operand_batch)))
+    if not parts:
+        return jnp.zeros(out.shape, out.dtype)
+    every = lax.concatenate([part[None] for part in parts], 0)
+    every = every.reshape(*at.shape[:-1], *parts[0].shape)
+    # The axes of the indices are the first ones, and then come those of the parts.
+    order = (*windows.of_indices(out.ndim), *windows.own)
+    return lax.transpose(every, [order.index(j) for j in range(out.ndim)])
+
+
+def _fill_of(dtype: Any) -> Any:
+    """What JAX takes for an entry that is out of range."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
+    return _least(dtype) if is_signed else _greatest(dtype)
+
+
+def _scattered(f: Function) -> Function:
+    def of(eqn: jex.JaxprEqn, x: Value, at: Value, new: Value) -> Value:
+        windows = Windows.of(eqn.params)
+        batch, sizes = windows.of_indices(new.ndim), [1] * x.ndim
+        for i, j in zip(windows.kept(x.ndim), windows.own, strict=True):
+            sizes[i] = new.shape[j]
+        starts_at = _starts(eqn, x.shape, sizes, at)
+        for index in np.ndindex(*at.shape[:-1]):
+            starts, inside = starts_at(index)
+            place: list[Any] = [slice(None)] * new.ndim
+            for j, i in zip(batch, index, strict=True):
+                place[j] = i
+            old = lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+            part = f(old, new[tuple(place)].reshape(sizes))
+            # XLA drops what is promised to be within, and is not.
+            if eqn.params["mode"] != lax.GatherScatterMode.CLIP:
+                part = jnp.where(inside, part, old)
+            x = lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
+        return x
+
+    return of
+
+
+# Keys.
+
+_IMPL: Any = random.threefry_prng_impl
+
+
+def _of_keys(f: Callable[..., Value], makes_keys: bool = False) -> Function:
+    """A function of the words of a key, and of a number; of each of several ones."""
+
+    def of(eqn: jex.JaxprEqn, *xs: Value) -> Value:
+        shape = np.broadcast_shapes(*(x.shape for x in xs))
+        xs = tuple(jnp.broadcast_to(x, shape) for x in xs)
+        words = [jax.random.key_data(x) if _is_key(x.dtype) else x for x in xs]
+        one = functools.partial(f, eqn.params)
+        for _ in shape:
+            one = jax.vmap(one)
+        found = one(*words)
+        return (
+            jax.random.wrap_key_data(found, impl="threefry2x32")
+            if makes_keys
+            else found
+        )
+
+    return of
+
+
+def _pairs_of_counts(eqn: jex.JaxprEqn) -> list[Value]:
+    shape = eqn.params["shape"]
+    low = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    return [jnp.asarray(np.zeros_like(low)), jnp.asarray(low)]
+
+
+_STRUCTURED: dict[str, Function] = {
+    "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
+    "reduce_max": _reduced(lax.max, _least),
+    "reduce_min": _reduced(lax.min, _greatest),
+    "reduce_and": _reduced(lax.bitwise_and, lambda dtype: ~np.zeros((), dtype)),
+    "reduce_or": _reduced(lax.bitwise_or, lambda dtype: 0),
+    "reduce_xor": _reduced(lax.bitwise_xor, lambda dtype: 0),
+    "cumsum": _cumulated(lax.add),
+    "cumprod": _cumulated(lax.mul),
+    "cummax": _cumulated(lax.max),
+    "cummin": _cumulated(lax.min),
+    "cumlogsumexp": _cumulated(_log_of_sum),
+    "argmax": _best(lax.gt),
+    "argmin": _best(lax.lt),
+    "sort": _sorted,
+    "top_k": _top,
+    "gather": _gathered,
+    "scatter": _scattered(lambda old, new: new),
+    **dict.fromkeys(("scatter-add", "scatter_add"), _scattered(lax.add)),
+    **dict.fromkeys(("scatter-sub", "scatter_sub"), _scattered(lax.sub)),
+    **dict.fromkeys(("scatter-mul", "scatter_mul"), _scattered(lax.mul)),
+    **dict.fromkeys(("scatter-min", "scatter_min"), _scattered(lax.min)),
+    **dict.fromkeys(("scatter-max", "scatter_max"), _scattered(lax.max)),
+    "random_bits": _of_keys(
+        lambda p, k: _IMPL.random_bits(k, p["bit_width"], p["shape"])
+    ),
+    "random_split": _of_keys(lambda p, k: _IMPL.split(k, p["shape"]), True),
+    "random_fold_in": _of_keys(
+        lambda p, k, n: _IMPL.fold_in(k, n.astype(np.uint32)), True
+    ),
+    "random_seed": _of_keys(lambda p, n: _IMPL.seed(n), True),
+    "threefry2x32": lambda eqn, *xs: threefry(*xs),
+    "iota_2x32_shape": _pairs_of_counts,
+}
