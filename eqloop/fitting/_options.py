@@ -145,7 +145,7 @@ def options_of_parts(
 
 
 def _without_slope(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
-    """The ways to run a part that has no derivative, such as a count of what is right."""
+    """The ways to run a part without a derivative, such as a count of hits."""
     if part.by_rows is None:
         return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
     program = part.program
