@@ -314,10 +314,10 @@ def _evaluated(
     elif is_loop(eqn):
         outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
-        # The first entry of all rows each time, and those within a row.
-        first, within = np.arange(rows.repeats), np.arange(rows.entries)
-        within = (first[:, None, None] * rows.size(length) // rows.repeats) + within
-        every = numbers[:, None] * rows.entries + within.astype(np.int32)
+        # Where all rows begin each time, and the entries of a row.
+        first = np.arange(0, rows.size(length), length * rows.entries, np.int32)
+        within = first[:, None, None] + np.arange(rows.entries, dtype=np.int32)
+        every = numbers[None, :, None] * rows.entries + within
         shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
         every = every.reshape(-1).astype(eqn.params["dtype"])
         outs = [lax.broadcast_in_dim(every, shape, (rows.axis,))]
