@@ -349,6 +349,9 @@ class RowSource:
         own = [i for i in range(value.ndim) if i not in numbers.offset_dims]
         spread = lambda x: lax.expand_dims(x, list(numbers.offset_dims))
         assert len(own) == at.ndim
+        if mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS:
+            # Of what XLA has moved into the buffer, JAX drops the cotangent.
+            value = jnp.where(spread(is_inside), value, lax.stop_gradient(value))
         return Found(value, spread(at), spread(steps) if lead else steps)
 
 
