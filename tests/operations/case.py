@@ -72,7 +72,7 @@ class Case:
 
     @functools.cached_property
     def moves(self) -> list[bool]:
-        """With respect to which of the arrays it is differentiated; none of them else."""
+        """By which of the arrays it is differentiated; by none if JAX cannot."""
         marks = [is_inexact(x.dtype) for x in self.args]
         if not self.has_slope or not any(marks):
             return [False] * len(marks)

@@ -40,8 +40,9 @@ NO_OPERATIONS = {
     "where arrays lie": """layout_constraint relayout reshard sharding_constraint""",
     "what JAX makes on the way, and is in no function of a user's": """call
         call_hi_primitive call_hi_primitive_linearized closed_call
-        custom_jvp_call_jaxpr custom_lin select_and_scatter dce_sink empty empty2 eval_jaxpr from_edtype
-        iota_2x32_shape remat_opt stage tie to_edtype unreachable zeros_like""",
+        custom_jvp_call_jaxpr custom_lin dce_sink empty empty2 eval_jaxpr from_edtype
+        iota_2x32_shape remat_opt select_and_scatter stage tie to_edtype unreachable
+        zeros_like""",
     "random bits that `jax.random` has no name for": """philox2x32 philox4x32
         threefry4x32""",
 }

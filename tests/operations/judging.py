@@ -89,7 +89,9 @@ EXACT = frozenset(
 # who interpret programs compile the same functions in other surroundings, where LLVM
 # joins a product and a sum to one operation, or uses another approximation.
 USUAL, OF_SLOPES = 4, 16
-TOLERATED: dict[str, float] = {}
+TOLERATED: dict[str, float] = {"cbrt": 16}
+# What a number that is flushed to zero, or is not, makes of it.
+AT_ZERO = {"cbrt": 1 / 3, "sqrt": 1 / 2}
 
 # What adds up in another order is as exact as the largest numbers of the row are.
 SUMS = frozenset(
@@ -208,5 +210,6 @@ def _apart(
             axes = tuple(range(min(2, finite.ndim - 1), finite.ndim))
             size = np.maximum(size, finite.max(axes, keepdims=True, initial=0))
         # What is smaller is flushed to zero, or is not.
-        room = ulps * float(info.eps) * size + 2 * float(info.tiny)
+        tiny = 2 * float(info.tiny) ** AT_ZERO.get(operation, 1)
+        room = ulps * float(info.eps) * size + tiny
         return ~(same | (np.abs(a - e) <= room))

@@ -222,7 +222,9 @@ def in_chunks(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]:
     # All cases have a map of their own: some have other numbers of rows.
     of = lambda c: lambda *xs: el.ChunkedVmap(c.of_row, 4)(*map(flat, xs))
     back = lambda c: (
-        lambda *xs: [x.reshape(STEPS, x.shape[0] // STEPS, *x.shape[1:]) for x in of(c)(*xs)]
+        lambda *xs: [
+            x.reshape(STEPS, x.shape[0] // STEPS, *x.shape[1:]) for x in of(c)(*xs)
+        ]
     )
     return _computed(expected, cases, back)
 

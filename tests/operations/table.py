@@ -16,7 +16,7 @@ _TOGETHER = 24
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a place makes of a case: it is `right`, `refused`, `wrong`, or an `error`."""
+    """What a place makes of a case: `right`, `refused`, `wrong`, or an `error`."""
 
     case: Case
     place: str

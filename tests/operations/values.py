@@ -41,7 +41,7 @@ def dtype_of(name: Any) -> Any:
 def specials(name: str) -> np.ndarray:
     """The special numbers of a type, and some that are not."""
     dtype = dtype_of(name)
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.array([False, True])
     if jnp.issubdtype(dtype, jnp.integer):
         info = jnp.iinfo(dtype)
@@ -70,7 +70,7 @@ def plain(name: str, *shape: int, rows: int = ROWS, low: float = -2.0) -> np.nda
     """Numbers of no special kind, between `low` and 2, one array a row."""
     dtype, rng = dtype_of(name), _rng(name, shape)
     size = rows, *shape
-    if dtype == bool:
+    if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(bool)
     if jnp.issubdtype(dtype, jnp.integer):
         least = max(int(jnp.iinfo(dtype).min), -5)

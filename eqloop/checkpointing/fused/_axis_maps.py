@@ -108,7 +108,7 @@ def _in_windows(classes: Classes, op: Op) -> None:
     """What slides over an array: along an axis where the window is one entry."""
     of = op.params
     names = "window_dimensions", "window_strides", "base_dilation"
-    sizes = zip(*(of.get(name) or (1,) * len(of["padding"]) for name in names))
+    sizes = zip(*(of.get(x) or (1,) * len(of["padding"]) for x in names), strict=True)
     pairs = zip(sizes, of["padding"], strict=True)
     kept = [i for i, (each, pad) in enumerate(pairs) if {*each} == {1} and not any(pad)]
     vals = *op.ins, *op.outs

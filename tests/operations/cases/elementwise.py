@@ -53,7 +53,9 @@ def cases() -> Iterator[Case]:
             if (f := getattr(lax, _NAMES.get(name, name), None)) is None:
                 continue  # this JAX has none
             for dtype in ALL:
-                yield Case(name, "", f, paired(*(count * [dtype])), _ULPS.get(name))
+                if (name, dtype) != ("clamp", "bool"):  # which XLA has not
+                    args = paired(*(count * [dtype]))
+                    yield Case(name, "", f, args, _ULPS.get(name))
     yield from _with_parameters()
     yield from _types()
     yield from _others()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a case is a line)
 """Products, convolutions, factorisations and transforms."""
 
 import functools
@@ -174,8 +175,8 @@ def _factors() -> Iterator[Case]:
                 {"conjugate_a": True, "transpose_a": True},
                 {"unit_diagonal": True},
             ):
-                f = lambda a, b, c=change, l=lower, s=left: linalg.triangular_solve(
-                    a, b, left_side=s, lower=l, **c
+                f = lambda a, b, c=change, low=lower, s=left: linalg.triangular_solve(
+                    a, b, left_side=s, lower=low, **c
                 )
                 b = plain(dtype, *((3, 2) if left else (2, 3)))
                 yield Case(
@@ -196,8 +197,8 @@ def _factors() -> Iterator[Case]:
             f = lambda a, g=algorithm: linalg.svd(a, compute_uv=False, algorithm=g)
             yield Case("svd", f"{algorithm}", f, [a], 256)
         for lower, order in itertools.product((True, False), (True, False)):
-            f = lambda a, l=lower, o=order: linalg.eigh(
-                a, lower=l, symmetrize_input=False, sort_eigenvalues=o
+            f = lambda a, low=lower, o=order: linalg.eigh(
+                a, lower=low, symmetrize_input=False, sort_eigenvalues=o
             )[1]
             yield Case("eigh", f"{lower} {order}", f, [a], 256, has_slope=False)
         f = lambda a: linalg.eigh(a, subset_by_index=(0, 3))[1]
@@ -237,8 +238,8 @@ def _factors() -> Iterator[Case]:
             )
             yield Case("schur", f"{vectors} {order}", f, [a], 1024)
         thirds = [plain(dtype, 3) for _ in range(3)]
-        f = lambda l, d, u, b: linalg.tridiagonal_solve(
-            l.at[0].set(0), d + 4, u.at[-1].set(0), b
+        f = lambda a, d, u, b: linalg.tridiagonal_solve(
+            a.at[0].set(0), d + 4, u.at[-1].set(0), b
         )
         yield Case("tridiagonal_solve", "", f, [*thirds, plain(dtype, 3, 2)], 64)
         f = functools.partial(linalg.tridiagonal_solve, perturb_singular=True)
@@ -247,7 +248,9 @@ def _factors() -> Iterator[Case]:
         for name in ("symmetric_product",):
             if hasattr(linalg, name):
                 for alpha, beta in ((1.0, 0.0), (0.5, 2.0)):
-                    of = functools.partial(linalg.symmetric_product, alpha=alpha, beta=beta)
+                    of = functools.partial(
+                        linalg.symmetric_product, alpha=alpha, beta=beta
+                    )
                     yield Case(name, f"{alpha} {beta}", of, [a, a], 64)
     f = lambda a: linalg.lu_pivots_to_permutation(linalg.lu(a)[1], 3)
     yield Case("lu_pivots_to_permutation", "3", f, [_square("float32")])

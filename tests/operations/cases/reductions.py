@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a case is a line)
 """Reductions, cumulative ones, sorts and windows."""
 
 import functools
@@ -157,7 +158,7 @@ def _windows() -> Iterator[Case]:
     )
     yield Case("reduce_window", "two", two, [plain("float32", 4), plain("float32", 4)])
     # What their derivatives are made of.
-    for size, strides, padding, base, dilation in _WINDOWS[:2]:
+    for size, strides, padding, *_ in _WINDOWS[:2]:
         g = lambda x, s=size, t=strides, p=padding: jax.vjp(
             lambda y: lax.reduce_window(y, -np.inf, lax.max, s, t, p), x
         )[1](jnp.ones_like(lax.reduce_window(x, -np.inf, lax.max, s, t, p)))[0]
