@@ -72,9 +72,14 @@ ONE_VALUE = {
 }
 
 
+# Where JAX has kernels and sparse arrays: their primitives are in no other programs.
+_KERNELS = {"pallas", "mosaic", "experimental", "tpu_custom_call"}
+
+
 def _modules() -> Iterator[ModuleType]:
     for name, module in [*sys.modules.items()]:
-        if name.split(".")[0] == "jax":
+        first, *others = name.split(".")
+        if first == "jax" and _KERNELS.isdisjoint(others):
             yield module
 
 
