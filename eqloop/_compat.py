@@ -54,6 +54,11 @@ def jax_version() -> str:
     return jax.__version__
 
 
+def jaxlib_version() -> str:
+    """The version of what compiles: perhaps 0.12.1, beside JAX 0.12.0."""
+    return jaxlib.version.__version__
+
+
 def _without_literals(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Stages a literal: JAX 0.10 cannot lower it as the output of a primitive."""
     # An example is the cotangent 1.0 that a loop hands through from its end to its

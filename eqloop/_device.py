@@ -7,16 +7,15 @@ device, platform or backend it is asks `planning_device`.
 import contextlib
 import dataclasses
 import functools
+import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.core
 import jax.stages
-from jax.sharding import (
-    Mesh,
-    NamedSharding,
-)
+from jax.sharding import Mesh, NamedSharding
 
 from ._known_devices import (
     KNOWN,
@@ -29,6 +28,13 @@ from ._types import Device, PyTree, Value
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
+
+# What XLA is told by the environment, and those settings of JAX that it is not told.
+_FLAGS = "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "NPROC"
+_NO_FLAG = re.compile(
+    "cache|check|color|debug|default_device|devices$|disable_jit|dump|error|guard|log|"
+    "numpy|platform|source|timeout|trace|tracing|transfer|transport|^jax_mtls"
+)
 
 # What a user may say to name a device.
 DeviceLike: TypeAlias = Device | Mesh | str
@@ -164,6 +170,18 @@ def planning_device() -> PlannedDevice:
     return _chosen.value or PlannedDevice(_device_of_runs())
 
 
+def compiler_settings() -> tuple[Any, ...]:
+    """What a compiled program depends on, besides itself, its device and versions."""
+    config: Any = jax.config  # its settings have no types
+    told = [item for item in config.values.items() if _is_told(item[0])]
+    return (*map(os.environ.get, _FLAGS), *told)
+
+
+@functools.cache
+def _is_told(setting: str) -> bool:
+    return not _NO_FLAG.search(setting)
+
+
 def remembered_per_device(
     maxsize: int,
 ) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
@@ -171,12 +189,13 @@ def remembered_per_device(
 
     def decorate(f: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         @functools.lru_cache(maxsize=maxsize)
-        def of_device(device: PlannedDevice, *args: Any, **kwargs: Any) -> _Result:
+        def of_device(about: tuple[Any, ...], *args: Any, **kwargs: Any) -> _Result:
             return f(*args, **kwargs)
 
         @functools.wraps(f)
         def of_this_device(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-            return of_device(planning_device(), *args, **kwargs)
+            about = planning_device(), compiler_settings()
+            return of_device(about, *args, **kwargs)
 
         wrapped: Any = of_this_device
         wrapped.cache_clear = of_device.cache_clear

@@ -72,6 +72,7 @@ from ._partition import (
     Arrays,
     Flags,
     Rest,
+    StaticTree,
     as_array,
     as_arrays,
     axes_of_keys,

@@ -46,6 +46,8 @@ def bits(x: Value) -> Hashable:
         return (kind, *map(bits, x))
     if isinstance(x, dict):
         return (kind, *((bits(key), bits(value)) for key, value in x.items()))
+    if isinstance(x, slice | range):
+        return (kind, *map(bits, (x.start, x.stop, x.step)))
     if isinstance(x, set | frozenset):
         return kind, frozenset(map(bits, x))
     if isinstance(x, jax.Array | np.ndarray | np.generic):

@@ -6,7 +6,7 @@ here, so that a `None` that turns into an array is not taken for a change of str
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat import MARKED_NUMBERS
 from .._types import PyTree, Value
-from ._bits import bits
+from ._bits import bits, structure_bits
 
 Arrays: TypeAlias = Sequence[Value]
 Flags: TypeAlias = tuple[bool, ...]
@@ -136,6 +136,31 @@ def partition(
     taken = tuple(map(take, leaves)) if callable(take) else tuple(take)
     left = put(leaves, taken, [None] * sum(taken))
     return pick(leaves, taken), Rest(treedef, tuple(left), taken)
+
+
+@jtu.register_static
+@dataclasses.dataclass(frozen=True)
+class StaticTree:
+    """What is left of a tree without its arrays, told from others by its bits.
+
+    Attributes:
+        identity: What tells it from others, also from equal ones: 1 is not 1.0.
+    """
+
+    rest: Rest = dataclasses.field(compare=False)
+    identity: Hashable
+
+    @classmethod
+    def of(
+        cls,
+        tree: PyTree,
+        take: Callable[[PyTree], bool] = is_typed,
+        identity_of: Callable[[Value], Hashable] = bits,
+    ) -> tuple[list[Value], "StaticTree"]:
+        """What is taken out of a tree, arrays and types by default, and the rest."""
+        arrays, rest = partition(tree, take)
+        leaves = tuple(map(identity_of, rest.leaves))
+        return arrays, cls(rest, (structure_bits(rest.treedef), rest.taken, leaves))
 
 
 def describe(leaf: Value) -> str:

@@ -12,7 +12,7 @@ In the order in which a call meets them:
 
 from ._arguments import check_takes, typed, value_in_words
 from ._changes import IN_THE_CARRY
-from ._eager import NEEDS_VALUES, compiled_once
+from ._eager import NEEDS_VALUES, compiled_once, compiled_when
 from ._names import KnownAs, array_names, named_as
 from ._opening import (
     OpenedCall,

@@ -40,11 +40,12 @@ def unchanged(
     owner: str, word: str, f: Callable[..., PyTree], instead: str = ""
 ) -> Iterator[None]:
     """Checks that a call of `f` does not change arrays or numbers that it holds."""
-    before = _held(f, word)
-    yield
-    after, lines = _held(f, word), list[str]()
-    put = _put.setdefault(_code_of(f), set())
-    put |= after.keys() - before.keys()
+    before, put = _held(f, word), _put.setdefault(_code_of(f), set())
+    try:
+        yield
+    finally:  # a call that fails has put there what it had seen until then
+        after, lines = _held(f, word), list[str]()
+        put |= after.keys() - before.keys()
     for path, (new, is_copy) in after.items():
         old, _ = before.get(path, (None, False))
         is_traced = isinstance(new, jax.core.Tracer)
@@ -81,7 +82,7 @@ def _held(f: Callable[..., PyTree], word: str) -> dict[str, tuple[Any, bool]]:
     # change are not lost: it may be that they count how often `f` is traced.
     found = dict[str, tuple[Any, bool]]()
     seen = dict[int, Any]()  # which keeps what it has the ids of
-    queue = collections.deque([(word, f, True), *_globals_of(f)])
+    queue = collections.deque([(word, f, True), *globals_of(f)])
     while queue and len(seen) < _MOST:
         path, x, is_copy = queue.popleft()
         if isinstance(x, _NUMBERS):
@@ -89,26 +90,27 @@ def _held(f: Callable[..., PyTree], word: str) -> dict[str, tuple[Any, bool]]:
         elif id(x) not in seen and not isinstance(x, _WHOLE):
             seen[id(x)] = x
             is_copy &= not jax.tree_util.all_leaves([x])
-            parts = itertools.islice(_parts(path, x), _MOST)
+            parts = itertools.islice(parts_of(path, x), _MOST)
             queue.extend((name, part, is_copy) for name, part in parts)
     return found
 
 
-def _parts(path: str, x: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, x: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, with the paths of it."""
     if isinstance(x, dict):
         yield from ((f"{path}[{key!r}]", part) for key, part in x.items())
     elif isinstance(x, list | tuple):
         yield from ((f"{path}[{i}]", part) for i, part in enumerate(x))
     elif isinstance(x, functools.partial):
-        yield from ((path, part) for part in (x.func, x.args, x.keywords))
+        yield from ((path, part) for part in (x.func, *x.args, *x.keywords.values()))
     elif isinstance(x, types.MethodType):
         yield from ((path, x.__self__), (path, x.__func__))
     elif isinstance(x, types.FunctionType):
         for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # it has no value yet
                 yield name, cell.cell_contents
-        yield path, (x.__defaults__, x.__kwdefaults__, vars(x))
+        defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
+        yield from ((path, part) for part in (*defaults, *vars(x).values()))
     elif not type(x).__module__.startswith(("jax.", "jaxlib.", "numpy.")):
         held = dict(getattr(x, "__dict__", {}))
         if not held and not jax.tree_util.all_leaves([x]):
@@ -130,7 +132,7 @@ def _code_of(f: Any) -> Any:
     return f.__code__ if isinstance(f, types.FunctionType) else type(f)
 
 
-def _globals_of(f: Any) -> Iterator[tuple[str, Any, bool]]:
+def globals_of(f: Any) -> Iterator[tuple[str, Any, bool]]:
     """The globals that a function mentions: a script's step closes over them."""
     while isinstance(f, functools.partial):
         f = f.func
@@ -138,6 +140,12 @@ def _globals_of(f: Any) -> Iterator[tuple[str, Any, bool]]:
         f = type(f).__call__
     function = getattr(f, "__func__", f)
     if isinstance(function, types.FunctionType):
-        names = function.__code__.co_names
-        space = function.__globals__
+        names, space = _names_in(function.__code__), function.__globals__
         yield from ((name, space[name], False) for name in names if name in space)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names in a function, and in those that are defined in it."""
+    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    return (*code.co_names, *(name for x in inner for name in _names_in(x)))

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import types
-import typing
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -32,17 +31,19 @@ import numpy as np
 
 from .._arrays import (
     Rest,
+    StaticTree,
     as_array,
     bits,
+    is_dynamic,
     is_scalar,
     partition,
     pick,
     put,
     same_static,
-    structure_bits,
 )
 from .._programs import is_ref
 from .._types import PyTree, Value
+from ._changes import globals_of, parts_of
 from ._transform import int_of
 
 _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
@@ -51,35 +52,30 @@ _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
 _MOST_CALLS = 512
 
 
-@typing.overload
-def compiled_once(
-    call: _AnyCall, /, *, when: Callable[..., bool] | None = None
-) -> _AnyCall: ...
-@typing.overload
-def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]: ...
-def compiled_once(
-    call: Any = None, /, *, when: Callable[..., bool] | None = None
-) -> PyTree:
-    """Has calls outside of `jit` traced and compiled once for all."""
+def compiled_when(when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]:
+    """Has those calls outside of `jit` traced and compiled once for all."""
     # It is a method of a transform, or a function whose first argument is the name of
     # one.
-    if call is None:
-        return lambda call: compiled_once(call, when=when)
 
-    @functools.wraps(call)
-    def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        __tracebackhide__ = True
-        if _applies() and (when is None or when(*args, **kwargs)):
-            if (length := int_of(kwargs.get("length"))) is not None:
-                kwargs["length"] = length  # a program has to know it, even if NumPy's
-            opened = _Opened.of(call, args, kwargs)
-            program = None if opened is None else _program_of(opened)
-            if opened is not None and program is not None:
-                with contextlib.suppress(_NotClosedError):
-                    return program(opened)
-        return call(*args, **kwargs)
+    def decorate(call: Any) -> Any:
+        @functools.wraps(call)
+        def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            __tracebackhide__ = True
+            if _applies() and when(*args, **kwargs):
+                # A program has to know it, even if it is NumPy's.
+                if (length := int_of(kwargs.get("length"))) is not None:
+                    kwargs["length"] = length
+                if (opened := _Opened.of(call, args, kwargs)) is not None:
+                    with contextlib.suppress(_NotClosedError):
+                        return _program_of(opened)(opened)
+            return call(*args, **kwargs)
 
-    return once
+        return once
+
+    return decorate
+
+
+compiled_once = compiled_when(lambda *_, **__: True)
 
 
 def _applies() -> bool:
@@ -110,17 +106,14 @@ class _Opened:
         kwargs: dict[str, Any],
     ) -> "_Opened | None":
         """The call, or `None` if there is nothing that it could be remembered by."""
-        arrays, rest = partition((args, kwargs))
         try:
-            static = tuple(map(identity_of, rest.leaves))
-            is_checked = not jaxtyping.config.jaxtyping_disable
-            structure = structure_bits(rest.treedef)
-            key = (call, is_checked, structure, rest.taken, static)
+            arrays, static = StaticTree.of((args, kwargs), is_dynamic, identity_of)
+            key = call, not jaxtyping.config.jaxtyping_disable, static.identity
             hash(key)
         except TypeError:
             return None
         name = args[0] if isinstance(args[0], str) else type(args[0]).__name__
-        return cls(call, name, arrays, rest, key)
+        return cls(call, name, arrays, static.rest, key)
 
 
 # What a function is remembered by. It must neither be kept alive by that, nor be taken
@@ -204,42 +197,20 @@ def _all_read(functions: Iterable[Value]) -> Iterator[Value]:
 
 
 def _read_by(function: object) -> list[Value]:
+    if isinstance(function, type | types.ModuleType):
+        return []
+    read = [part for _, part in parts_of("", function)]
     if isinstance(function, types.FunctionType):
-        cells = [_contents(cell) for cell in function.__closure__ or ()]
-        names, scope = _names_in(function.__code__), function.__globals__
-        named = [scope[name] for name in names if name in scope]
-        defaults = (*(function.__defaults__ or ()),)
-        return [*cells, *named, *defaults, *(function.__kwdefaults__ or {}).values()]
+        read += [value for _, value, _ in globals_of(function)]
     if isinstance(function, types.MethodType):
-        return [function.__func__, *_attributes(function.__self__)]
-    if isinstance(function, functools.partial):
-        return [function.func, *function.args, *function.keywords.values()]
-    return _attributes(function)
-
-
-def _attributes(x: object) -> list[Value]:
-    is_plain = not isinstance(x, type | types.ModuleType)
-    return list(getattr(x, "__dict__", {}).values()) if is_plain else []
+        read += _read_by(function.__self__)
+    return read
 
 
 def _is_part_of(x: object, module: str | None) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__module__ == module
     return isinstance(x, types.MethodType | functools.partial)
-
-
-def _contents(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The names in a function, and in those that are defined in it."""
-    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    return (*code.co_names, *(name for x in inner for name in _names_in(x)))
 
 
 def _reference(x: object) -> Callable[[], object]:
@@ -276,8 +247,7 @@ class _Program:
         references = weak_references(opened.key)
         # References of its own, to be called back by: those of the key are shared.
         self._deaths = [weakref.ref(reference(), forget) for reference in references]
-        trees = [x for x in captures.objects if not isinstance(x, Iterator)]
-        self._is_closed = not any(map(_is_of_one_call, jax.tree.leaves(trees)))
+        self._is_closed = not any(map(_is_of_one_call, _leaves(captures.objects)))
         self._take_note(captures)
 
     def is_as(self, captures: Captures) -> bool:
@@ -318,6 +288,18 @@ class _Program:
     def _take_note(self, captures: Captures) -> None:
         self._captures = captures
         captures.let_go()
+
+
+def _leaves(objects: Iterable[Value]) -> Iterator[Value]:
+    """The leaves of what is read: JAX would sort keys, and not end in a circle."""
+    queue, seen = list(objects), dict[int, Value]()
+    while queue:
+        x = queue.pop()
+        if jtu.all_leaves([x]):
+            yield x
+        elif id(x) not in seen:
+            seen[id(x)] = x
+            queue += [part for _, part in parts_of("", x)]
 
 
 def _is_of_one_call(leaf: object) -> bool:

@@ -357,12 +357,18 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def explained(owner: str, what: str) -> Iterator[None]:
-    """Adds to the errors of a user's code that it was being traced."""
-    note = f"This was raised while {owner} traced {what}"
+def explained(owner: str, what: str, shown: Mapping[str, PyTree]) -> Iterator[None]:
+    """Adds to the errors of a user's code that it was being traced, and with what."""
+    # Large trees take long to print: that is done for an error alone. What the user's
+    # code has changed by then is shown as it was given.
+    leaves, structure = jax.tree.flatten(list(shown.values()))
     try:
         yield
     except Exception as error:
+        trees = zip(shown, structure.unflatten(leaves), strict=True)
+        lines = [f"\n  {name} = {eqx.tree_pformat(tree)}" for name, tree in trees]
+        what = "".join([what, " with" * bool(lines), *lines])
+        note = f"This was raised while {owner} traced {what}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise
@@ -377,7 +383,7 @@ def call_traced(
     *,
     word: str = "f",
     instead: str = "",
-    apart: str = "",
+    apart: Callable[[], str] | None = None,
 ) -> Any:
     """Calls a user's function while it is traced, and explains what goes wrong."""
     # `given` is what the arguments are called, by default what `f` calls them.
@@ -394,11 +400,12 @@ def call_traced(
             if _UNPACKING.match(str(error)):
                 raise type(error)(
                     f"{owner}: {word} takes something apart that has other parts: "
-                    f"{error}. {apart or 'Compare it with the arguments below.'}"
+                    f"{error}. {apart() if apart else _COMPARE}"
                 ) from error
             raise
 
 
+_COMPARE = "Compare it with the arguments below."
 # What Python and JAX say where `a, b = c` fails.
 _UNPACKING = re.compile(
     r"(too many|not enough) values to unpack|cannot unpack non-iterable|"

@@ -108,7 +108,6 @@ from ._jaxprs import (
     without_array_literals,
     without_dead_code,
 )
-from ._leftover import recall
 from ._lowering import lowered, meshes_in
 from ._parted import parted
 from ._places import (

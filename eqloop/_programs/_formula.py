@@ -55,6 +55,7 @@ from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import is_only_transposed
 from ._doubled import Doubled, TangentSource
+from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._leftover import Leftover
@@ -63,9 +64,15 @@ from ._reaching import dependences, names_axis
 
 def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a formula, run where the mesh of its inputs is set."""
+    is_expand = method.__name__ == "expand"
 
     @functools.wraps(method)
     def run(self: "Formula", *args: Any, **kwargs: Any) -> Any:
+        # In forward mode the equation of the tangents may have run it already.
+        leftover = self.leftover if is_expand else None
+        known = leftover and leftover.take(self, self.flat_in(args))
+        if known is not None:
+            return known
         with on_mesh_of(self.in_avals_flat):
             return method(self, *args, **kwargs)
 
@@ -218,7 +225,7 @@ class Formula(HoldsPrograms):
 
     @rule
     def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
-        # The tangents come first, since they may leave the primal behind for `recall`.
+        # The tangents come first, since they may leave the primal behind for `expand`.
         moves, leftover = self._moves(tangents), Leftover()
         tangents = self._tangents(moves, primals, tangents, leftover)
         primal = self.settled(moves, reverse=False)._given(leftover)
@@ -230,8 +237,11 @@ class Formula(HoldsPrograms):
     def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
         moves = self._marks(nzs_in)
         primal = self.settled(moves, reverse=False)
-        moves_out = self.out_tree.unflatten(self.moves_out(moves))
-        residuals = Static(moves), primals
+        moves_out, residuals = self.moves_out(moves), (Static(moves), primals)
+        if any(moves_out):
+            again = "`jax.linearize` runs this for its value, and again for tangents"
+            refuse_callbacks(self.effects, again, "Use `jax.jvp`")
+        moves_out = self.out_tree.unflatten(moves_out)
         return linearization(primal(*primals), residuals, moves_out)
 
     @rule

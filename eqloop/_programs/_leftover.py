@@ -89,12 +89,6 @@ class Leftover:
         self._known, self._is_differentiating = None, False
 
 
-def recall(formula: HoldsPrograms, inputs: Sequence[Value]) -> PyTree | None:
-    """The outputs of a formula that is expanded, if its tangents have left them."""
-    leftover = formula.leftover
-    return None if leftover is None else leftover.take(formula, inputs)
-
-
 def _refer_to(x: object) -> Callable[[], object]:
     if _is_number(x):
         return _hold(x)  # nothing else may keep it alive, and it takes no room

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._arrays import Arrays
-from .._calls import AbstractSameCall, P, check_bool, compiled_once, setting
+from .._calls import AbstractSameCall, P, check_bool, compiled_when, setting
 from .._types import PyTree
 from ..checkpointing import Budget
 from ._argnums import Argnums, as_argnums, check_argnums
@@ -80,7 +80,7 @@ class AbstractExactDerivative(AbstractDerivative[P]):
         # at the values of its arguments.
         return False
 
-    @compiled_once(when=lambda self, *_, **__: self._runs_a_loop)
+    @compiled_when(lambda self, *_, **__: self._runs_a_loop)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Differentiates `f(*args, **kwargs)`.
 

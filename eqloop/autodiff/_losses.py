@@ -41,7 +41,13 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
         )
     if are_numbers:
         labels = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1))
+    # The logit of a masked class is -inf. Without a label for it, it adds nothing; and
+    # neither does a row of masked classes without a label.
+    is_masked, is_labelled = logits == -jnp.inf, labels != 0
+    is_row = is_labelled.any(-1, keepdims=True) | ~is_masked.all(-1, keepdims=True)
+    logs = jax.nn.log_softmax(jnp.where(is_row, logits, 0))
+    logs = jnp.where(is_masked & ~is_labelled, 0, logs)
+    return -jnp.mean(jnp.sum(labels * logs, axis=-1))
 
 
 def _check_prediction(owner: str, name: str, value: Value) -> None:
@@ -59,5 +65,8 @@ cross_entropy = SofoLoss(_cross_entropy)
 """The cross-entropy of logits of shape `(..., classes)`, averaged over all but classes.
 
 Labels are the numbers of the classes, of shape `(...)`, or their probabilities, of the
-shape of the logits.
+shape of the logits. A logit of minus infinity masks a class: it adds nothing unless it
+is labelled, and then the loss is infinite. A label that is not the number of a class,
+such as -1, adds nothing either, and counts in the average. A row that has a label and
+whose classes are all masked gives NaN.
 """

@@ -29,6 +29,7 @@ from .._arrays import (
     paths,
     pick,
     same_static,
+    structure_bits,
     structure_differences,
     vary,
 )
@@ -97,10 +98,11 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
 
 def _structures_by_branch(outcomes: Sequence[Outcome]) -> list[str]:
     first = outcomes[0]
+    structure = lambda outcome: structure_bits(flatten(outcome.tree)[1])
     return [
         _structure_by_branch(difference, first.branch, other.branch)
         for other in outcomes[1:]
-        if flatten(first.tree)[1] != flatten(other.tree)[1]
+        if structure(first) != structure(other)
         for difference in structure_differences(first.tree, other.tree, "out")
     ]
 

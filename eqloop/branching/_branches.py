@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -73,8 +72,8 @@ def _trace(
     rest: Rest,
 ) -> tuple[jex.ClosedJaxpr, Outcome]:
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
-        shown = eqx.tree_pformat((*args, *kwargs.values()))
-        with explained(owner, f"`{name}` with\n  operands = {shown}"):
+        operands = {"operands": (*args, *kwargs.values())}
+        with explained(owner, f"`{name}`", operands):
             return call_traced(owner, f, args, kwargs, word=name)
 
     def take(out: PyTree) -> tuple[list[jax.Array], Outcome]:

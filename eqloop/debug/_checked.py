@@ -5,6 +5,7 @@ checked program of the batch: one program, with one report.
 """
 
 import functools
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Self
 
@@ -34,9 +35,11 @@ from .._programs import (
     Formula,
     Rewrite,
     constant,
+    equations,
+    formula_of,
     is_watched,
     reached,
-    recall,
+    refuse_callbacks,
     settled,
 )
 from .._types import BatchAxis, PyTree, Value
@@ -114,8 +117,6 @@ class Checked(Formula):
         super().__init__()
 
     def expand(self, when: Arrays, inputs: Arrays) -> PyTree:
-        if (known := recall(self, [*when, *inputs])) is not None:
-            return known
         if is_watched():  # by another one around this
             return self.program(*inputs)
         if _is_traced([*when, *inputs]):
@@ -130,6 +131,12 @@ class Checked(Formula):
         return outs
 
     def doubled(self, moves: Flags) -> Doubled:
+        formulas = filter(None, map(formula_of, equations(self.program.jaxpr)))
+        refuse_callbacks(
+            itertools.chain(*(formula.effects for formula in formulas)),
+            "DebugNonFinite runs a loop for its value, and again for its tangents",
+            "Leave it out",
+        )
         when, inputs = self.in_avals
         of_when, moving = moves[: len(when)], moves[len(when) :]
         in_avals = (when, [*inputs, *tangent_types(inputs, moving)])

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -26,6 +25,7 @@ from .._arrays import (
     split,
     stack_type,
     strongly_typed,
+    structure_bits,
     types_of,
     vary,
 )
@@ -246,8 +246,7 @@ class _Combine:
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
         a, b = self.elements.join(one), self.elements.join(other)
-        arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
-        with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
+        with explained(_NAME, "`f(a, b)`", {"a": a, "b": b}):
             out = call_traced(_NAME, self.f, (a, b), {}, ["a", "b"])
             out = as_arrays(_labelled_as(a, out))
         _check_result(a, out)
@@ -302,11 +301,9 @@ def _check_result(a: PyTree, out: PyTree) -> None:
     """Checks that `f` returned what it was given."""
     new = types_of(out)
     (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
-    leaves = [*zip(paths(a, "a"), before, after, strict=treedef == after_treedef)]
-    if treedef != after_treedef:
-        changes = structure_changes(a, new, "a")
-    else:
-        changes = type_changes(leaves)
+    is_same = structure_bits(treedef) == structure_bits(after_treedef)
+    leaves = [*zip(paths(a, "a"), before, after, strict=is_same)]
+    changes = type_changes(leaves) if is_same else structure_changes(a, new, "a")
     if changes:
         raise TypeError(
             f"{_NAME}: f(a, b) must return the structure, shapes and dtypes that a and "

@@ -8,6 +8,7 @@ batched, summed over devices and computed once for each step as any other cotang
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeAlias, final
 
@@ -107,6 +108,10 @@ class ClipCotangent(metaclass=SettingMeta):
     The norm is that of all leaves of the cotangent together. So a gradient that
     explodes is limited at each step, and not only at the end.
 
+    What is not finite stays visible, as in Optax and PyTorch. If an entry is infinite,
+    so is the norm: infinite entries become NaN, and all others 0. If one is NaN, all
+    become NaN.
+
     Args:
         max_norm: The largest Euclidean norm that a cotangent keeps. With `math.inf` it
             keeps any norm, which is of use with `log`.
@@ -164,23 +169,35 @@ class ClipCotangent(metaclass=SettingMeta):
             The same with at most this norm; with `log`, a pair of this, and of the norm
             that was given.
         """
-        sizes = [jnp.abs(x).astype(float) for x in jax.tree.leaves(cotangent)]
+        leaves = jax.tree.leaves(cotangent)
+        parts = [(x.real, x.imag) if is_complex(x) else (x,) for x in leaves]
+        numbers = [part.astype(float) for each in parts for part in each]
         # Squares of large entries overflow, and those of small ones vanish, in half
-        # precision soon. So what is squared has been divided by the largest entry.
+        # precision soon. So what is squared has been divided by about the largest one.
+        # Which number that is makes no difference, and it has no derivative.
         largest = functools.reduce(
-            jnp.maximum, [jnp.max(x, initial=0) for x in sizes], jnp.zeros(())
+            jnp.maximum,
+            (jnp.max(jnp.abs(x), initial=0) for x in numbers),
+            jnp.zeros(()),
         )
+        largest = lax.stop_gradient(largest)
         # XLA multiplies by the inverse, which for the largest numbers would be 0.
-        unit = jnp.where(largest > 1, largest / 8, jnp.where(largest > 0, largest, 1))
-        squares = [jnp.sum(jnp.square(x / unit)) for x in sizes]
-        norm = jnp.sqrt(sum(squares, start=jnp.zeros(())))
-        is_large = norm > self.max_norm / unit
-        scale = self.max_norm / jnp.where(is_large, norm, 1) / unit
+        small = jnp.maximum(largest, jnp.finfo(largest.dtype).tiny)
+        unit = jnp.where(largest > 1, largest / 8, small)
+        unit = jnp.where(jnp.isfinite(largest), unit, 1)
+        total = sum((jnp.sum(jnp.square(x / unit)) for x in numbers), jnp.zeros(()))
+        # The root has no slope at zero, and neither have results that are not taken.
+        is_zero = total == 0
+        norm = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, total)))
+        keeps_any = math.isinf(self.max_norm)
+        is_large = ~(keeps_any | (norm <= self.max_norm / unit))
+        scale = jnp.where(is_large, self.max_norm, 1) / jnp.where(is_large, norm, 1)
 
         def clipped(x: Value) -> Value:
             # In a precision that can hold the scale.
             wide = x if is_complex(x) else x.astype(float)
-            scaled = (wide * scale.astype(wide.dtype)).astype(x.dtype)
+            of_unit = wide * (1 / unit).astype(wide.dtype)
+            scaled = (of_unit * scale.astype(wide.dtype)).astype(x.dtype)
             # Left as it is to the last bit, if it is not too large.
             return jnp.where(is_large, scaled, x)
 
@@ -392,8 +409,7 @@ def _applied_to(
 ) -> tuple[PyTree, PyTree]:
     """What the function makes of a cotangent, and its log, or `None`."""
     # The cotangent that it returns has to be like the one that it was given.
-    shown = f"`backward(cotangent)` with\n  cotangent = {eqx.tree_pformat(cotangent)}"
-    with explained(owner, shown):
+    with explained(owner, "`backward(cotangent)`", {"cotangent": cotangent}):
         check_takes(owner, "backward", backward, ["cotangent"])
         result, log = backward(cotangent), None
     if _has_log(result, cotangent):

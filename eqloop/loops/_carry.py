@@ -14,7 +14,7 @@ traced again with another carry (`trace_stable`):
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import equinox as eqx
@@ -49,14 +49,24 @@ from .._calls import IN_THE_CARRY, KnownAs, OpenedCall, argument_names
 from .._types import Aval, PyTree, Value
 from ..checkpointing import Step, trace_step
 
+# What errors show of a call: the call itself, and its arguments.
+Shown = tuple[str, Mapping[str, PyTree]]
 
-def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> str:
-    """A text that shows the call of a step and its arguments."""
-    call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
-    return (
-        f"`f({call})` with\n"
-        f"  carry = {eqx.tree_pformat(carry)}\n  x = {eqx.tree_pformat(x)}"
-    )
+
+def shown_call(
+    f: str,
+    given: Mapping[str, PyTree],
+    keywords: Iterable[str] = (),
+    others: Iterable[str] = (),
+) -> Shown:
+    """A call of a function as it is written, with the arguments that are shown."""
+    named = (f"{name}={name}" for name in keywords)
+    return f"`{f}({', '.join([*given, *others, *named])})`", given
+
+
+def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> Shown:
+    """The call of a step."""
+    return shown_call("f", {"carry": carry, "x": x}, keywords)
 
 
 Names = Callable[[Any, PyTree, PyTree], tuple[Any, list[str], list[str]]]
@@ -77,8 +87,8 @@ class Words:
     Attributes:
         path: The beginning of the paths of its leaves.
         f: The word for the function that is called at each step.
-        call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
-            that shows them.
+        call: From the arguments of a call of `f`, `(carry, x, keywords)`, to what
+            errors show of it.
         length: The word for the number of steps, in the user's call.
         several: Whether `xs` is a tuple of arguments.
         names: From `f`, the carry and `xs` to the function that the user wrote, and
@@ -89,14 +99,14 @@ class Words:
     path: str
     f: str
     step: str
-    call: Callable[[PyTree, PyTree, dict[str, Any]], str]
+    call: Callable[[PyTree, PyTree, dict[str, Any]], Shown]
     length: str = "length"
     several: bool = False
     names: Names = step_names
 
     def how(self, carry: PyTree) -> dict[str, Any]:
         """What errors say of a call with a carry, for `call_traced`."""
-        apart = (
+        apart = lambda: (
             f"If it is {self.carry}, that is what the loop starts from, "
             f"{eqx.tree_pformat(carry)}: where {self.f} has `h, c = {self.path}`, it "
             f"must be a pair."

@@ -10,7 +10,7 @@ from .._calls import NewY, Y, argument_names, call_traced, compiled_once, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
-from ._carry import Words
+from ._carry import Shown, Words, shown_call
 from ._loop import AbstractLoop
 from ._opened_loop import OpenedLoop
 from ._scan import DEFAULT_BASE, check_base
@@ -119,11 +119,9 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             )
 
 
-def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> str:
+def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> Shown:
     names = ["x"] if len(xs) == 1 else [f"x{i}" for i in range(len(xs))]
-    call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
-    lines = [f"  {n} = {eqx.tree_pformat(x)}" for n, x in zip(names, xs, strict=True)]
-    return "\n".join([f"`f({call})`" + " with" * bool(lines), *lines])
+    return shown_call("f", dict(zip(names, xs, strict=True)), keywords)
 
 
 def _names_of_f(

@@ -18,7 +18,7 @@ from .._calls import (
 )
 from .._types import PyTree, Value
 from ..checkpointing import Undo
-from ._carry import Words
+from ._carry import Shown, Words, shown_call
 from ._open_loop import undoing_call
 from ._stack import check_returned
 from ._step_checks import check_wants_key
@@ -78,11 +78,9 @@ class LayerStep:
         return tuple(state if i == self.state_at else a for i, a in enumerate(args))
 
 
-def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> str:
+def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> Shown:
     _, args, _ = inputs
-    others = ["*args"] if args else []
-    call = ", ".join(["x", *others, *(f"{name}={name}" for name in keywords)])
-    return f"`layer({call})` with\n  x = {eqx.tree_pformat(x)}"
+    return shown_call("layer", {"x": x}, keywords, ["*args"] if args else [])
 
 
 def _names_of_a_layer(
@@ -100,16 +98,16 @@ WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer, names=_names_of_a_
 
 
 def make_layer(make: Callable[..., PyTree], key: jax.Array) -> PyTree:
-    owner, shown = f"{NAME}.init", f"with\n  key = {eqx.tree_pformat(key)}"
+    owner, shown = f"{NAME}.init", {"key": key}
     try:
         if _takes(make, key=key):
-            with explained(owner, f"`make(key=key)` {shown}"):
+            with explained(owner, "`make(key=key)`", shown):
                 return make(key=key)
         if not _takes(make, key):
             is_named = "key" in parameters_of(make)
             given = ([], ["key"]) if is_named else (["key"], [])
             check_takes(owner, "make", make, given[0], keywords=given[1])
-        with explained(owner, f"`make(key)` {shown}"):
+        with explained(owner, "`make(key)`", shown):
             return make(key)
     except Exception:
         if isinstance(make, eqx.Module) and not isinstance(make, eqx.Partial):

@@ -49,7 +49,7 @@ from ._backward import (
     passed_back,
     refuse_cuts,
 )
-from ._carry import OF_A_SCAN, Carry, Names, Words, step_call, step_names, trace_stable
+from ._carry import OF_A_SCAN, Carry, Names, Words, shown_call, step_names, trace_stable
 from ._opened_loop import OpenedLoop
 from ._step_checks import check_one_key, check_wants_key, pair_of, refuse_iterators
 
@@ -177,10 +177,9 @@ class LoopOpener:
             _, x, key, _, _ = inputs.rest.join(arrays)
             names, keywords = ["carry", "x"], {} if key is None else {"key": key}
             names += ["saved"] * len(saved)
-            shown = step_call(carry, x, keywords)
-            shown = shown.replace("f(carry, x", f"{name}({', '.join(names)}", 1)
+            shown = shown_call(name, {"carry": carry, "x": x}, keywords, names[2:])
             given = carry, x, *saved
-            with explained(_UNDONE, shown):
+            with explained(_UNDONE, *shown):
                 return undoing_call(name, f, names, given, keywords)
 
         def save(carry: PyTree, arrays: list[Value]) -> tuple[PyTree, PyTree]:
@@ -307,7 +306,7 @@ class LoopOpener:
         elif callable(self.backward):
             carry = passed_back(self.name, carry, self.backward, log)
         keywords = {} if key is None else {"key": key}
-        with explained(self.name, self.words.call(carry, x, keywords)):
+        with explained(self.name, *self.words.call(carry, x, keywords)):
             if self.f_transform is not None:
                 f = self.f_transform(f)
             check_wants_key(self.name, f, (carry, x), keywords)

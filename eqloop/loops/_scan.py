@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsIndex, fina
 
 import equinox as eqx
 
-from .._calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
+from .._calls import Carry, NewCarry, NewY, Y, compiled_when, setting, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
@@ -96,7 +96,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         """Which of the `ys` are kept; `None` for all of them."""
         return None
 
-    @compiled_once(when=checks_no_values)
+    @compiled_when(checks_no_values)
     @typed
     def __call__(
         self,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import axes_of, describe, put_on_mesh, split, vary
-from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
+from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_when, setting, typed
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import (
@@ -97,7 +97,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "ScanWhile[NewCarry, NewY]": ...
 
-    @compiled_once(when=checks_no_values)
+    @compiled_when(checks_no_values)
     @typed
     def __call__(
         self,

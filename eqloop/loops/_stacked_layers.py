@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 
 from .._arrays import as_arrays, describe, refuse_symbolic_plan
-from .._calls import as_count, as_int_if_index, compiled_once, setting, typed
+from .._calls import as_count, as_int_if_index, compiled_when, setting, typed
 from .._classes import AbstractBordered
 from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
@@ -272,7 +272,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             )
         return number
 
-    @compiled_once(when=checks_no_values)
+    @compiled_when(checks_no_values)
     @typed
     def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> PyTree:
         """Applies the layers.
@@ -296,7 +296,7 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         """
         return self._run(False, x, args, key)[0]
 
-    @compiled_once(when=checks_no_values)
+    @compiled_when(checks_no_values)
     @typed
     def scan(
         self, x: PyTree, *args: PyTree, key: PRNGKey | None = None

@@ -47,7 +47,7 @@ from ..checkpointing import (
     trace_step,
 )
 from ..progress import Label, ProgressBar, as_progress, check_progress, make_meter
-from ._carry import Carry, Words, trace_stable
+from ._carry import Carry, Words, shown_call, trace_stable
 from ._loop import check_schedule
 from ._step_checks import is_truth
 
@@ -312,16 +312,12 @@ def _check_static_count(owner: str, name: str, value: object, at_least: int) -> 
 # Opens a call.
 
 
-def _call_on_carry(function: str, carry: PyTree) -> str:
-    return f"`{function}(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
-
-
 _WORDS = Words(
     carry="the carry",
     path="carry",
     f="body",
     step="step",
-    call=lambda carry, x, keywords: _call_on_carry("body", carry),
+    call=lambda carry, x, keywords: shown_call("body", {"carry": carry}),
 )
 
 
@@ -464,6 +460,6 @@ def _as_condition(owner: str, out: PyTree, is_bounded: bool) -> PyTree:
 def _explained(
     owner: str, name: str, f: Callable[..., PyTree], carry: PyTree
 ) -> PyTree:
-    with explained(owner, _call_on_carry(name, carry)):
+    with explained(owner, *shown_call(name, {"carry": carry})):
         how = dataclasses.replace(_WORDS, f=name).how(carry)
         return call_traced(owner, f, (carry,), {}, ["carry"], **how)

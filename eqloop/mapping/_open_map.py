@@ -179,9 +179,7 @@ def open_row(
 
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
         given = {**dict(zip(argument_names(f, args), args, strict=True)), **kwargs}
-        shown = [f"\n  {k} = {eqx.tree_pformat(x)}" for k, x in given.items()]
-        what = f"f on one row, with{''.join(shown)}"
-        with explained(name, what):
+        with explained(name, "f on one row,", given):
             return call_traced(name, f, args, kwargs)
 
     def take(out: PyTree) -> tuple[list[Value], tuple[Outputs, list[Reduction]]]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._arrays import hashable_axes
-from .._calls import NewP, NewR, P, R, compiled_once, setting, value_in_words
+from .._calls import NewP, NewR, P, R, compiled_when, setting, value_in_words
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
@@ -138,7 +138,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
                 "devices: `jax.make_mesh(..., devices=...)`."
             )
 
-    @compiled_once(when=_can_move)
+    @compiled_when(_can_move)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` on every row of its arguments, each device on its share of them.
 

@@ -34,7 +34,7 @@ from .._arrays import (
     strongly_typed,
     with_tangent_types,
 )
-from .._programs import Doubled, Formula, Rewrite, Static, recall, refuse_callbacks
+from .._programs import Doubled, Formula, Rewrite, Static, refuse_callbacks
 from .._types import BatchAxis, PyTree, Value
 from ..checkpointing import Saveable
 from ..progress import BarChange, tied
@@ -77,8 +77,7 @@ class PlannedMap(Formula):
         super().__init__()
 
     def expand(self, *inputs: PyTree) -> PyTree:
-        known = recall(self, self.flat_in(inputs))
-        return self.planner.loop(self.f).run(*inputs) if known is None else known
+        return self.planner.loop(self.f).run(*inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         moves_in = _flags(self.in_tree.unflatten(moves))

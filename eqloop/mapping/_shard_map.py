@@ -19,7 +19,7 @@ from .._calls import (
     call_names,
     call_traced,
     check_bool,
-    compiled_once,
+    compiled_when,
     explained,
     setting,
     value_in_words,
@@ -118,7 +118,7 @@ class ShardMap(AbstractSameCall[..., R]):
         check_mesh("ShardMap", self.mesh)
         check_bool("ShardMap", "check_vma", self.check_vma)
 
-    @compiled_once(when=_can_be_moved)
+    @compiled_when(_can_be_moved)
     def __call__(self, *args: PyTree) -> R:
         """Runs `f` on every device.
 
@@ -209,6 +209,5 @@ class ShardMap(AbstractSameCall[..., R]):
 
 
 def _call_with(f: Callable[..., PyTree], args: tuple[PyTree, ...]) -> PyTree:
-    what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
-    with explained("ShardMap", what):
+    with explained("ShardMap", "f on the part of one device,", {"args": args}):
         return call_traced("ShardMap", f, args, {})

@@ -17,7 +17,18 @@ from .._compiled import CompiledProgram, programs_in
 from .._device import planning_device
 from ._profile import profile_of
 
-_SIZE = re.compile(r"allocat\w* (\d+)")
+# What XLA, the libraries of a device, C++ and NumPy say, with whatever status.
+_OUT_OF_MEMORY = re.compile(
+    r"resource.?exhausted|out.?of.?memory|ran out of mem|alloc_failed|bad_alloc|"
+    r"memoryerror|(failed|unable|cannot|attempting) to (allocate|reserve)|"
+    r"error allocating|exceed\w* (memory|hbm)",
+    re.IGNORECASE,
+)
+# In bytes, or rounded to two digits: "allocating 96 bytes", "allocate 8.00GiB".
+_SIZE = re.compile(
+    r"(?:allocat\w*|reserve|used|size=|\() *(\d+(?:\.\d+)?) *([KMGT]?)i?B?\b", re.I
+)
+_UNITS = {unit: 1024**i for i, unit in enumerate(("", "K", "M", "G", "T"))}
 
 
 def main() -> int:
@@ -33,21 +44,40 @@ def main() -> int:
         jax.config.update("jax_enable_compilation_cache", False)
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
-        except Exception as error:
-            traceback.print_exc()
-            if "RESOURCE_EXHAUSTED" in str(error):
-                print(_report(programs_in(folder), str(error)), file=sys.stderr)
+        except BaseException as error:
+            is_last = isinstance(error, Exception)
+            if is_last:
+                traceback.print_exc()
+            if _OUT_OF_MEMORY.search(said := _said(error)):
+                print(_report(programs_in(folder), said), file=sys.stderr)
+            if not is_last:  # the script ends itself
+                raise
             return 1
     return 0
+
+
+def _said(error: BaseException | None) -> str:
+    """What an error says, and those that it was raised for or stands for."""
+    if error is None:
+        return ""
+    others = error.__cause__, error.__context__, *getattr(error, "exceptions", ())
+    each = map(_said, {id(other): other for other in others}.values())
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([repr(error), str(error), *notes, *each])
+
+
+def _is_told(nbytes: int, error: str) -> bool:
+    """Whether an error speaks of so many bytes, perhaps rounded."""
+    sizes = (float(n) * _UNITS[unit.upper()] for n, unit in _SIZE.findall(error))
+    return any(abs(nbytes - size) <= nbytes / 100 for size in sizes)
 
 
 def _report(programs: Sequence[CompiledProgram], error: str) -> str:
     """The profile of the program that ran out of memory."""
     if not programs:
         return "eqloop.oom: no program was compiled before."
-    sizes = set(map(int, _SIZE.findall(error)))
-    has_failed = lambda one: any(each.nbytes in sizes for each in one.allocations)
-    failed = list(filter(has_failed, programs))
+    told = lambda one: any(_is_told(each.nbytes, error) for each in one.allocations)
+    failed = list(filter(told, programs))
     how = "of that size" if failed else "with the most memory"
     total = lambda one: sum(each.nbytes for each in one.allocations)
     one, device = max(failed or programs, key=total), planning_device().kind

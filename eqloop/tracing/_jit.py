@@ -1,12 +1,13 @@
 """`Jit`: a compiled function, with a name."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import equinox as eqx
 import jax
 
+from .._arrays import StaticTree, as_arrays
 from .._calls import (
     NEEDS_VALUES,
     AbstractSameCall,
@@ -18,7 +19,7 @@ from .._calls import (
     open_call,
 )
 from .._classes import AbstractBordered
-from .._types import PyTree
+from .._types import PyTree, Value
 from ._named import check_name, name_of
 from ._nonfinite import translated
 
@@ -82,10 +83,10 @@ class Jit(AbstractSameCall[P, R]):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        program = _program(self._name, self.donate)
+        run, _ = _programs(self._name, self.donate)
         try:
             with translated():
-                return program(args[:1], (self.f, args[1:], kwargs))
+                return _joined(run(*_apart(self.f, args, kwargs)))
         except NEEDS_VALUES as error:
             failed = error
         # JAX has one name for all functions there. The error is to have the user's.
@@ -104,8 +105,8 @@ class Jit(AbstractSameCall[P, R]):
             The lowered program. It has `as_text()` and `compile()`; call the compiled
             program like `f`.
         """
-        program = _program(self._name, self.donate)
-        return Lowered(program.lower(args[:1], (self.f, args[1:], kwargs)), self.f)
+        _, program = _programs(self._name, self.donate)
+        return Lowered(program.lower(*_apart(self.f, args, kwargs)), self.f)
 
     @property
     def _name(self) -> str:
@@ -121,18 +122,39 @@ class Jit(AbstractSameCall[P, R]):
             check_name("Jit", self.name)
 
 
+# Arrays of the first argument, those of `f` and of other arguments, and what is left.
+_Apart = tuple[list[Value], list[Value], tuple[StaticTree, StaticTree]]
+
+
+def _apart(f: PyTree, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> _Apart:
+    (first, one), (others, two) = map(StaticTree.of, (args[:1], (f, args[1:], kwargs)))
+    return first, others, (one, two)
+
+
+def _joined(out: tuple[list[Value], StaticTree]) -> PyTree:
+    arrays, static = out
+    return static.rest.join(arrays)
+
+
 @functools.cache
-def _program(name: str, donate: Donate) -> Any:
-    """The jitted function of all `Jit`s of that name."""
+def _programs(name: str, donate: Donate) -> tuple[Any, Any]:
+    """The jitted function of all `Jit`s of that name, and the same to be lowered."""
     # That the function to be called is an argument spares it being taken apart when it
     # is wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
 
-    def call(first: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> PyTree:
-        f, args, kwargs = rest
-        return call_traced("Jit", f, (*first, *args), kwargs)
+    def call(
+        first: list[Value], others: list[Value], statics: tuple[StaticTree, StaticTree]
+    ) -> tuple[list[Value], StaticTree]:
+        one, two = statics
+        f, args, kwargs = two.rest.join(others)
+        args = *one.rest.join(first), *args
+        return StaticTree.of(as_arrays(call_traced("Jit", f, args, kwargs)))
 
     call.__name__ = call.__qualname__ = name
-    return eqx.filter_jit(call, donate=donate)
+    given = {"none": (), "all": (0, 1), "warn": (0, 1)}.get(donate, (1,))
+    lowered = jax.jit(call, static_argnums=2, donate_argnums=given)
+    # This one raises what `equinox.error_if` says.
+    return eqx.filter_jit(call, donate=donate), lowered
 
 
 class Lowered(AbstractBordered):
@@ -162,16 +184,17 @@ class Compiled(AbstractBordered):
         """Runs it."""
         __tracebackhide__ = True
         with translated():
-            return self.compiled(args[:1], (self.f, args[1:], kwargs))
+            first, others, _ = _apart(self.f, args, kwargs)
+            return _joined(self.compiled(first, others))
 
     def memory_analysis(self) -> Any:
         """What it allocates, where the backend tells."""
-        return self.compiled.compiled.memory_analysis()
+        return self.compiled.memory_analysis()
 
     def cost_analysis(self) -> Any:
         """What it computes, where the backend tells."""
-        return self.compiled.compiled.cost_analysis()
+        return self.compiled.cost_analysis()
 
     def as_text(self) -> str:
         """The optimised program."""
-        return self.compiled.compiled.as_text()
+        return self.compiled.as_text()

@@ -1,22 +1,15 @@
 """`Trace`: the jaxpr of a function, and what becomes of the arrays it is given."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import jax
 import jax.extend.core as jex
 
-from .._arrays import (
-    Rest,
-    as_arrays,
-    bits,
-    flatten,
-    is_typed,
-    partition,
-    structure_bits,
-)
+from .._arrays import StaticTree, as_arrays, flatten, is_typed
 from .._calls import (
     AbstractSameCall,
     KnownAs,
@@ -133,24 +126,6 @@ class Trace(AbstractSameCall[..., PyTree]):
         return dict(zip(call.names, leaf_usage(call.trace().jaxpr), strict=True))
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """The leaves of a call that are not arrays.
-
-    Attributes:
-        identity: What tells them from others, also from equal ones: 1 is not 1.0.
-    """
-
-    rest: Rest = dataclasses.field(compare=False)
-    identity: Hashable
-
-    @classmethod
-    def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
-        arrays, rest = partition(tree, is_typed)
-        return arrays, cls(rest, (structure_bits(rest.treedef), bits(rest.leaves)))
-
-
 @dataclasses.dataclass(frozen=True)
 class RememberedCall:
     """A call `f(*args, **kwargs)` whose trace is cached.
@@ -162,13 +137,13 @@ class RememberedCall:
     f: Callable[..., PyTree]
     arrays: list[Value]
     names: list[str]
-    static: _Static
+    static: StaticTree
 
     @classmethod
     def of(
         cls, owner: str, f: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, Any]
     ) -> "RememberedCall":
-        arrays, static = _Static.of((f, args, kwargs))
+        arrays, static = StaticTree.of((f, args, kwargs))
         call = cls(f, arrays, call_names(f, args, kwargs, static.rest.taken), static)
         try:
             hash(call.static)
@@ -181,30 +156,27 @@ class RememberedCall:
 
     def trace(self) -> Traced:
         """The jaxpr whose inputs are all of the arrays."""
-        remembered = self._remembered()
-        if remembered is None:
+        found: Any = None
+        # JAX has one name for all functions there. An error is to have the user's.
+        with contextlib.suppress(Exception):
+            traced = _remembered.trace(self.static, self.arrays)
+            # `jit` turns a tracer that `f` closes over into an input. Make it a const.
+            if len(traced.jaxpr.in_avals) == len(self.arrays):
+                found = traced.jaxpr, traced.out_info
+        if found is None:
             run = functools.partial(_run, self.static)
             run = KnownAs("jit", self.f, self.names).name(run)
-            remembered = jax.make_jaxpr(run, return_shape=True)(self.arrays)
-        jaxpr, (_, static) = remembered
+            found = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+        jaxpr, (_, static) = found
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
         return Traced(jaxpr, static.rest.join(types))
 
-    def _remembered(self) -> tuple[Any, Any] | None:
-        """The jaxpr and the result, if JAX can remember them."""
-        try:
-            traced = _remembered.trace(self.static, self.arrays)
-        except Exception:
-            # JAX has one name for all functions there. The error is to have the user's.
-            return None
-        # `jit` turns a tracer that `f` closes over into an input. Make it a const.
-        is_closed = len(traced.jaxpr.in_avals) == len(self.arrays)
-        return (traced.jaxpr, traced.out_info) if is_closed else None
 
-
-def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:
+def _run(static: StaticTree, arrays: list[Value]) -> tuple[list[Value], StaticTree]:
     call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-    opened = OpenedCall(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
+    opened = OpenedCall(
+        static.rest.join, call, lambda out: StaticTree.of(as_arrays(out))
+    )
     return opened.on_arrays(arrays), opened.kept
 
 

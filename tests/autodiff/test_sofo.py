@@ -146,6 +146,41 @@ def assert_step(f, predict, loss, extra=lambda w: 0.0):
     np.testing.assert_allclose(step, expected, rtol=2e-3, atol=1e-3)
 
 
+MASKED = jnp.array([[1.0, 2.0, -jnp.inf], [-jnp.inf, 0.5, 0.1], [0.3, 0.1, 0.2]])
+
+
+@pytest.mark.parametrize("are_numbers", [True, False])
+def test_a_class_that_is_masked_adds_nothing(are_numbers):
+    labels = jnp.array([1, 2, 0])
+    by_hand = lambda z: -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(3), labels])
+    given = labels if are_numbers else jax.nn.one_hot(labels, 3)
+    ours = lambda z: el.losses.cross_entropy(z, given)
+    for of in (lambda f: f, jax.grad, jax.hessian):
+        np.testing.assert_allclose(of(ours)(MASKED), of(by_hand)(MASKED), atol=1e-6)
+
+
+def test_labels_that_are_no_classes_and_classes_that_are_all_masked():
+    logits = jnp.concatenate([MASKED, jnp.full((1, 3), -jnp.inf)])
+    first = jnp.array([1, -1, 7, -1])
+    loss = jax.value_and_grad(el.losses.cross_entropy)
+    (value, slope), (alone, of_alone) = loss(logits, first), loss(MASKED[:1], first[:1])
+    np.testing.assert_allclose(value, alone / 4, rtol=1e-6)
+    np.testing.assert_allclose(slope[:1], of_alone / 4, rtol=1e-6)
+    assert not slope[1:].any()
+    # A masked class with a label is impossible, and so is a label among none.
+    assert el.losses.cross_entropy(MASKED[:1], jnp.array([2])) == jnp.inf
+    assert jnp.isnan(el.losses.cross_entropy(logits[3:], jnp.array([2])))
+
+
+def test_a_step_where_a_class_is_masked():
+    w, labels = jnp.array([[0.3, 0.2, 0.1]]), jnp.array([1])
+    padded = lambda w: jnp.pad(w, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    step = lambda f: el.SofoGrad(f, tangents=3)(w, key=jax.random.key(0))
+    masked = step(lambda w: el.losses.cross_entropy(padded(w), labels))
+    plain = step(lambda w: el.losses.cross_entropy(w, labels))
+    np.testing.assert_allclose(masked, plain, rtol=1e-4)
+
+
 def test_cross_entropy():
     classes = jnp.array([0, 2, 1])
     predict = lambda w: jnp.tanh(w @ w)

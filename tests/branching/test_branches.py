@@ -240,3 +240,15 @@ def test_a_branching_module_is_a_pytree():
     near(zeroed(0, X), linear(0).weight @ X)
     assert "Switch" in repr(switch)
     assert eqx.tree_equal(*(el.Cond(linear(0), jnp.sin) for _ in range(2)))
+
+
+def test_static_fields_that_are_equal_may_be_others():
+    class Scaled(eqx.Module):
+        x: jax.Array
+        by: object = eqx.field(static=True)
+
+    with pytest.raises(TypeError, match="Scaled with other static fields"):
+        el.Cond(lambda x: Scaled(x, 1), lambda x: Scaled(x, 1.0))(True, jnp.ones(2))
+    combine = lambda a, b: Scaled(a.x + b.x, 1.0)
+    with pytest.raises(TypeError, match="static fields of the Scaled changed"):
+        el.AssociativeScan(combine)(Scaled(jnp.ones(3), 1))

@@ -137,3 +137,22 @@ def test_what_is_only_looked_at_is_not_refused():
     for xs in (XS, XS[:2], XS[:3]):
         assert el.Scan(step)(0.0, xs)[0] == xs.sum()
     assert traced[0] > 2
+
+
+def test_what_a_failed_trace_has_left_behind_is_no_change():
+    seen, kept = {}, []
+
+    def step(h, x):
+        seen["x"] = x
+        kept.append(h)
+        return h.astype(x.dtype) + x, None  # no number of Python can do that
+
+    def other(h, x):
+        seen["h"] = h
+        return h + x, None
+
+    assert el.Scan(step)(0.0, XS)[0] == XS.sum()
+    with pytest.raises(Exception, match="shape"):
+        el.Scan(other)(jnp.zeros(2), jnp.ones((4, 3)))
+    for run in (el.Scan(other), jax.jit(el.Scan(other))):
+        assert (run(jnp.zeros(3), jnp.ones((4, 3)))[0] == 4).all()

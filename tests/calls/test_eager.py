@@ -528,3 +528,33 @@ def test_threads_may_share_a_transform():
     exact = jax.grad(lambda h: jnp.sum(jax.lax.scan(step, h, XS)[0]))(H)
     assert len(results) == 4
     assert all(jnp.allclose(result, exact, rtol=1e-5) for result in results)
+
+
+TABLE: Any = {"decay": 0.5, 2: "two", "deep": [{None: 1, "x": 2}]}
+TABLE["itself"] = TABLE
+
+
+def test_what_is_read_need_not_be_a_tree():
+    """JAX would sort the keys of a dictionary, and follow a circle for ever."""
+    closed = {"decay": 0.5, 2: "two"}
+
+    class Held:
+        def __init__(self) -> None:
+            self.own = {"decay": 0.5, None: 1}
+
+        def step(self, h: Any, x: Any) -> Any:
+            return h * self.own["decay"] + x, None
+
+    steps = (
+        lambda h, x: (h * TABLE["decay"] + x, None),
+        lambda h, x: (h * closed["decay"] + x, None),
+        lambda h, x, table=closed: (h * table["decay"] + x, None),
+        functools.partial(lambda h, x, t: (h * t["decay"] + x, None), t=closed),
+        Held().step,
+    )
+    for step in steps:
+        told = Counted()
+        scan = el.Scan(told(step))
+        for _ in range(2):
+            assert jnp.array_equal(scan(H, XS)[0], jax.lax.scan(step, H, XS)[0])
+        assert told.count == 1

@@ -15,6 +15,7 @@ import pytest
 from beartype import beartype
 from jaxtyping import Array, Float, PyTree, TypeCheckError, jaxtyped
 
+import eqloop as el
 from eqloop._calls._opening import enforce_annotations, explained
 
 
@@ -156,7 +157,29 @@ def test_checks_are_made_once_and_do_not_keep_functions_alive(annotation):
 
 
 def test_explained():
-    note = "Scan", "`f()`"
+    note = "Scan", "`f()`", {}
     with pytest.raises(KeyError) as info, explained(*note), explained(*note):
         raise KeyError("key")
     assert info.value.__notes__ == ["This was raised while Scan traced `f()`"]
+
+
+def test_arguments_are_printed_for_an_error_alone_and_as_they_were(monkeypatch):
+    printed, pformat = [], eqx.tree_pformat
+    told = lambda tree, **how: printed.append(tree) or pformat(tree, **how)
+    monkeypatch.setattr(eqx, "tree_pformat", told)
+
+    init = {"h": jnp.zeros(2), "there": None}
+    loops = (
+        lambda: el.Scan(lambda c, x: (c, x))(init, jnp.ones((2, 2))),
+        lambda: el.WhileLoop(lambda c: c < 3, lambda c: c + 1)(0),
+        lambda: el.Map(lambda x, y: x)(jnp.ones(2), jnp.ones(2)),
+        lambda: el.AssociativeScan(jnp.add)(jnp.ones(2)),
+        lambda: el.Cond(jnp.sin, jnp.cos)(jnp.array(True), 1.0),
+    )
+    for loop in loops:
+        loop()
+    assert not printed
+    with pytest.raises(KeyError) as info:
+        el.Scan(lambda c, x: (c, c.clear() or c["h"]))(init, jnp.ones((2, 2)))
+    note = "\n".join(info.value.__notes__)
+    assert "carry = {'h': f32[2], 'there': None}\n  x = f32[2]" in note

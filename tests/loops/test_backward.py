@@ -388,10 +388,38 @@ def test_squares_of_a_cotangent_neither_overflow_nor_vanish(
     close(np.abs(clipped).astype(float), expected, rtol=1e-2)
 
 
-def test_a_cotangent_that_is_not_finite_is_handed_on():
-    clip = el.ClipCotangent(1.0)
-    for bad in (jnp.inf, jnp.nan):
-        assert not jnp.isfinite(clip(jnp.array([bad, 1.0]))).all()
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+def test_a_cotangent_that_is_not_finite_stays_visible(dtype):
+    nan = jnp.nan
+    same = lambda ct, to: np.testing.assert_array_equal(ct.real, jnp.array(to))
+    for ct, norm, limited in (
+        ([jnp.inf, 1.0], jnp.inf, [nan, 0.0]),
+        ([nan, 1.0], nan, [nan, nan]),
+    ):
+        ct = jnp.array(ct, dtype)
+        clipped, logged = el.ClipCotangent(1.0, log=True)(ct)
+        same(clipped, limited)
+        np.testing.assert_equal(float(logged), norm)
+        same(el.ClipCotangent(jnp.inf)(ct), ct.real)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("max_norm", [1.0, 1e9])
+def test_second_derivatives_of_a_clipped_cotangent(dtype, max_norm):
+    clip = el.ClipCotangent(max_norm, log=True)
+
+    def by_hand(ct):
+        norm = jnp.sqrt(jnp.sum(ct.real**2 + ct.imag**2))
+        return ct * jnp.minimum(1, max_norm / norm).astype(dtype), norm
+
+    def slopes(clip, ct):
+        tree = lambda s, t: clip(ct * s.astype(dtype) + t.astype(dtype))
+        total = lambda s, t: sum(jnp.sum(x.real.astype(float)) for x in tree(s, t))
+        return jax.jit(jax.hessian(total, (0, 1)))(1.0, 0.0)
+
+    ct = jnp.array([0.0, 3.0, -4.0], dtype)
+    assert_close(slopes(clip, ct), slopes(by_hand, ct), 2e-2)
+    assert np.isfinite(slopes(clip, jnp.zeros(3, dtype))).all()
 
 
 def test_the_function_is_given_a_tree_like_the_carry():

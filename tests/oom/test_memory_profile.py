@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqloop as el
 from eqloop._compiled._wire import Message
+from eqloop.oom import __main__ as oom
 
 from ..asserts import assert_raises
 from ..elsewhere.compiler import is_installed
@@ -241,6 +242,68 @@ def test_a_script_that_runs_out_of_memory_is_told_its_line(tmp_path):
     assert "eqloop.oom: the program of that size" in done.stderr
     assert re.search(r"step: [\d.]+ TiB at the peak", done.stderr)
     assert "train.py:4 (step)" in done.stderr or "train.py:5 (step)" in done.stderr
+
+
+# What JAX says on a GPU, a TPU and a CPU, and what comes of memory of the host.
+MESSAGES = {
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4096 bytes.": 4096,
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8.00GiB.": 8 * 2**30,
+    "RESOURCE_EXHAUSTED: Failed to allocate request for 4.0KiB (4096B) on device": 4096,
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory"
+    " space hbm. Used 21.95G of 15.48G hbm.": int(21.953 * 2**30),
+    "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 15.65G."
+    " That was not possible.": int(15.648 * 2**30),
+    "INTERNAL: Error dispatching computation: Out of memory allocating 96 bytes.": 96,
+    "INTERNAL: Failed to allocate 98697216 bytes for new constant": 98697216,
+    "INTERNAL: Failed to load in-memory CUBIN: CUDA_ERROR_OUT_OF_MEMORY: out of mem": 0,
+    "UNKNOWN: CUBLAS_STATUS_ALLOC_FAILED": 0,
+    "std::bad_alloc": 0,
+    "Unable to allocate 8.00 GiB for an array with shape (1073741824,)": 8 * 2**30,
+}
+
+
+@pytest.mark.parametrize("text", MESSAGES)
+def test_what_is_said_where_there_is_no_memory(text):
+    size, error = MESSAGES[text], RuntimeError(text)
+    assert oom._OUT_OF_MEMORY.search(text)
+    assert not size or oom._is_told(size, text)
+    assert not oom._is_told(97, text)
+    noted, caused, later = RuntimeError("step 3"), KeyError("x"), ValueError("y")
+    noted.add_note(text)
+    caused.__cause__, later.__context__ = error, error
+    both = ExceptionGroup("all", [KeyError(), error])
+    for found in (error, noted, caused, later, both):
+        assert text in oom._said(found)
+
+
+def test_other_errors_say_something_else():
+    others = ValueError("shapes (3,) and (4,)"), RuntimeError("INTERNAL: no")
+    for error in (*others, SystemExit(1)):
+        assert not oom._OUT_OF_MEMORY.search(oom._said(error))
+    assert oom._OUT_OF_MEMORY.search(oom._said(MemoryError()))
+
+
+@pytest.mark.parametrize("ending", ["raise", "sys.exit(3)", "wait"])
+def test_a_cpu_runs_out_of_memory_while_it_is_waited_for(tmp_path, ending):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, jax, jax.numpy as jnp\n"
+        "def step(h, x):\n"
+        "    return jnp.tanh(h + x), h\n"
+        "run = jax.jit(lambda h, xs: jax.lax.scan(step, h, xs)[1].sum(0)[::2])\n"
+        "try:\n"
+        "    done = run(jnp.zeros(2**25), jnp.zeros(2**18))\n"
+        "    print(jax.block_until_ready(jnp.sin(done)))\n"
+        "except Exception:\n"
+        f"    {ending.replace('wait', 'raise KeyError()')}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "eqloop.oom", str(script)],
+        capture_output=True, text=True, env=_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == (3 if "exit" in ending else 1)
+    assert "eqloop.oom: the program of that size" in done.stderr, done.stderr
+    assert "train.py:3 (step)" in done.stderr
 
 
 def _environment() -> dict[str, str]:

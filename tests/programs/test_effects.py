@@ -206,3 +206,50 @@ def test_a_backward_rule_that_writes_to_a_reference():
     message = r"`jax.custom_vjp` in the step is given a reference .*StoreAll\(\)"
     with pytest.raises(ValueError, match=message):
         jax.grad(planned)(jnp.float32(1.0))
+
+
+def counted(calls: list[None]) -> Any:
+    """A row whose callback with effects counts how often it is called."""
+
+    def row(x: Any) -> Any:
+        io_callback(lambda _: calls.append(None), None, jax.lax.stop_gradient(x))
+        return jnp.sin(x)
+
+    return row
+
+
+LOOPS = {
+    "scan": lambda row: el.CheckpointedScan(lambda h, x: (row(h * x), None)),
+    "while": lambda row: (
+        lambda h, _: el.WhileLoop(lambda c: c[1] < 3, lambda c: (row(c[0]), c[1] + 1))(
+            (h, 0)
+        )
+    ),
+    "map": lambda row: lambda h, xs: el.Map(lambda x: row(h * x))(xs),
+    "fit": lambda row: el.Fit(
+        lambda h, xs: jax.lax.scan(lambda h, x: (row(h * x), None), h, xs), "1MiB"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_callback_is_called_once_in_forward_mode_or_refused(name):
+    calls = list[None]()
+    loop = LOOPS[name](counted(calls))
+    run = lambda h: jax.tree.map(jnp.sum, loop(h, jnp.linspace(0.5, 1.0, 3)))
+    jax.block_until_ready(jax.jvp(run, (0.3,), (1.0,)))
+    jax.effects_barrier()
+    assert len(calls) == 3
+    for mode in (
+        jax.linearize,
+        jax.jit(lambda run, h: jax.linearize(run, h)[0], static_argnums=0),
+    ):
+        with pytest.raises(ValueError, match=r"`jax.linearize` runs .* Use `jax.jvp`"):
+            mode(run, 0.3)
+    assert len(calls) == 3
+
+
+def test_a_loop_is_not_looked_into_where_its_callback_would_be_repeated():
+    run = el.DebugNonFinite(LOOPS["scan"](counted([])))
+    with pytest.raises(ValueError, match=r"DebugNonFinite runs .* Leave it out"):
+        jax.jvp(lambda h: run(h, jnp.ones(3))[0], (0.3,), (1.0,))

@@ -1,5 +1,7 @@
 """`Jit` and `Named`: what is compiled, how often, and what it is called."""
 
+import enum
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -155,3 +157,58 @@ def test_wrong_calls(call):
     run, error, message = WRONG[call]
     with pytest.raises(error, match=message):
         run()
+
+
+class Kind(enum.Enum):
+    A = "a"
+
+
+class Word(enum.StrEnum):
+    A = "a"
+
+
+class Scaled(eqx.Module):
+    by: object = eqx.field(static=True)
+
+    def __call__(self, x):
+        return x, repr(self.by)
+
+
+EQUAL = [
+    (2, 2.0),
+    (1, True, 1.0),
+    (0.0, -0.0),
+    (float("nan"), -float("nan")),
+    ("a", Word.A, Kind.A),
+    ((1,), (1.0,), (True,)),
+    (frozenset([1]), frozenset([1.0])),
+    (slice(0, 2), slice(False, 2)),
+]
+
+
+@pytest.mark.parametrize("values", EQUAL, ids=str)
+@pytest.mark.parametrize("transform", [el.Jit, el.DebugNonFinite, el.EvalShape])
+def test_what_is_equal_and_not_the_same_is_another_program(transform, values):
+    told = lambda x, value: (x, repr(value))
+    run, of_a_field = transform(told), transform(lambda x, scaled: scaled(x))
+    for value in (*values, *values):
+        assert run(X, {"in": [value]})[1] == repr({"in": [value]})
+        assert of_a_field(X, Scaled(value))[1] == repr(value)
+
+
+@pytest.mark.parametrize("transform", [el.Jit, el.DebugNonFinite, el.EvalShape])
+def test_none_in_the_place_of_an_array_is_another_call(transform):
+    f = lambda a, b: {"a": a} if b is None else {"b": b}
+    run = transform(f)
+    assert [list(run(*args)) for args in ((X, None), (None, X))] == [["a"], ["b"]]
+    traced = el.Trace(f)
+    assert [list(traced(*args).out) for args in ((X, None), (None, X))] == [
+        ["a"],
+        ["b"],
+    ]
+
+
+def test_types_stand_for_arrays_where_a_program_is_lowered():
+    f = el.Jit(lambda tree, *, n: tree["x"] * n)
+    lowered = f.lower({"x": jax.ShapeDtypeStruct((3,), jnp.float32)}, n=2)
+    np.testing.assert_allclose(lowered.compile()({"x": X}, n=2), 2 * X)

@@ -52,7 +52,6 @@ from ..._programs import (
     Formula,
     Rewrite,
     Static,
-    recall,
     refuse_callbacks,
     refuse_refs_in_rules,
 )
@@ -132,9 +131,6 @@ class PlannedLoop(MaskableLoop):
         # JAX calls this last, when nothing is left to differentiate or to batch: at
         # once without `jit`, and while lowering under `jit`. So what follows may be
         # plain loops, and slots that no rule of differentiation could get past.
-        # In forward mode the equation for the tangents has run the loop already.
-        if (known := recall(self, self.flat_in(inputs))) is not None:
-            return known
         return self.problem.evaluated(self.saves, inputs)
 
     def doubled(self, moves: Flags) -> Doubled:

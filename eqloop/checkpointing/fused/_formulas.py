@@ -65,11 +65,21 @@ def _sign(x: Value) -> Value:
 
 def _divided(x: Value, y: Value, of: Rule, by_zero: Rule) -> Value:
     """Integers. By zero there is no trap, and none for the least one by -1."""
-    zero, one, least = (lax.full_like(y, n) for n in (0, 1, jnp.iinfo(y.dtype).min))
-    is_trap = (x == least) & (y == ~zero) & (least < zero)
-    # The least one by 1 is itself, as by -1, and so is the rest.
-    found = of(x, lax.select(is_trap | (y == zero), one, y))
+    zero, one = lax.full_like(y, 0), lax.full_like(y, 1)
+    is_trap = y == zero
+    if (least := jnp.iinfo(y.dtype).min) < 0:
+        # The least one by 1 is itself, as by -1, and so is the rest.
+        is_trap = is_trap | ((x == lax.full_like(x, least)) & (y == -one))
+    found = of(x, lax.select(is_trap, one, y))
     return lax.select(y == zero, by_zero(x), found)
+
+
+def _counted(count: Rule, x: Value, beyond: int) -> Value:
+    """What is counted of bits, less so much for each that a wide integer has more."""
+    bits = jnp.iinfo(x.dtype).bits
+    wide = np.dtype("int32" if bits <= 32 else "int64")
+    found = count(lax.bitcast_convert_type(x, np.dtype(f"uint{bits}")).astype(wide))
+    return (found - beyond * (8 * wide.itemsize - bits)).astype(x.dtype)
 
 
 def _shifted(x: Value, n: Value, shift: Rule, beyond: Rule) -> Value:
@@ -81,22 +91,26 @@ def _shifted(x: Value, n: Value, shift: Rule, beyond: Rule) -> Value:
 
 def to_integers(p: Params, x: Value) -> Value:
     """Floats as integers of fewer than 32 bits: the nearest one, and 0 of NaN."""
-    info = jnp.iinfo(p["new_dtype"])
+    info, x = jnp.iinfo(p["new_dtype"]), x.astype(jnp.promote_types(x.dtype, "float32"))
     low, high = (lax.full_like(x, n) for n in (info.min, info.max))
     inside = lax.clamp(low, jnp.where(is_nan(x), lax.full_like(x, 0), x), high)
     return inside.astype(np.int32).astype(info.dtype)
 
 
 def _bits(x: Value) -> Value:
-    """The bits of floats, as integers without a sign."""
+    """The bits of numbers, as integers with a sign: others have too large constants."""
     size = np.dtype(x.dtype).itemsize
-    return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * size}"))
+    return lax.bitcast_convert_type(x, np.dtype(f"int{8 * size}"))
+
+
+def _top(bits: Value) -> Value:
+    """The sign of integers, alone."""
+    return bits & lax.full_like(bits, jnp.iinfo(bits.dtype).min)
 
 
 def in_total_order(x: Value) -> Value:
     """Integers with a sign, in the order of floats in which -0 < 0 < inf < NaN."""
-    size = 8 * np.dtype(x.dtype).itemsize
-    bits = lax.bitcast_convert_type(_bits(x), np.dtype(f"int{size}"))
+    bits = _bits(x)
     low = lax.full_like(bits, np.iinfo(bits.dtype).max)
     return jnp.where(bits < lax.full_like(bits, 0), bits ^ low, bits)
 
@@ -111,13 +125,11 @@ def _ordered(compare: Callable[..., Value]) -> Any:
 
 
 def _next_after(_: Params, x: Value, y: Value) -> Value:
-    bits, one = _bits(x), lax.full_like(_bits(x), 1)
-    sign = bits & lax.full_like(bits, 1 << (8 * bits.dtype.itemsize - 1))
-    of_y = _bits(y) & lax.full_like(bits, 1 << (8 * bits.dtype.itemsize - 1))
-    zero = lax.full_like(x, 0)
+    bits, zero = _bits(x), lax.full_like(x, 0)
+    one = lax.full_like(bits, 1)
     grows = (x < y) == (x > zero)
     moved = jnp.where(grows, bits + one, bits - one)
-    moved = jnp.where((bits ^ sign) == lax.full_like(bits, 0), of_y | one, moved)
+    moved = jnp.where(x == zero, _top(_bits(y)) | one, moved)
     found = lax.bitcast_convert_type(jnp.where(x == y, _bits(y), moved), x.dtype)
     return jnp.where(is_nan(x) | is_nan(y), lax.full_like(x, jnp.nan), found)
 
@@ -132,7 +144,7 @@ def _reduced_precision(p: Params, x: Value) -> Value:
     if p["exponent_bits"] < info.nexp:
         bias, reduced = ((1 << (n - 1)) - 1 for n in (info.nexp, p["exponent_bits"]))
         mask = of(((1 << info.nexp) - 1) << info.nmant)
-        size, sign = bits & mask, bits & of(1 << (info.bits - 1))
+        size, sign = bits & mask, _top(bits)
         bits = jnp.where(size > of((bias + reduced) << info.nmant), sign | mask, bits)
         bits = jnp.where(size <= of((bias - reduced) << info.nmant), sign, bits)
     return jnp.where(is_nan(x), x, lax.bitcast_convert_type(bits, x.dtype))
@@ -145,7 +157,7 @@ def bitcast(p: Params, x: Value) -> Value:
         return lax.bitcast_convert_type(x, p["new_dtype"])
     narrow, wide = (np.dtype(f"uint{8 * n}") for n in sorted((old, new)))
     shift = lambda i: np.array(8 * min(old, new) * i, wide)
-    x = _bits(x)
+    x = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * old}"))
     if new < old:
         parts = [
             lax.shift_right_logical(x, jnp.full_like(x, shift(i)))
@@ -300,8 +312,8 @@ def _lanczos(x: Value) -> tuple[Value, Value, Value, Value]:
 def lgamma(x: Value) -> Value:
     """The logarithm of the gamma function's absolute value."""
     z, total, _, log = _lanczos(x)
-    value = (z + 0.5 - (z + 7.5) / log) * log + jnp.log(total)
-    value = value + 0.5 * math.log(2 * math.pi)
+    value = 0.5 * math.log(2 * math.pi) + (z + 0.5 - (z + 7.5) / log) * log
+    value = value + jnp.log(total)
     frac = jnp.abs(x) - jnp.floor(jnp.abs(x))
     frac = jnp.where(frac > 0.5, 1 - frac, frac)
     sine = jnp.log(jnp.sin(math.pi * frac))
@@ -318,8 +330,8 @@ def digamma(x: Value) -> Value:
     angle = math.pi * (x + jnp.abs(jnp.floor(x + 0.5)))
     reflected = value - math.pi * jnp.cos(angle) / jnp.sin(angle)
     found = jnp.where(x < 0.5, reflected, value)
-    is_pole = (x <= 0) & (x == jnp.floor(x))
-    return jnp.where(is_pole, lax.full_like(x, jnp.nan), found)
+    pole = jnp.where(x == 0, lax.full_like(x, -jnp.inf), lax.full_like(x, jnp.nan))
+    return jnp.where((x <= 0) & (x == jnp.floor(x)), pole, found)
 
 
 # Of floats, and of integers. What is in neither table each backend has for them.
@@ -339,7 +351,12 @@ FLOATS: dict[str, Rule] = {
     "logistic": lambda p, x: 1 / (1 + jnp.exp(-x)),
     "is_finite": lambda p, x: jnp.abs(x) < lax.full_like(x, jnp.inf),
 }
-INTEGERS: dict[str, Rule] = {"sign": lambda p, x: _sign(x)}
+INTEGERS: dict[str, Rule] = {
+    "sign": lambda p, x: _sign(x),
+    "not": lambda p, x: -x - lax.full_like(x, 1),
+    "population_count": lambda p, x: _counted(lax.population_count, x, 0),
+    "clz": lambda p, x: _counted(lax.clz, x, 1),
+}
 BOOLS: dict[str, Rule] = {
     "max": lambda p, x, y: x | y,
     "min": lambda p, x, y: x & y,
@@ -357,7 +374,7 @@ ALL: dict[str, Rule] = {
 
 # What a backend has of integers, where it would not trap and is defined.
 GUARDED: dict[str, Rule] = {
-    "div": lambda x, y: _divided(x, y, lax.div, lambda x: ~jnp.zeros_like(x)),
+    "div": lambda x, y: _divided(x, y, lax.div, lambda x: jnp.zeros_like(x) - 1),
     "rem": lambda x, y: _divided(x, y, lax.rem, lambda x: x),
     "shift_left": lambda x, n: _shifted(x, n, lax.shift_left, jnp.zeros_like),
     "shift_right_logical": lambda x, n: _shifted(
@@ -402,19 +419,20 @@ def _over(a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
     by_inf = finite(a) & finite(b) & (is_inf(c) | is_inf(d))
     u, v = one_of(a), one_of(b)
     s, t = one_of(c), one_of(d)
+    is_lost = is_nan(re) & is_nan(im)
     for is_so, x, y in (
         (by_inf, zero * (a * s + b * t), zero * (b * s - a * t)),
         (of_inf, inf * (u * c + v * d), inf * (v * c - u * d)),
         (by_zero, _signed(inf, c) * a, _signed(inf, c) * b),
     ):
-        re, im = jnp.where(is_so, x, re), jnp.where(is_so, y, im)
+        re, im = jnp.where(is_so & is_lost, x, re), jnp.where(is_so & is_lost, y, im)
     return re, im
 
 
 def _signed(x: Value, like: Value) -> Value:
     """The size of a number with the sign of another one."""
-    top = lax.full_like(_bits(x), 1 << (8 * x.dtype.itemsize - 1))
-    return lax.bitcast_convert_type((_bits(x) & ~top) | (_bits(like) & top), x.dtype)
+    bits = (_bits(x) ^ _top(_bits(x))) | _top(_bits(like))
+    return lax.bitcast_convert_type(bits, x.dtype)
 
 
 def _power(p: Params, a: Value, b: Value) -> tuple[Value, Value]:
@@ -447,7 +465,7 @@ COMPLEX: dict[str, Rule] = {
     "neg": lambda p, a, b: (-a, -b),
     "mul": lambda p, a, b, c, d: _times(a, b, c, d),
     "div": lambda p, a, b, c, d: _over(a, b, c, d),
-    "square": lambda p, a, b: _times(a, b, a, b),
+    "square": lambda p, a, b: ((a - b) * (a + b), 2 * a * b),
     "integer_pow": _power,
     "exp": lambda p, a, b: _exp(a, b),
     "abs": lambda p, a, b: _size(a, b),
@@ -469,6 +487,6 @@ def converted(p: Params, x: Value) -> Value:
         (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x, jnp.zeros_like(x))
     )
     if not jnp.issubdtype(to, jnp.complexfloating):
-        return (re != 0) | (im != 0) if to.kind == "b" else re.astype(to)
+        return re != 0 if to.kind == "b" else re.astype(to)
     part = jax.eval_shape(lax.real, jax.ShapeDtypeStruct((), to)).dtype
     return lax.complex(re.astype(part), im.astype(part))

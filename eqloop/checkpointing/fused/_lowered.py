@@ -22,7 +22,7 @@ from jax.extend import random
 
 from ..._compat import called_by, close
 from ..._programs import Rewriter, aval_of, rewrite_everywhere, simpler
-from ..._types import Aval, Value
+from ..._types import Value
 from ._classes import EMPTY, NOTHING
 from ._formulas import (
     ALL,
@@ -63,7 +63,8 @@ _OF_NUMBERS = _OF_FLOATS | frozenset(
 _SINGLE = frozenset({"erf", "erfc", "erf_inv"})
 # What a kernel has for narrow floats, too: others are computed in float32.
 _OF_NARROW = frozenset(
-    "bitcast_convert_type convert_element_type dot_general reduce_sum".split()  # noqa: SIM905
+    """bitcast_convert_type convert_element_type dot_general nextafter reduce_precision
+    reduce_sum""".split()  # noqa: SIM905
 )
 
 
@@ -119,38 +120,55 @@ def _is_complex(eqn: jex.JaxprEqn) -> bool:
 def _function(eqn: jex.JaxprEqn) -> Function | None:
     """The function of JAX that an operation is; `None` if it is one of the few."""
     name, p = eqn.primitive.name, eqn.params
+    if name in NOTHING:
+        return lambda *xs: list(xs)
     if name in _STRUCTURED:
-        return functools.partial(_STRUCTURED[name], eqn)
+        of = functools.partial(_STRUCTURED[name], eqn)
+        adds = name.startswith(("reduce_", "cum")) and _is_narrow(eqn)
+        return (lambda x: of(x.astype(np.float32)).astype(x.dtype)) if adds else of
     if name in _MOVES or not eqn.invars:
         return None
     if _is_complex(eqn):
         return _of_complex(eqn)
-    aval, out = aval_of(eqn.invars[-1]), aval_of(eqn.outvars[0])
-    is_narrow = lambda aval: _is_floating(aval) and jnp.finfo(aval.dtype).bits < 32
-    others = BOOLS if aval.dtype.kind == "b" else INTEGERS
-    rule = ALL.get(name) or (FLOATS if _is_floating(aval) else others).get(name)
+    old, new = aval_of(eqn.invars[-1]).dtype, aval_of(eqn.outvars[0]).dtype
+    if name == "bitcast_convert_type":
+        return functools.partial(bitcast, p) if old.itemsize != new.itemsize else None
+    if name == "convert_element_type":
+        is_cut = _is_floating(old) and new.kind in "iu" and new.itemsize < 4
+        return functools.partial(to_integers, p) if is_cut else None
     if name == "mul" and p.get("out_dtype") is not None:
         return lambda x, y: x.astype(p["out_dtype"]) * y.astype(p["out_dtype"])
-    if name == "bitcast_convert_type":
-        same = aval.dtype.itemsize == out.dtype.itemsize
-        return None if same else functools.partial(bitcast, p)
-    if name == "convert_element_type":
-        if _is_floating(aval) and out.dtype.kind in "iu" and out.dtype.itemsize < 4:
-            return functools.partial(to_integers, p)
-        return None
-    if name == "pow" and not _is_floating(aval):
+    if name == "pow" and not _is_floating(old):
         return lambda x, y: lax.pow(x, y.astype(x.dtype))
-    if is_narrow(aval) and name not in (*_OF_NARROW, "nextafter", "reduce_precision"):
+    if name not in _OF_NARROW and _is_narrow(eqn):
         return functools.partial(_in_float32, eqn)
+    if name in _NATIVE.get(old.name, ()) or _is_key(old):
+        return None
+    of_kind = FLOATS if _is_floating(old) else BOOLS if old.kind == "b" else INTEGERS
+    rule = ALL.get(name) or of_kind.get(name)
     return rule and functools.partial(rule, p)
 
 
-def _is_floating(aval: Aval) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
+# What backends lack of integers of other sizes, or without a sign, they have of these.
+_COUNTS = "clz", "population_count"
+_NATIVE = {
+    "int32": ("not", *_COUNTS),
+    "int64": ("not", *_COUNTS),
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32"), ("not",)),
+}
+
+
+def _is_narrow(eqn: jex.JaxprEqn) -> bool:
+    dtype = aval_of(eqn.invars[-1]).dtype
+    return _is_floating(dtype) and jnp.finfo(dtype).bits < 32
+
+
+def _is_floating(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _in_float32(eqn: jex.JaxprEqn, *xs: Value) -> Value:
-    wide = [x.astype(np.float32) if _is_floating(x) else x for x in xs]
+    wide = [x.astype(np.float32) if _is_floating(x.dtype) else x for x in xs]
     found, out = eqn.primitive.bind(*wide, **eqn.params), aval_of(eqn.outvars[0])
     return found.astype(out.dtype)
 
@@ -259,11 +277,11 @@ def _sorted(eqn: jex.JaxprEqn, *xs: Value) -> list[Value]:
     """Neighbours change places, in as many rounds as there are numbers."""
     axis, keys, xs = eqn.params["dimension"], eqn.params["num_keys"], [*xs]
     size = xs[0].shape[axis]
-    for start in range(size):
-        start, end = start % 2, size - (size - start % 2) % 2
-        a, b = ([_slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
+    for turn in range(size):
+        start, end = turn % 2, size - (size - turn) % 2
         if end - start < 2:
             continue
+        a, b = ([_slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
         swaps = _is_behind(a[:keys], b[:keys])
         for n, x in enumerate(xs):
             first, second = (jnp.where(swaps, *p) for p in ((b[n], a[n]), (a[n], b[n])))
@@ -293,7 +311,7 @@ def _is_behind(xs: Sequence[Value], ys: Sequence[Value]) -> Value:
 def _top(eqn: jex.JaxprEqn, x: Value) -> list[Value]:
     """The greatest in total order, and of equal ones the first."""
     axis, k = eqn.params.get("axis", x.ndim - 1), eqn.params["k"]
-    keys = in_total_order(x) if _is_floating(x) else x
+    keys = in_total_order(x) if _is_floating(x.dtype) else x
     at = lax.broadcasted_iota(aval_of(eqn.outvars[1]).dtype, x.shape, axis)
     _, *found = lax.sort((~keys, x, at), dimension=axis, num_keys=1)
     return [_slices(y, axis, 0, 1, k) for y in found]

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ..._compat import jax_version
-from ..._device import planning_device
+from ..._compat import jax_version, jaxlib_version
+from ..._device import compiler_settings, planning_device
 from ..._programs import digest_of, warn_once
 from ..._tracebacks import border
 
@@ -119,8 +119,8 @@ def _going_on(*kinds: type[Exception]) -> Iterator[None]:
 
 def key_of(parts: Iterable[object]) -> str:
     """A name for what is found out, the same in every process on such a machine."""
-    about = [jax_version(), _package(), os.environ.get("XLA_FLAGS", ""), os.cpu_count()]
-    return digest_of(*about, planning_device().key, *parts)
+    about = jax_version(), jaxlib_version(), _package(), repr(compiler_settings())
+    return digest_of(*about, os.cpu_count(), planning_device().key, *parts)
 
 
 @functools.cache

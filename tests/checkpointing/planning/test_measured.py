@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jaxlib.version
 import pytest
 
 import eqloop as el
@@ -528,6 +529,36 @@ def test_facts_are_of_this_package_and_of_these_flags(monkeypatch: pytest.Monkey
     assert _facts.key_of(["a step"]) != key
     monkeypatch.undo()
     monkeypatch.setattr(_facts, "_package", lambda: "another")
+    assert _facts.key_of(["a step"]) != key
+    monkeypatch.undo()
+    monkeypatch.setattr(jaxlib.version, "__version__", "another")
+    assert _facts.key_of(["a step"]) != key
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "is_told"),
+    [
+        ("jax_default_matmul_precision", "highest", True),
+        ("jax_disable_most_optimizations", True, True),
+        ("jax_enable_x64", True, True),
+        ("jax_log_compiles", True, False),
+        ("jax_traceback_filtering", "off", False),
+        ("jax_compilation_cache_max_size", 10**9, False),
+    ],
+)
+def test_facts_are_of_the_settings_of_the_compiler(setting, value, is_told):
+    key, before = _facts.key_of(["a step"]), jax.config.values[setting]
+    jax.config.update(setting, value)
+    try:
+        assert (_facts.key_of(["a step"]) != key) == is_told
+    finally:
+        jax.config.update(setting, before)
+    assert _facts.key_of(["a step"]) == key
+
+
+def test_flags_of_a_tpu_are_told(monkeypatch: pytest.MonkeyPatch):
+    key = _facts.key_of(["a step"])
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_something=true")
     assert _facts.key_of(["a step"]) != key
 
 
