@@ -315,7 +315,7 @@ def _evaluated(
         outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         # Where all rows begin each time, and the entries of a row.
-        first = np.arange(0, rows.size(length), length * rows.entries, np.int32)
+        first = np.arange(0, rows.size(length), length * rows.entries, dtype=np.int32)
         within = first[:, None, None] + np.arange(rows.entries, dtype=np.int32)
         every = numbers[None, :, None] * rows.entries + within
         shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
