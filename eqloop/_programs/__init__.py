@@ -142,7 +142,7 @@ from ._registers import Registers, registers_of
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
-from ._simpler import simpler
+from ._simpler import as_simpler, simpler
 from ._small_equations import (
     constant,
     detached,

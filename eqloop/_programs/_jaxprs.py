@@ -242,6 +242,7 @@ def inlined(
     is_inlined: Callable[[jex.JaxprEqn], bool] = lambda eqn: (
         eqn.primitive.name == "jit"
     ),
+    others: Callable[[jex.JaxprEqn], jex.ClosedJaxpr | None] = lambda eqn: None,
 ) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of some calls.
 
@@ -249,8 +250,9 @@ def inlined(
         program: The program.
         is_inlined: Whether an equation, one with a single program, or with others that
             never run, is such a call; those of `jax.jit` by default.
+        others: From any other equation to a program that does the same, if it is
+            another one that is replaced.
     """
-    is_inlined = is_inlined or (lambda eqn: eqn.primitive.name == "jit")
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         rewriter = Rewriter(program)
@@ -259,14 +261,17 @@ def inlined(
             if is_inlined(eqn):
                 # Of branches for other compilers, the last one is for all others.
                 callee = rewritable_programs(eqn)[-1]
-                inputs = eqn.invars[len(eqn.invars) - len(callee.in_avals) :]
-                count = len(rewriter.eqns)
-                rewriter.inline(callee, inputs, eqn.outvars)
-                rewriter.eqns[count:] = [
-                    _called_at(eqn, inner) for inner in rewriter.eqns[count:]
-                ]
+            elif (callee := others(eqn)) is not None:
+                callee = rewrite(callee)
             else:
                 rewriter.eqns.append(eqn)
+                continue
+            inputs = eqn.invars[len(eqn.invars) - len(callee.in_avals) :]
+            count = len(rewriter.eqns)
+            rewriter.inline(callee, inputs, eqn.outvars)
+            rewriter.eqns[count:] = [
+                _called_at(eqn, inner) for inner in rewriter.eqns[count:]
+            ]
         return rewriter.result()
 
     return rewrite_everywhere(level, program)

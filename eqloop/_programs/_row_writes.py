@@ -23,11 +23,6 @@ READS = frozenset({"dynamic_slice", "gather", "slice"})
 # Equations that return their first operand with some rows replaced or added to.
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
-_DROPS = (
-    lax.GatherScatterMode.FILL_OR_DROP,
-    lax.GatherScatterMode.PROMISE_IN_BOUNDS,
-)
-
 
 class RowWrite(NamedTuple):
     """How an equation writes to its first operand.
@@ -67,7 +62,7 @@ def row_write(eqn: jex.JaxprEqn) -> RowWrite | None:
     window = iter([shape[axis] for axis in numbers.update_window_dims])
     sizes = tuple(1 if axis in single else next(window) for axis in range(ndim))
     axes = tuple(map(int, numbers.scatter_dims_to_operand_dims))
-    is_clamped = eqn.params["mode"] not in _DROPS
+    is_clamped = eqn.params["mode"] == lax.GatherScatterMode.CLIP
     can_be_dropped = bool(axes) and not is_clamped
     return RowWrite(2, (eqn.invars[1],), axes, sizes, is_clamped, can_be_dropped)
 

@@ -8,6 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import is_inexact
 from .._compat import form_of
 from .._types import Value
 from ._equations import aval_of, formula_of
@@ -26,6 +27,13 @@ def simpler(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
             return jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
     except Exception:
         return None  # the code of another library needs numbers
+
+
+def as_simpler(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The program of an equation, if it does the same in a gradient and in a batch."""
+    is_hijax = type(eqn.params.get("_prim")).__module__.startswith("jax.")
+    is_same = is_hijax and not any(is_inexact(aval_of(x)) for x in eqn.outvars)
+    return simpler(eqn) if is_same or eqn.primitive.name in _MOVES else None
 
 
 def _by_others(eqn: jex.JaxprEqn) -> Callable[..., Any] | None:

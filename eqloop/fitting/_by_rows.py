@@ -45,10 +45,16 @@ class RowAxis:
     Attributes:
         axis: The axis.
         entries: How many of its entries, one after the other, are of one row.
+        repeats: How often all rows lie along it, one time after the other.
     """
 
     axis: int
     entries: int = 1
+    repeats: int = 1
+
+    def size(self, count: int) -> int:
+        """How long the axis is with so many rows."""
+        return self.repeats * count * self.entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Layouts:
         if id(eqn) not in self._maps:
             self._maps[id(eqn)] = eqn, axis_maps(eqn)
         side, n = place
-        at = lambda axis: None if axis is None else RowAxis(axis, rows.entries)
+        at = lambda axis: axis if axis is None else dataclasses.replace(rows, axis=axis)
         for found in self._maps[id(eqn)][1]:
             if (found.ins, found.outs)[side][n] == rows.axis:
                 return Laid(tuple(map(at, found.ins)), tuple(map(at, found.outs)))
@@ -107,15 +113,16 @@ class Layouts:
         return self._numbered(eqn, place, rows) if form_of(eqn) == "gather" else None
 
     def _reshaped(self, eqn: jex.JaxprEqn, side: int, rows: RowAxis) -> Laid | None:
-        """Rows along an axis that is divided, or joined with those after it."""
+        """Rows along an axis that is divided, or joined with others."""
         shapes = aval_of(eqn.invars[0]).shape, aval_of(eqn.outvars[0]).shape
         if eqn.params["dimensions"] is not None or eqn.params["sharding"] is not None:
             return None
-        before, other = math.prod(shapes[side][: rows.axis]), shapes[1 - side]
+        other = shapes[1 - side]
+        before = math.prod(shapes[side][: rows.axis]) * rows.repeats
         for axis, size in enumerate(other):
-            is_there = math.prod(other[:axis]) == before and size > 1
-            if is_there and size % self.length == 0:
-                found = RowAxis(axis, size // self.length)
+            repeats, rest = divmod(before, math.prod(other[:axis]) or 1)
+            if not rest and repeats and size % (repeats * self.length) == 0 < size:
+                found = RowAxis(axis, size // (repeats * self.length), repeats)
                 pair = (rows, found) if side == 0 else (found, rows)
                 return Laid(pair[:1], pair[1:])
         return None
@@ -124,7 +131,7 @@ class Layouts:
         """Row `i` of an array at index `i`: the diagonal of a matrix, for example."""
         numbers, (array, indices) = eqn.params["dimension_numbers"], eqn.invars[:2]
         index_map, is_kept = numbers.start_index_map, numbers.operand_batching_dims
-        if is_kept or aval_of(indices).ndim != 2:
+        if is_kept or aval_of(indices).ndim != 2 or rows.repeats > 1:
             return None
         out = next(
             i
@@ -204,8 +211,8 @@ class ByRows:
             self.length,
             consts,
             xs,
-            (*(rows.axis for _, rows in self.inputs if rows), 0),
-            tuple(rows.axis for _, rows in self.outs if rows),
+            (*(_axis_apart(rows) for _, rows in self.inputs if rows), 0),
+            tuple(_axis_apart(rows) for _, rows in self.outs if rows),
             len(self._sums),
         )
         found = dict(zip(self._sums, sums, strict=True))
@@ -272,18 +279,21 @@ def without_hints(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _apart(value: Value, rows: RowAxis) -> Value:
     """The array with an axis that has one entry for each row."""
-    if rows.entries == 1:
-        return value
     shape, axis = value.shape, rows.axis
-    sizes = shape[axis] // rows.entries, rows.entries
+    around = rows.repeats, shape[axis] // rows.size(1), rows.entries
+    sizes = (n for i, n in enumerate(around) if n > 1 or i == 1)
     return value.reshape(*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
+def _axis_apart(rows: RowAxis) -> int:
+    """That axis of it."""
+    return rows.axis + (rows.repeats > 1)
+
+
 def _shape_of_chunk(aval: Aval, rows: RowAxis | None, size: int) -> tuple[int, ...]:
-    if rows is None:
-        return tuple(aval.shape)
     shape = list(aval.shape)
-    shape[rows.axis] = size * rows.entries
+    if rows is not None:
+        shape[rows.axis] = rows.size(size)
     return tuple(shape)
 
 
@@ -304,8 +314,10 @@ def _evaluated(
     elif is_loop(eqn):
         outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
-        within = np.arange(rows.entries, dtype=np.int32)[None]
-        every = numbers[:, None] * rows.entries + within
+        # Where all rows begin each time, and the entries of a row.
+        first = np.arange(0, rows.size(length), length * rows.entries, dtype=np.int32)
+        within = first[:, None, None] + np.arange(rows.entries, dtype=np.int32)
+        every = numbers[None, :, None] * rows.entries + within
         shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
         every = every.reshape(-1).astype(eqn.params["dtype"])
         outs = [lax.broadcast_in_dim(every, shape, (rows.axis,))]
@@ -335,13 +347,13 @@ def _sizes(eqn: jex.JaxprEqn, laid: Laid, size: int) -> dict[str, Any]:
         case "slice":
             rows, ends = laid.ins[0], list(eqn.params["limit_indices"])
             if rows is not None:
-                ends[rows.axis] = size * rows.entries
+                ends[rows.axis] = rows.size(size)
             return {"limit_indices": tuple(ends)}
         case "dynamic_slice" | "gather":
             rows, sizes = laid.ins[0], list(eqn.params["slice_sizes"])
             whole = aval_of(eqn.invars[0]).shape
             if rows is not None and sizes[rows.axis] == whole[rows.axis]:
-                sizes[rows.axis] = size * rows.entries
+                sizes[rows.axis] = rows.size(size)
             return {"slice_sizes": tuple(sizes)}
     return {}
 
@@ -405,7 +417,7 @@ def _of_step(rows: RowAxis | None, looped: int) -> RowAxis | None:
     """The rows of what one step has of an array that is looped over."""
     if rows is None:
         return None
-    return RowAxis(rows.axis - (looped < rows.axis), rows.entries)
+    return dataclasses.replace(rows, axis=rows.axis - (looped < rows.axis))
 
 
 def _scan(

@@ -23,7 +23,7 @@ from ..checkpointing import (
 from ._again import Roles, again, twice
 from ._choice import Option
 from ._parts import OpenLoop, Part, with_schedules
-from ._written import flattened, written
+from ._written import flattened, most_written, written
 
 # The operations whose results are worth keeping before all others.
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -126,7 +126,7 @@ def options_of_parts(
     found = list[list[tuple[Way, Option]]]()
     for part, role in pairs:
         if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
-            found.append([(EVERYTHING, Option(0.0, 0, frozenset(), 0))])
+            found.append(_without_slope(part, role))
         elif part.is_loop and id(part) in loops:
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loops(part, o)])
@@ -142,6 +142,15 @@ def options_of_parts(
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
+
+
+def _without_slope(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
+    """The ways to run a part without a derivative, such as a count of hits."""
+    if part.by_rows is None:
+        return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
+    program = part.program
+    option = Option(work_of(program), 0, frozenset(), most_written(program))
+    return [(EVERYTHING, option), *_of_rows(part, roles, option, [])]
 
 
 def options_at_once(part: Part, roles: Roles) -> list[tuple[Way, Option]]:

@@ -17,6 +17,7 @@ from .._arrays import Flags, nbytes
 from .._compat import CALLS, form_of, is_for_kernels
 from .._programs import (
     Place,
+    as_simpler,
     aval_of,
     formula_of,
     inlined,
@@ -102,8 +103,7 @@ class Part:
 def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
     is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
-    flat = inlined(program, is_call)
-    return without_array_literals(flat)
+    return without_array_literals(inlined(program, is_call, as_simpler))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,9 +234,7 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
     loops = list(map(open_loops, eqns))
     bounds = list(_bounds(program, list(map(bool, loops)), by_rows))
     last = _last_uses(program)
-    parts, defined_at = list[Part](), dict[jex.Var, int]()
-    for i, eqn in enumerate(eqns):
-        defined_at.update(dict.fromkeys(eqn.outvars, i))
+    parts = list[Part]()
     for start, stop in bounds:
         own = eqns[start:stop]
         if (rows := by_rows[start]) is not None:
@@ -246,18 +244,11 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
             inside = tuple(loop for eqn in rows.eqns for loop in open_loops(eqn))
             parts.append(Part(rows.eqns, (*read,), (*gives,), inside, rows))
             continue
-        read = dict.fromkeys(
-            x
-            for eqn in own
-            for x in eqn.invars
-            if isinstance(x, jex.Var) and not start <= defined_at.get(x, -1) < stop
-        )
-        gives = [
-            x
-            for eqn in own
-            for x in eqn.outvars
-            if not isinstance(x, jex.DropVar) and last.get(x, -1) >= stop
-        ]
+        # Parts by rows may make the same values once more.
+        made = dict.fromkeys(x for eqn in own for x in eqn.outvars)
+        every = (x for eqn in own for x in eqn.invars if isinstance(x, jex.Var))
+        read = dict.fromkeys(x for x in every if x not in made)
+        gives = [x for x in made if last.get(x, -1) >= stop]
         parts.append(Part(tuple(own), tuple(read), tuple(gives), loops[start]))
     return parts
 

@@ -15,7 +15,13 @@ import jax.extend.core as jex
 
 from .._arrays import nbytes
 from .._compat import CALLS, form_of
-from .._programs import aval_of, foreign_programs, inlined, jaxpr_of
+from .._programs import (
+    as_simpler,
+    aval_of,
+    foreign_programs,
+    inlined,
+    jaxpr_of,
+)
 from .._types import AnyJaxpr
 
 # fmt: off
@@ -61,7 +67,7 @@ class Written:
 
 def flattened(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program without calls, also of what is computed again."""
-    return inlined(program, lambda eqn: form_of(eqn) in CALLS)
+    return inlined(program, lambda eqn: form_of(eqn) in CALLS, as_simpler)
 
 
 def written(

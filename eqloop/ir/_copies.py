@@ -12,24 +12,15 @@ from ._atoms import Closed, by_equation, is_array, jaxpr_pass
 
 # Operations that give their first operand back if the shape is the same and the
 # parameters say so. (`replace` has compared the types.)
+_MOVES = "concatenate", "copy", "copy_p", "dynamic_slice", "slice", "squeeze"
+_REDUCTIONS = (f"reduce_{kind}" for kind in ("and", "max", "min", "or", "prod", "sum"))
 _IDENTITIES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    **dict.fromkeys((*_MOVES, "convert_element_type"), lambda p: True),
+    **dict.fromkeys(_REDUCTIONS, lambda p: not p["axes"]),
     "broadcast_in_dim": lambda p: _counts_up(p["broadcast_dimensions"]),
-    "concatenate": lambda p: True,
-    "convert_element_type": lambda p: True,
-    "copy": lambda p: True,
-    "copy_p": lambda p: True,
-    "dynamic_slice": lambda p: True,
     "pad": lambda p: not any(map(any, p["padding_config"])),
-    "reduce_and": lambda p: not p["axes"],
-    "reduce_max": lambda p: not p["axes"],
-    "reduce_min": lambda p: not p["axes"],
-    "reduce_or": lambda p: not p["axes"],
-    "reduce_prod": lambda p: not p["axes"],
-    "reduce_sum": lambda p: not p["axes"],
     "reshape": lambda p: p["dimensions"] is None,
     "rev": lambda p: not p["dimensions"],
-    "slice": lambda p: True,
-    "squeeze": lambda p: True,
     "transpose": lambda p: _counts_up(p["permutation"]),
 }
 

@@ -605,3 +605,28 @@ def test_derivatives_in_reverse_of_derivatives_in_reverse(start, times):
     scan = lambda f, init, xs: el.Scan(f, schedule=el.Chunked(4))(init, xs)
     actual, expected = (derivative(loop)(*args) for loop in (scan, jax.lax.scan))
     assert_close(actual, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+def test_rows_that_are_read_out_of_bounds_are_those_of_jax(mode):
+    def step(carry, x):
+        rows, i = carry
+        at, x = x
+        row = rows.at[at].get(mode=mode, wrap_negative_indices=False)
+        row = jnp.sin(jnp.sum(jnp.nan_to_num(row), 0) + x)
+        return (jnp.concatenate([row[None], rows[:-1]]), i + 1), row
+
+    at = jnp.array(
+        [[0, -3], [600, 3], [2, 1], [511, 512], [7, 7], [8, 6], [9, 1], [0, 1]]
+    )
+    rows = jnp.linspace(0.0, 1.0, ROWS * 4).reshape(ROWS, 4)
+
+    def loss(scan):
+        f = lambda rows, x: scan(step, (rows, 0), (at, x))
+        total = lambda rows, x: sum(
+            jnp.sum(jnp.cos(y)) for y in jax.tree.leaves(f(rows, x)[1])
+        )
+        return jax.jit(jax.value_and_grad(total, (0, 1)))(rows, jnp.ones((8, 4)))
+
+    ours = lambda f, c, x: el.Scan(f, schedule=el.Recursive(2))(c, x)
+    assert_close(loss(ours), loss(lax.scan))

@@ -109,6 +109,41 @@ def recurrent(w: Any, u: Any, x: Any) -> Any:
     return jnp.sum(scan(last, wide)[0] ** 2) + jnp.sum(scan(x, wide)[1])
 
 
+def pooled(k: Any, x: Any) -> Any:
+    form = ("NHWC", "HWIO", "NHWC")
+    wide = jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=form)
+    size = (1, 2, 2, 1)
+    most = jax.lax.reduce_window(wide, -jnp.inf, jax.lax.max, size, size, "VALID")
+    return jnp.sum(jnp.sin(most))
+
+
+def spectra(w: Any, x: Any) -> Any:
+    return jnp.sum(jnp.abs(jnp.fft.rfft(jnp.tanh(x @ w))) ** 2)
+
+
+def factors(w: Any, x: Any) -> Any:
+    y = jnp.tanh(x @ w)
+    return jnp.sum(jnp.linalg.cholesky(jnp.eye(8)[None] + y[:, :, None] * y[:, None]))
+
+
+def looked_up(w: Any, x: Any) -> Any:
+    at = jnp.linspace(-1.0, 1.0, 16)
+    return jnp.sum(jnp.interp(jnp.tanh(x @ w), at, jnp.cos(3 * at)) ** 2)
+
+
+def on_and_off_the_diagonal(w: Any, x: Any) -> Any:
+    z, i = jnp.tanh(x @ w), jnp.arange(N)
+    scores = jnp.sin(z @ z.T)
+    return jnp.sum(scores[i, i[::-1]]) + jnp.sum(z[i, i] * 2) + jnp.trace(z @ z.T)
+
+
+def unfolded(w: Any, x: Any) -> Any:
+    """Rows are the last axis of a value that is read in another order."""
+    y = jnp.tanh(x @ w).reshape(N, 6, 8)
+    of_rows = jnp.reshape(y, (N * 6, 8), order="F") + jnp.arange(8.0)[None]
+    return jnp.sum(jnp.arange(8.0) * jax.nn.logsumexp(3 * jnp.sin(3 * of_rows), 0))
+
+
 # With the shapes of their arguments, and the sizes of chunks.
 TOKENS = (D, WORDS), (N, D)
 ROWS = (N, D), (N, D)
@@ -127,6 +162,12 @@ CASES = [
     slow(all_together, ROWS, 10),
     slow(standardised, WIDE, 10),
     slow(keys, WIDE, 10),
+    (pooled, ((3, 3, 2, 32), (6, 6, 6, 2)), 2),
+    slow(spectra, WIDE, 10),
+    slow(factors, ((D, 8), (N, D)), 10),
+    slow(looked_up, WIDE, 10),
+    (on_and_off_the_diagonal, ((D, 300), (N, D)), 10),
+    (unfolded, ((D, 48), (N, D)), 3),
 ]
 
 
@@ -283,6 +324,18 @@ def test_integers_pass_and_inputs_may_be_read_in_two_ways():
     assert_close(run(in_chunks(f, 10, x, counts)), run(f))
 
 
+def test_what_has_no_derivative_has_rows_of_its_own():
+    def f(w: Any, h: Any) -> Any:
+        loss = jnp.mean(jax.nn.logsumexp(jnp.tanh(h) @ w, -1))
+        return loss, jnp.sum(jnp.tanh(h) @ w > 0)
+
+    args = given(((D, 1000), (N, D)))
+    run = lambda f: jax.jit(jax.value_and_grad(f, has_aux=True))
+    fit = el.Fit(f, temp_bytes(run(f), *args) // 2)
+    assert temp_bytes(run(fit), *args) <= temp_bytes(run(f), *args) // 2
+    assert_close(run(fit)(*args), run(f)(*args))
+
+
 def test_effects_keep_their_order(capfd: Any):
     def f(w: Any, h: Any) -> Any:
         logits = h @ w
@@ -337,3 +390,8 @@ def test_an_operation_is_a_map_or_a_sum_along_its_axes():
         maps(lambda x: jax.lax.while_loop(lambda x: False, jnp.sin, x), (2,)) == set()
     )
     assert maps(jnp.sin, (2, 3)) == {((0,), (0,)), ((1,), (1,))}
+    assert maps(jax.lax.linalg.lu, (5, 2, 2)) == {((0,), (0, 0, 0))}
+    windows = lambda x: jax.lax.reduce_window(
+        x, 0.0, jax.lax.add, (1, 2, 1), (1, 1, 2), "VALID"
+    )
+    assert maps(windows, (2, 3, 4)) == {((0,), (0,))}

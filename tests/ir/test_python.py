@@ -409,3 +409,21 @@ def test_a_rule_may_call_a_function_of_the_same_name():
     slope = lambda f: jax.grad(jax.grad(lambda x: f(x)))(0.5)
     text = ir.jaxpr_to_python(jax.make_jaxpr(outer)(0.5), "f")
     np.testing.assert_allclose(slope(execute(text, "f")), slope(outer), rtol=1e-6)
+
+
+def test_types_of_results_are_those_that_were_asked_for(either_width):
+    del either_width
+    wide = jnp.dtype("float64" if jax.config.jax_enable_x64 else "float32")
+    x = jnp.ones((2, 2), jnp.bfloat16)
+    numbers = (((1,), (0,)), ((), ()))
+
+    def f(x):
+        return lax.dot_general(x, x, numbers, preferred_element_type=wide)
+
+    assert execute(ir.to_python(f)(x), "f")(x).dtype == wide
+
+
+def test_what_says_how_an_operation_is_computed_is_written():
+    highest = lax.AccuracyMode.HIGHEST
+    text = ir.to_python(lambda x: lax.sin(x, accuracy=highest))(X)
+    assert "lax.sin(x, accuracy=lax.AccuracyMode.HIGHEST)" in text

@@ -5,7 +5,7 @@ read along two axes is in two classes.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -14,8 +14,8 @@ from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
 from ..._programs import alone, aval_of, formula_of
 from ._axes import open_call, put_into_classes
-from ._axis_rules import dot_axes
-from ._classes import Classes, NotInKernelError, Op, Val
+from ._axis_rules import dot_axes, elementwise_axes, mixed_along
+from ._classes import Classes, NotInKernelError, Op, Val, said
 
 # Sums over axes that no result has: what these contract.
 _SUMS = ("reduce_sum", "dot_general")
@@ -87,25 +87,62 @@ def _every(ops: Sequence[Op]) -> Iterator[Op]:
             yield from _every(program.ops)
 
 
-def _name(classes: Classes, op: Op) -> None:
-    classes.tie(op.ins[0], op.outs[0])
+def _maps_along(classes: Classes, op: Op, axes: Sequence[Sequence[int]]) -> None:
+    """It is a map along these axes of its operands and results, and along no others."""
+    vals = *op.ins, *op.outs
+    for val, own in zip(vals, axes, strict=True):
+        for i, j in zip(axes[0], own, strict=False):
+            classes.same(vals[0], i, val, j)
+        for i in set(range(len(val.shape))) - {*own}:
+            classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
 
 
 def _conv(classes: Classes, op: Op) -> None:
     """A convolution: its examples are rows."""
-    numbers, (left, right), (out,) = op.params["dimension_numbers"], op.ins, op.outs
-    a, b = numbers.lhs_spec[0], numbers.out_spec[0]
-    if op.params["batch_group_count"] == 1:
-        classes.same(left, a, out, b)
-    others = (left, a), (out, b), (right, None)
-    for val, kept in others:
-        for i in range(len(val.shape)):
-            if i != kept:
-                classes.spoil(val.dims[i], lambda: "it is a convolution")
+    numbers = op.params["dimension_numbers"]
+    axes = numbers.lhs_spec[:1], (), numbers.out_spec[:1]
+    _maps_along(classes, op, axes if op.params["batch_group_count"] == 1 else [()] * 3)
 
 
+def _in_windows(classes: Classes, op: Op) -> None:
+    """What slides over an array: along an axis where the window is one entry."""
+    of = op.params
+    names = "window_dimensions", "window_strides", "base_dilation"
+    sizes = zip(*(of.get(x) or (1,) * len(of["padding"]) for x in names), strict=True)
+    pairs = zip(sizes, of["padding"], strict=True)
+    kept = [i for i, (each, pad) in enumerate(pairs) if {*each} == {1} and not any(pad)]
+    vals = *op.ins, *op.outs
+    _maps_along(classes, op, [kept if val.shape else () for val in vals])
+
+
+def _in_batches(core: int) -> Callable[[Classes, Op], None]:
+    """What does the same to each matrix or so: the last axes of its first operand."""
+
+    def rule(classes: Classes, op: Op) -> None:
+        last = len(op.params.get("fft_lengths", ())) or core
+        batch = range(len(op.ins[0].shape) - last)
+        _maps_along(classes, op, [batch] * (len(op.ins) + len(op.outs)))
+
+    return rule
+
+
+_SLIDING = """reduce_window reduce_window_max reduce_window_min reduce_window_sum
+select_and_gather_add select_and_scatter select_and_scatter_add"""
+_OF_ENTRIES = """igamma igamma_grad_a igammac log2 mulhi polygamma random_gamma_grad
+regularized_incomplete_beta zeta"""
+_OF_MATRICES = """cholesky cholesky_update eig eigh fft geqp3 geqrf hessenberg
+householder_product lu ormqr qr schur svd triangular_solve tridiagonal"""
 # Those that no kernel has.
-_OTHERS = {"name": _name, "conv_general_dilated": _conv}
+_OTHERS: dict[str, Callable[[Classes, Op], None]] = {
+    "name": elementwise_axes,
+    "conv_general_dilated": _conv,
+    "approx_top_k": mixed_along("reduction_dimension"),
+    "lu_pivots_to_permutation": _in_batches(1),
+    "tridiagonal_solve": _in_batches(1),
+    **dict.fromkeys(_SLIDING.split(), _in_windows),
+    **dict.fromkeys(_OF_ENTRIES.split(), elementwise_axes),
+    **dict.fromkeys(_OF_MATRICES.split(), _in_batches(2)),
+}
 
 
 def _summed(classes: Classes, op: Op) -> list[int]:

@@ -35,6 +35,8 @@ from ..steps._step import Step
 
 _SPREADS = ("broadcast_in_dim", "convert_element_type")
 _NUMBERS = lax.ScatterDimensionNumbers
+# The axes of a whole array that those of a mask are; `None` for one that is spread.
+_Axes = tuple[int | None, ...]
 
 # What a plan says of it, and of a leaf where a mask stands in the way.
 NOTE = "one-hot write of {} becomes a write of one row"
@@ -86,7 +88,7 @@ def blended_leaves(step: Step) -> Flags:
 
 
 def _is_made_of_mask(
-    atom: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: tuple[int, ...]
+    atom: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: _Axes
 ) -> bool:
     """Whether a factor is a mask of one row, as numbers, or all but that."""
     eqn = _maker(atom, made_by)
@@ -174,14 +176,14 @@ def _write_for(
 
 
 def _row_of_mask(
-    mask: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: tuple[int, ...]
+    mask: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: _Axes
 ) -> tuple[int, jax.core.Atom, bool] | None:
     """The axis along which a mask singles out a row, its number, and the value there.
 
     Args:
         mask: The mask.
         made_by: The equations that make variables.
-        axes: The axes of the whole array that those of the mask are.
+        axes: See `_Axes`.
     """
     eqn = _maker(mask, made_by)
     if eqn is None:
@@ -199,7 +201,7 @@ def _row_of_mask(
 
 
 def _axis_of_numbers(
-    atom: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: tuple[int, ...]
+    atom: jax.core.Atom, made_by: Mapping[jex.Var, jex.JaxprEqn], axes: _Axes
 ) -> int | None:
     """The axis along which an array has the numbers of its rows."""
     eqn, aval = _maker(atom, made_by), aval_of(atom)
@@ -214,9 +216,14 @@ def _axis_of_numbers(
     return None
 
 
-def _axes_of_operand(eqn: jex.JaxprEqn, axes: tuple[int, ...]) -> tuple[int, ...]:
+def _axes_of_operand(eqn: jex.JaxprEqn, axes: _Axes) -> _Axes:
     dims = eqn.params.get("broadcast_dimensions")
-    return axes if dims is None else tuple(axes[i] for i in dims)
+    if dims is None:
+        return axes
+    sizes = zip(dims, aval_of(eqn.invars[0]).shape, strict=True)
+    # What is one entry of the operand for all rows numbers none of these.
+    shape = eqn.params["shape"]
+    return tuple(axes[i] if shape[i] == size else None for i, size in sizes)
 
 
 def _single(

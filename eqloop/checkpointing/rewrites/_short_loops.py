@@ -140,13 +140,11 @@ def _results(eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
     if _is_short_loop(eqn):
         return _iterated(params, inputs)
     which = inputs[0].number if inputs else None
-    if name == "cond" and which is not None:
-        branches = params["branches"]
-        # Clamped, as `lax.switch` does.
-        taken = branches[min(max(which, 0), len(branches) - 1)]
-        return _values_of(close(taken), inputs[1:])
-    if name == "select_n" and which is not None:
-        return [inputs[1 + which]]
+    if name in ("cond", "select_n") and which is not None:
+        cases = params.get("branches", inputs[1:])
+        # Clamped, as JAX does.
+        taken = cases[min(max(which, 0), len(cases) - 1)]
+        return _values_of(close(taken), inputs[1:]) if name == "cond" else [taken]
     result = range_of_result(eqn, [value.range for value in inputs])
     aval = eqn.outvars[0].aval
     if result is not None and result[0] == result[1] and _is_writable(aval):

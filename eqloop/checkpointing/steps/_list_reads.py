@@ -321,8 +321,8 @@ class RowSource:
         inside = jnp.clip(asked, 0, self.rows - 1)
         at, is_inside = inside.astype(jnp.int32), inside == asked
         entry = self.entries(at, steps)
-        if mode != lax.GatherScatterMode.CLIP:
-            # An index out of bounds stays one.
+        if mode == lax.GatherScatterMode.FILL_OR_DROP:
+            # An index out of bounds stays one. Else XLA moves it into the buffer.
             entry = jnp.where(is_inside, entry, self.array.shape[axis - lead])
             at = jnp.where(is_inside, at, -2)
         # There may be more entries than an index of few bits can number.
@@ -349,6 +349,9 @@ class RowSource:
         own = [i for i in range(value.ndim) if i not in numbers.offset_dims]
         spread = lambda x: lax.expand_dims(x, list(numbers.offset_dims))
         assert len(own) == at.ndim
+        if mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS:
+            # Of what XLA has moved into the buffer, JAX drops the cotangent.
+            value = jnp.where(spread(is_inside), value, lax.stop_gradient(value))
         return Found(value, spread(at), spread(steps) if lead else steps)
 
 

@@ -47,7 +47,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import along, explicit_sharding, is_symbolic
-from ..._programs import inlined
+from ..._programs import as_simpler, inlined
 from ..._types import Aval, Value
 from ._buffers import Following, writes_rows
 from ._dce import dce
@@ -161,7 +161,7 @@ def counters_of(step: Step, loop: Loop) -> dict[int, Counter]:
 def program_to_follow(step: Step) -> jex.ClosedJaxpr:
     """The program of a step, without what no output needs, and without calls."""
     program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
-    return inlined(program)
+    return inlined(program, others=as_simpler)
 
 
 @functools.lru_cache(maxsize=256)

@@ -190,6 +190,8 @@ def _linear_solve(scope: Scope, eqn: jex.JaxprEqn) -> None:
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     *consts, b = split(scope.arguments(eqn.invars), *lengths)
     count = len(b)
+    if len(eqn.outvars) != count:  # what it gives besides
+        raise UnprintableError(eqn.primitive)
     names: dict[str, str] = {}
     for role, jaxpr, closed_over in zip(jaxprs._fields, jaxprs, consts, strict=True):
         # JAX derives `vecmat` from `matvec` itself.

@@ -100,7 +100,8 @@ def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     given = {
         name: parameter(eqn.params[name])
         for name, default in keywords.items()
-        if eqn.params[name] != default
+        # For NumPy, `None` is float64.
+        if type(eqn.params[name]) is not type(default) or eqn.params[name] != default
     }
     operands = scope.arguments(eqn.invars)
     rest = [parameter(eqn.params[name]) for name in positional]
@@ -113,9 +114,11 @@ def _function(eqn: jex.JaxprEqn) -> str:
 
 
 def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    named = {name: eqn.params.get(name) for name in ("accuracy", "out_dtype")}
+    how = {name: parameter(x) for name, x in named.items() if x is not None}
     symbol = _operator(eqn)
-    if symbol is None:
-        return call(_function(eqn), *scope.arguments(eqn.invars))
+    if symbol is None or how:
+        return call(_function(eqn), *scope.arguments(eqn.invars), **how)
     x, y = map(scope.read, eqn.invars)
     return f"{x} {symbol} {y}"
 

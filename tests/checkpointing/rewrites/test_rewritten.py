@@ -233,6 +233,21 @@ def test_a_blend_says_what_stands_in_the_way():
     assert f"held whole         carry[0]: {why}" in str(plan)
 
 
+@pytest.mark.parametrize("spread", ["mask", "numbers"])
+def test_a_mask_of_one_entry_for_all_rows_numbers_none(spread):
+    def step(carry, x):
+        rows, i = carry
+        at = jnp.arange(1)[:, None]
+        at = jnp.broadcast_to(at, (4, 3)) if spread == "numbers" else at
+        mask = jnp.broadcast_to(at == i % 2, (4, 3))
+        return (jnp.where(mask, jnp.broadcast_to(x, (4, 3)), rows), i + 1), None
+
+    init, xs = (jnp.zeros((4, 3)), 0), jnp.arange(1.0, 18.0).reshape(-1, 1).repeat(3, 1)
+    expected, _ = lax.scan(step, init, xs)[0]
+    actual, _ = el.Scan(step, schedule=el.Chunked(2))(init, xs)[0]
+    assert jnp.array_equal(actual, expected)
+
+
 def test_notes_are_no_part_of_a_loop():
     """So whatever is remembered of one is found again."""
     loop = Loop(5, carry_paths=("a", "b", "c"))

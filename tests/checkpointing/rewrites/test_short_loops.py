@@ -1,6 +1,7 @@
 """Steps with short loops written out do what they did."""
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -163,3 +164,14 @@ def test_cotangents_of_small_consts_are_added_in_each_iteration():
         if eqn.primitive.name == "optimization_barrier"
     ]
     assert barriers == [(3,)] * 8
+
+
+@pytest.mark.parametrize("which", [-2, 0, 2, 7])
+def test_a_known_case_that_there_is_not_is_the_nearest_one(which):
+    def select(w, i, y):
+        return [i, lax.select_n(i, y, 2 * y, 3 * y)], []
+
+    i = jnp.int32(which)
+    new = with_known(step_of(select, W, i, Y), (which,))
+    _, expected = select(W, i, Y)[0]
+    np.testing.assert_array_equal(jex.jaxpr_as_fun(new.jaxpr)(W, i, Y)[1], expected)
