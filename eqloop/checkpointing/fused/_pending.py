@@ -67,6 +67,7 @@ def find_rows(
                 classes.spoil(root, lambda: "every pair of them is looked at")
     _settled(classes, {**others, **size_of}, settle)
     _join(classes, programs, size_of, others)
+    size_of = {classes.find(root): size for root, size in size_of.items()}
     left = _settled(classes, size_of, settle)
     reason = next(filter(None, map(classes.why_not, size_of)), None)
     return FoundRows(tuple(left), tuple(size_of[root] for root in left), reason)
