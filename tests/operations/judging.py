@@ -14,19 +14,15 @@ from .values import dtype_of
 # What only moves numbers, compares them or works on their bits: each bit is the same.
 EXACT = frozenset(
     [
-        "abs",
         "argmax",
         "argmin",
         "bitcast_convert_type",
         "broadcast_in_dim",
         "ceil",
-        "clamp",
         "clz",
         "concatenate",
         "copy",
         "copy_p",
-        "cummax",
-        "cummin",
         "dynamic_slice",
         "dynamic_update_slice",
         "eq",
@@ -42,8 +38,6 @@ EXACT = frozenset(
         "le_to",
         "lt",
         "lt_to",
-        "max",
-        "min",
         "name",
         "ne",
         "neg",
@@ -53,8 +47,6 @@ EXACT = frozenset(
         "pad",
         "real",
         "reduce_and",
-        "reduce_max",
-        "reduce_min",
         "reduce_or",
         "reduce_precision",
         "reduce_xor",
@@ -89,7 +81,12 @@ EXACT = frozenset(
 # who interpret programs compile the same functions in other surroundings, where LLVM
 # joins a product and a sum to one operation, or uses another approximation.
 USUAL, OF_SLOPES = 4, 16
-TOLERATED: dict[str, float] = {"cbrt": 16}
+TOLERATED: dict[str, float] = {
+    "cbrt": 16,
+    # XLA rounds in narrow types what is computed in float32 in a kernel.
+    "exp2": 32,
+    "integer_pow": 32,
+}
 # What a number that is flushed to zero, or is not, makes of it.
 AT_ZERO = {"cbrt": 1 / 3, "sqrt": 1 / 2}
 
@@ -97,6 +94,8 @@ AT_ZERO = {"cbrt": 1 / 3, "sqrt": 1 / 2}
 SUMS = frozenset(
     [
         "reduce_sum",
+        "lgamma",  # which is a sum of larger numbers near its zeros
+        "digamma",
         "cumsum",
         "dot_general",
         "conv_general_dilated",

@@ -16,7 +16,8 @@ from jax import lax
 
 import eqloop as el
 from eqloop import ir
-from eqloop._programs import alone, run, value_of, with_parts
+from eqloop._programs import alone, run, simpler, value_of, with_parts
+from eqloop.checkpointing.fused._lowered import lowered, why_not
 from eqloop.fitting._by_rows import ByRows, Layouts, RowAxis
 from eqloop.fitting._written import flattened
 
@@ -89,6 +90,19 @@ def in_kernel(rows: str, expected: "Expected", cases: Sequence[Case]) -> Any:
     except el.NotInKernelError as e:
         raise RefusedError(str(e)) from None
     return _beside(expected, cases, outs, moved)
+
+
+def in_lowered(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]:
+    """By the few operations that a kernel evaluates, without a kernel."""
+    for eqn in (eqn for case in cases for eqn in case.found):
+        if simpler(eqn) is None and (why := why_not(eqn)) is not None:
+            raise RefusedError(f"{name_of(eqn)} {why}")
+    args = [expected.args(case) for case in cases]
+    twice = lambda c: jax.vmap(jax.vmap(c.of_row))
+    program = lowered(flattened(jax.make_jaxpr(_of_all(cases, twice))(*args)))
+    outs = jax.jit(lambda *xs: run(program, *xs))(*jax.tree.leaves(args))
+    tree = jax.tree.structure([expected.values(case) for case in cases])
+    return _beside(expected, cases, jax.tree.unflatten(tree, outs), None)
 
 
 def _beside(
@@ -345,6 +359,7 @@ def in_ir(how: str, expected: "Expected", cases: Sequence[Case]) -> list[list[Pa
 
 
 PLACES: dict[str, Callable[..., Any]] = {
+    "lowered": in_lowered,
     "fused": functools.partial(in_kernel, "vmap"),
     "fused_first": functools.partial(in_kernel, "first"),
     "fused_last": functools.partial(in_kernel, "last"),

@@ -4,12 +4,12 @@
   of a program into them, by `_axis_rules.py`, and `_pending.py` finds those along which
   it is a map. `_windows.py` has gathers and scatters as one. `_axis_maps.py` asks the
   same of one operation, for other rooms.
-- **A row**: `_one_row.py` makes the program of one row, and `_numbers.py` evaluates it,
-  number by number, for a block of rows. `_scope.py` has its arrays, `_entries.py` the
-  numbers that are yet to be read or computed, and `_formulas.py` the functions that
-  backends lack. Its operations are in `_elementwise.py`, `_moves.py`, `_reductions.py`,
-  `_products.py`, `_indexing.py`, `_control.py` and `_parts.py`; `_tiles.py` multiplies
-  by larger matrices.
+- **A row**: `_one_row.py` makes the program of one row. `_lowered.py` writes it by few
+  operations: every other one is a function of JAX there, of arrays, or in `_formulas.py`,
+  of numbers. `_numbers.py` evaluates that program, number by number, for a block of rows.
+  `_scope.py` has its arrays, and `_entries.py` the numbers that are yet to be read or
+  computed. Its operations are in `_elementwise.py`, `_moves.py`, `_products.py`,
+  `_indexing.py` and `_control.py`; `_tiles.py` multiplies by larger matrices.
 - **The kernels**: `_leaves.py` reads and writes arrays as they lie. What the loop there
   (`_forward.py`) and the one back (`_backward.py`) share is in `_row_programs.py`. Both
   run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_more_rows.py` makes

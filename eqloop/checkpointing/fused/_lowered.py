@@ -59,6 +59,11 @@ _OF_NUMBERS = _OF_FLOATS | frozenset(
     reduce_sum rem shift_left shift_right_arithmetic shift_right_logical sub
     xor""".split()  # noqa: SIM905
 )
+# Of complex numbers a kernel has none of these.
+_WITH_ORDER = frozenset(
+    """argmax argmin cumlogsumexp cummax cummin reduce_max reduce_min scatter-max
+    scatter-min""".split()  # noqa: SIM905
+)
 # Those that are approximated, and not to 64 bits.
 _SINGLE = frozenset({"erf", "erfc", "erf_inv"})
 # What a kernel has for narrow floats, too: others are computed in float32.
@@ -94,6 +99,7 @@ def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
 def why_not(eqn: jex.JaxprEqn) -> str | None:
     """Why an operation cannot be in a kernel, if it cannot."""
+    what = "cannot be in a kernel"
     name, dtypes = eqn.primitive.name, [aval_of(x).dtype for x in eqn.invars]
     if any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
         return "has keys that are not of `threefry2x32`, which a kernel lacks"
@@ -101,11 +107,12 @@ def why_not(eqn: jex.JaxprEqn) -> str | None:
         return "is not there in float64 in a kernel"
     if eqn.params.get("update_jaxpr") is not None and name == "scatter":
         return "has a function of its own, which a kernel does not know"
+    if _is_complex(eqn) and name in _WITH_ORDER:
+        return f"{what} for complex numbers"
     is_there = name in (*_MOVES, *NOTHING, *EMPTY) or _function(eqn) is not None
     if is_there or (name in _OF_NUMBERS and not _is_complex(eqn)):
         return None
-    what = " for complex numbers" if _is_complex(eqn) else ""
-    return f"cannot be in a kernel{what}"
+    return f"{what} for complex numbers" if _is_complex(eqn) else what
 
 
 def _is_key(dtype: Any) -> bool:
@@ -140,7 +147,8 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
         return lambda x, y: x.astype(p["out_dtype"]) * y.astype(p["out_dtype"])
     if name == "pow" and not _is_floating(old):
         return lambda x, y: lax.pow(x, y.astype(x.dtype))
-    if name not in _OF_NARROW and _is_narrow(eqn):
+    is_number = name in _OF_NUMBERS or name in FLOATS or name in ALL
+    if is_number and name not in _OF_NARROW and _is_narrow(eqn):
         return functools.partial(_in_float32, eqn)
     if name in _NATIVE.get(old.name, ()) or _is_key(old):
         return None
@@ -181,7 +189,7 @@ def _of_complex(eqn: jex.JaxprEqn) -> Function | None:
     if name == "convert_element_type":
         return functools.partial(converted, p)
     if name == "conj":
-        return lambda x: lax.complex(lax.real(x), -lax.imag(x))
+        return _conjugate
     if name == "reduce_sum":
         of = lambda x: jnp.sum(x, p["axes"])
         return lambda x: lax.complex(of(lax.real(x)), of(lax.imag(x)))
@@ -189,6 +197,12 @@ def _of_complex(eqn: jex.JaxprEqn) -> Function | None:
         return functools.partial(_complex_product, p)
     rule = COMPLEX.get(name)
     return rule and functools.partial(of_complex, rule, p)
+
+
+def _conjugate(x: Value) -> Value:
+    if not jnp.iscomplexobj(x):
+        return lax.complex(x, jnp.zeros_like(x))
+    return lax.complex(lax.real(x), -lax.imag(x))
 
 
 def _complex_product(p: dict[str, Any], x: Value, y: Value) -> Value:
