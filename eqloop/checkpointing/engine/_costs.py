@@ -35,8 +35,6 @@ class StepCost:
         maps: Bytes of the linear map by which the cotangent of the carry goes back past
             a step that is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
-        rows: How many slots the residuals of a step take if they are stored in place of
-            carries; `None` if they do not have the types of leaves of a carry.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         shared: The part of it that several segments have only once if they are run side
@@ -63,7 +61,6 @@ class StepCost:
     known: int
     maps: int
     residuals: int
-    rows: int | None
     everything: int
     evaluation: float
     shared: float

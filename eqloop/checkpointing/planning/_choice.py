@@ -295,8 +295,7 @@ def _bytes_learned(
 
 @remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
-    length, rows = problem.loop.length, times.base.cost.rows
-    every = layouts(length, can_join(problem.step), rows, times.sets)
+    every = layouts(problem.loop.length, can_join(problem.step), times.sets)
     if problem.as_run.loop.stops:
         # Which segments have all of their steps is not known, so none run side by side.
         single = (one.by_carries() for one in every if one.order.side_by_side == 1)

@@ -7,7 +7,6 @@ from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._first_and_last import FirstAndLast
 from ..engine.orders._levels import Nest, nests
-from ..engine.orders._mixed import Mixed
 from ..engine.orders._nested import Nested
 from ..engine.orders._order import AbstractOrder, AbstractSlotOrder
 from ..engine.orders._revolved import Revolved
@@ -38,39 +37,29 @@ _ABREAST = (4, 8, 16, 32, 64)
 _EACH = (4, 8, 16, 32)
 
 
-def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
+def orders(length: int) -> Iterator[AbstractOrder]:
     """The orders to choose from, over the whole range of trade-offs.
 
     They are not many, as neighbouring ones differ by some per cent.
-
-    Args:
-        length: How many steps the loop has.
-        rows: How many slots can hold the residuals of a step, if any can.
     """
     # An order is only integers: all are compared before any is compiled.
     yield AllAtOnce(length)
     for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
         yield from revolved(length, block)
-    if rows is not None:
-        yield from _mixed(length, rows)
 
 
 def layouts(
-    length: int,
-    joins: bool,
-    rows: int | None,
-    kept: Sequence[tuple[str, ...]] = (),
+    length: int, joins: bool, kept: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[Layout]:
     """The layouts from which to choose.
 
     Args:
         length: How many steps the loop has.
         joins: Whether its steps can be reversed together.
-        rows: How many slots can hold the residuals of a step, if any can.
         kept: What a step may keep, if it is to be chosen.
     """
-    for order in orders(length, rows):
+    for order in orders(length):
         yield Layout(order)
         if order.block > 1:  # and so residuals are stored
             yield from (Layout(order, kept=names) for names in kept)
@@ -123,18 +112,6 @@ def revolved(length: int, block: int, ratio: float = _RATIO) -> Iterator[Revolve
         order = Revolved(length, slots, block)
         if order.advances <= MOST_ADVANCES * length:
             yield order
-
-
-def _mixed(length: int, rows: int) -> Iterator[AbstractOrder]:
-    """Up to as many slots as it takes to run each step again but once."""
-    for slots in sizes(length):
-        order = Mixed(length, slots, rows)
-        # With fewer slots no residuals fit.
-        if slots <= rows + 1 or len(order.chain.longest) > MOST_ADVANCES:
-            continue
-        yield order
-        if not order.advances:
-            break
 
 
 def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:

@@ -144,7 +144,7 @@ def _layouts(
     """
     length, joins = problem.loop.length, can_join(problem.step)
     stops = problem.as_run.loop.stops
-    for layout in layouts(length, joins, rows=None):
+    for layout in layouts(length, joins):
         order = layout.order
         # Which segments of a loop that stops have all of their steps is not known, so
         # none of them run side by side.

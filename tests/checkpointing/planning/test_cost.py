@@ -270,7 +270,7 @@ def test_whose_time_depends_on_that_of_steps_with_known_products():
 
 def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
     def in_batches(length):
-        found = layouts(length, joins=True, rows=None)
+        found = layouts(length, joins=True)
         nested = [one for one in found if isinstance(one.order, Nested)]
         assert all(one.order.length == length for one in nested)
         levels = [n for one in nested for nest in one.order.levels for n in nest]
@@ -289,7 +289,7 @@ def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
 @pytest.mark.parametrize("length", [7, 64, 1009, 100_000])
 def test_segments_side_by_side_to_choose_from(length):
     side_by_side = lambda joins: [
-        one for one in layouts(length, joins, rows=None) if one.order.side_by_side > 1
+        one for one in layouts(length, joins) if one.order.side_by_side > 1
     ]
     found = side_by_side(True)
     assert bool(found) == (length > 7)
@@ -304,7 +304,7 @@ def test_segments_side_by_side_to_choose_from(length):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])
 def test_orders_to_choose_from(length):
-    found = list(orders(length, 2))
+    found = list(orders(length))
     assert all(order.length == length for order in found)
     assert all(order.evaluations <= (2 + MOST_ADVANCES) * length for order in found)
     assert AllAtOnce(length) in found
@@ -323,7 +323,7 @@ def test_the_first_segment_alone():
 def test_batches_leave_no_steps_over_if_they_need_not(length):
     every = (
         layout
-        for layout in layouts(length, joins=True, rows=None)
+        for layout in layouts(length, joins=True)
         if isinstance(layout.reversal, Together) and layout.order.block == 1
     )
     sizes = {(one.order.adjacent, one.reversal.size) for one in every}
