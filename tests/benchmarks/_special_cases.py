@@ -90,13 +90,6 @@ SPECIAL_CASES = (
         lambda schedule, layout: layout.steps_with_residuals > 0,
     ),
     SpecialCase(
-        "segments side by side",
-        "planning._search",
-        "_side_by_side",
-        _none_of,
-        lambda schedule, layout: layout.order.side_by_side > 1,
-    ),
-    SpecialCase(
         "default batches",
         "_schedules",
         "with_batches",

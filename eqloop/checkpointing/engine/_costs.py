@@ -37,9 +37,6 @@ class StepCost:
         residuals: Bytes that one step adds to the residuals of a block.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
-        shared: The part of it that several segments have only once if they are run side
-            by side: starting the operations, and reading the matrices of products.
-        dots: How many of the operations are dots.
         reversal: The work of taking cotangents back, given the residuals.
         started_once: The part of `evaluation` and `reversal` that a batch of steps has
             only once: starting those operations that do not run step by step. Those
@@ -63,8 +60,6 @@ class StepCost:
     residuals: int
     everything: int
     evaluation: float
-    shared: float
-    dots: int
     reversal: float
     started_once: float
     dots_once: int

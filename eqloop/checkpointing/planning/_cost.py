@@ -26,7 +26,7 @@ from ..steps._loop import Loop
 from ..steps._step import Step
 from ._alike import alike
 from ._gradient_program import types_on_device
-from ._work import count_dots, rates, shared_work, start, work
+from ._work import count_dots, rates, start, work
 
 
 def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
@@ -87,8 +87,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
-        shared=shared_work(step, rate),
-        dots=count_dots(step.jaxpr),
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,

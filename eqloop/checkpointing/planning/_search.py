@@ -1,7 +1,7 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
@@ -30,11 +30,6 @@ _SHARES = 16
 # Everything may be stored of so many parts of the steps. The orders for the others are
 # tried with numbers of slots that differ by a ratio.
 _PARTS, _COARSE = 32, 2.0
-
-# How many segments run side by side, and about how many steps each of them has. A
-# library for products of matrices does best with multiples of eight columns.
-_ABREAST = (4, 8, 16, 32, 64)
-_EACH = (4, 8, 16, 32)
 
 
 def orders(length: int) -> Iterator[AbstractOrder]:
@@ -68,7 +63,6 @@ def layouts(
                 yield Layout(order, reversal=Together(size))
     if joins:
         yield from _in_two_parts(length)
-        yield from _side_by_side(length)
     yield from dict.fromkeys(_storing_last(length, joins, kept))
 
 
@@ -144,34 +138,6 @@ def _in_two_parts(length: int) -> Iterator[Layout]:
             yield Layout(order, reversal=Together(segment))
 
 
-def _side_by_side(length: int) -> Iterator[Layout]:
-    """Levels whose last segments are run again side by side.
-
-    As above, all carries of the last steps may be stored. A third level is for little
-    memory.
-    """
-    for each in dict.fromkeys(dividing(length, size) for size in _EACH):
-        count, over = length // each, length % each
-        before = [Nest((over,))] if over else []
-        for side_by_side in (size for size in _ABREAST if 2 * size <= count):
-            parts = min(_SHARES, count // side_by_side)
-            for share in range(parts):
-                # Whole groups of segments, so that batches leave none over.
-                last = count * share // parts // side_by_side * side_by_side
-                first = Nest((count - last, each), side_by_side=side_by_side)
-                rest = [Nest((last * each,))] if last else []
-                order = Nested((*before, first, *rest))
-                for size in _large_batches(first.at_once):
-                    yield Layout(order, reversal=Together(size))
-            first = Nest(
-                (count // side_by_side, side_by_side, each), side_by_side=side_by_side
-            )
-            left = length - first.length
-            order = Nested((*([Nest((left,))] if left else []), first))
-            for size in _large_batches(first.at_once):
-                yield Layout(order, reversal=Together(size))
-
-
 def _storing_last(
     length: int, joins: bool, kept: Sequence[tuple[str, ...]]
 ) -> Iterator[Layout]:
@@ -208,14 +174,6 @@ def _first_orders(length: int) -> Iterator[AbstractSlotOrder]:
         order = Revolved(length, slots)
         if order.advances <= length:
             yield order
-
-
-def _large_batches(steps: int) -> Iterable[int]:
-    """All of so many steps at once, or the largest batches if they are more."""
-    if steps <= _LARGEST_BATCH:
-        return [steps]
-    sizes = (_LARGEST_BATCH // 2, _LARGEST_BATCH)
-    return dict.fromkeys(dividing(steps, size) for size in sizes)
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

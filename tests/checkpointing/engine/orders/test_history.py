@@ -25,8 +25,6 @@ ORDERS = [
     Nested((Nest((3, 2, 4)), Nest((2, 2)), Nest((3,)))),
     Nested((Nest((3, 2), 4), Nest((1,), 3))),
     Nested(nests(100, 3)),
-    Nested((Nest((5, 4), side_by_side=2), Nest((3,)))),
-    Nested((Nest((2,)), Nest((2, 3, 4), side_by_side=3))),
     *(Revolved(n, s, b) for n in (1, 2, 9, 31) for s in (1, 2, 5) for b in (1, 2, 4)),
     Revolved(100, 200),
     *LAST,
