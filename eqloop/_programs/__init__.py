@@ -149,7 +149,6 @@ from ._small_equations import (
     is_watched,
     mark,
     position_p,
-    unwatched,
     watched,
     without_derivatives,
 )

@@ -114,20 +114,7 @@ def is_watched() -> bool:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Has loops that are traced in this context mark their steps."""
-    with _watching(True):
-        yield
-
-
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Has them mark nothing: it was said already which steps are run."""
-    with _watching(False):
-        yield
-
-
-@contextlib.contextmanager
-def _watching(flag: bool) -> Iterator[None]:
-    token = _is_watched.set(flag)
+    token = _is_watched.set(True)
     try:
         yield
     finally:

@@ -42,13 +42,12 @@ class Budget(AbstractSchedule):
 
     The search includes storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots, each with the
-    residuals of single steps or of blocks. Where the residuals of a step fit into
-    slots, free slots may hold these in the place of carries. The budget covers the
-    memory that the gradient of the loop allocates besides its inputs and outputs,
-    on one device, the one that it is for; under `vmap` it covers the whole batch. If
-    arrays are split over the automatic axes of a mesh, a plan that is made under `jit`
-    does not know that, and takes all devices for one: see `Plan.pinned`. To find out
-    how much memory a plan takes, a few are compiled, once, and never run.
+    residuals of single steps or of blocks. The budget covers the memory that the
+    gradient of the loop allocates besides its inputs and outputs, on one device, the
+    one that it is for; under `vmap` it covers the whole batch. If arrays are split over
+    the automatic axes of a mesh, a plan that is made under `jit` does not know that,
+    and takes all devices for one: see `Plan.pinned`. To find out how much memory a plan
+    takes, a few are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use
     [`Binomial`][eqloop.Binomial] for these.
@@ -126,12 +125,9 @@ class Budget(AbstractSchedule):
         Budget(nbytes='4GiB', host='256GiB')
 
     References:
-        Storing residuals in the place of carries follows J. R. Maddison, *Step-based
-        checkpointing with high-level algorithmic differentiation*,
-        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Equal parts of a loop,
-        each reached from a carry in the second place, follow G. Aupy and J. Herrmann,
-        *Periodicity in optimal hierarchical checkpointing schemes for adjoint
-        computations*,
+        Equal parts of a loop, each reached from a carry in the second place, follow G.
+        Aupy and J. Herrmann, *Periodicity in optimal hierarchical checkpointing schemes
+        for adjoint computations*,
         [OMS 32(3), 2017](https://doi.org/10.1080/10556788.2016.1230612).
     """
 

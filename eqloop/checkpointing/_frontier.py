@@ -154,7 +154,7 @@ def _unbeaten(plans: Iterable[Plan]) -> tuple[Plan, ...]:
     """The plans that no other one beats, by what they say themselves.
 
     More is known of a plan than of the layouts that were searched: what it depends on
-    alone was measured for it, such as how long steps take side by side.
+    alone was measured for it, such as how long steps take together.
     """
     found: list[Plan] = []
     for one in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.relative_time)):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import eqloop as el
-from eqloop.checkpointing.engine.orders._mixed import Mixed
 
 from ._measure import forget_programs
 
@@ -89,20 +88,6 @@ SPECIAL_CASES = (
         "_storing_last",
         _none_of,
         lambda schedule, layout: layout.steps_with_residuals > 0,
-    ),
-    SpecialCase(
-        "mixed storage",
-        "planning._search",
-        "_mixed",
-        _none_of,
-        lambda schedule, layout: isinstance(layout.order, Mixed),
-    ),
-    SpecialCase(
-        "segments side by side",
-        "planning._search",
-        "_side_by_side",
-        _none_of,
-        lambda schedule, layout: layout.order.side_by_side > 1,
     ),
     SpecialCase(
         "default batches",

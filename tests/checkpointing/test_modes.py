@@ -21,9 +21,8 @@ from ..derivatives import (
 )
 from ..marks import slow_if
 from ..schedules import BLOCKS, EVERY_KIND, NESTED, SLOTS
-from .side_by_side import Abreast
 
-SCHEDULES = (*EVERY_KIND, Abreast(2, 2, size=4))
+SCHEDULES = EVERY_KIND
 
 # Those that plan by cost, or store elsewhere.
 PLANNED = (el.Budget("3KiB"), el.Budget("64KiB"), el.Offload(SLOTS))

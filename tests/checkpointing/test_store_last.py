@@ -13,7 +13,6 @@ import eqloop as el
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._first_and_last import FirstAndLast
 from eqloop.checkpointing.engine.orders._levels import nests
-from eqloop.checkpointing.engine.orders._mixed import Mixed
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 
@@ -378,7 +377,6 @@ def test_history_and_bytes_are_what_the_order_counts(data, first, last):
         Nested(nests(first, 2, 3)),
         Revolved(first, 3),
         Revolved(first, 4, 2),
-        Mixed(first, 5, 2),
     )
     order = FirstAndLast(data.draw(st.sampled_from(kinds)), AllAtOnce(last))
     assert order.length == first + last

@@ -76,7 +76,7 @@ def test_the_table_of_gains_is_that_of_the_benchmarks():
 
 def test_gains_are_ratios_of_programs_without_a_special_case():
     """Their median and the greatest, of those programs that differ."""
-    times = [("without mixed storage", 0.5), ("without mixed storage", 0.8)]
+    times = [("without short sums", 0.5), ("without short sums", 0.8)]
     outcomes = [
         outcome(
             row("as it is", evaluations=100),
@@ -87,7 +87,7 @@ def test_gains_are_ratios_of_programs_without_a_special_case():
     ]
     (line,) = _gains.text({"cpu": {"ablation": record(*outcomes)}}).splitlines()[2:]
     assert line == (
-        "| mixed storage | 2 |  | 1.62 x, up to 2.00 x | 1.50 x, up to 1.50 x | "
+        "| short sums | 2 |  | 1.62 x, up to 2.00 x | 1.50 x, up to 1.50 x | "
         "1.50 x, up to 1.50 x |  |  |"
     )
 

@@ -15,7 +15,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqloop as el
 
-from ..checkpointing.side_by_side import Abreast
 from ..marks import slow
 from ..weights import normal
 
@@ -32,7 +31,7 @@ SCHEDULES = [
     el.Recursive(3),
     el.Binomial(3, block=2),
     el.Chunked(5),
-    Abreast(3, 2, size=6),
+    el.Chunked(4, batch=2),
 ]
 
 Loop = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

@@ -10,11 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 import eqloop as el
 
-from ..checkpointing.side_by_side import Abreast
 from .operations import TAG
 from .transforms import Transform
 
-SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget", "Abreast")
+SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget")
 AROUND = ("Offload", "Cast", "Spill")
 POLICIES = ("save_nothing", "save_everything", "save_dots", "save_dots_without_batch")
 
@@ -35,12 +34,7 @@ def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
     if kind == "Budget":
         host = rng.choice([None, None, "64KiB"])
         return el.Budget(rng.choice(["64KiB", "1MiB"]), host=host)
-    if kind == "Abreast":
-        size, outer = rng.randint(1, 6), rng.randint(1, 2)
-        return Abreast(rng.randint(2, 4), rng.randint(2, 3), size, outer)
-    inner = schedule(
-        rng, length, rng.choice(["Recursive", "Chunked", "Binomial", "Abreast"])
-    )
+    inner = schedule(rng, length, rng.choice(["Recursive", "Chunked", "Binomial"]))
     if kind == "Offload":
         return el.Offload(inner)
     if kind == "Spill":

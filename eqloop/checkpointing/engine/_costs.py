@@ -35,13 +35,8 @@ class StepCost:
         maps: Bytes of the linear map by which the cotangent of the carry goes back past
             a step that is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
-        rows: How many slots the residuals of a step take if they are stored in place of
-            carries; `None` if they do not have the types of leaves of a carry.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
-        shared: The part of it that several segments have only once if they are run side
-            by side: starting the operations, and reading the matrices of products.
-        dots: How many of the operations are dots.
         reversal: The work of taking cotangents back, given the residuals.
         started_once: The part of `evaluation` and `reversal` that a batch of steps has
             only once: starting those operations that do not run step by step. Those
@@ -63,11 +58,8 @@ class StepCost:
     known: int
     maps: int
     residuals: int
-    rows: int | None
     everything: int
     evaluation: float
-    shared: float
-    dots: int
     reversal: float
     started_once: float
     dots_once: int

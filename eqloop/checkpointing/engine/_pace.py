@@ -11,15 +11,10 @@ from ._sweep import AbstractReversal
 # that stores no residuals.
 Piece: TypeAlias = Hashable
 
-# A step that is run, one that is taken back by its residuals, of whatever number of
-# steps these are stored, and one that is run in several segments side by side.
+# A step that is run, and one that is taken back by its residuals, of whatever number of
+# steps these are stored.
 ADVANCE = "advance"
 RESIDUALS = "residuals"
-SIDE_BY_SIDE = "side by side"
-
-# How many times as long as estimated it takes to run steps side by side, until that is
-# seen: it was 0.7 to 3 times for steps that are not tiny.
-_SIDE_BY_SIDE = 1.5
 
 
 def piece_of(reversal: AbstractReversal) -> Piece:
@@ -64,8 +59,7 @@ class Pace:
     def factor(self, piece: Piece) -> float:
         """How many times as long as estimated a piece takes."""
         seen = dict(self.seen)
-        unseen = _SIDE_BY_SIDE if piece == SIDE_BY_SIDE else seen.get(RESIDUALS, 1.0)
-        return seen.get(piece, unseen)
+        return seen.get(piece, seen.get(RESIDUALS, 1.0))
 
     def with_seen(self, piece: Piece, factor: float) -> Self:
         """The same where a piece takes so many times as long as estimated."""
@@ -76,13 +70,6 @@ class Pace:
     def advance(self) -> float:
         """The time of running one step, by the primal or again."""
         return self.factor(ADVANCE) * self._advance
-
-    def advance_side_by_side(self, count: int) -> float:
-        """The time of one step of one segment, if so many are run side by side."""
-        cost, rate = self.cost, self.rate
-        shared = cost.shared + cost.dots * rate.dot_of_batch + rate.iteration
-        each = cost.evaluation - cost.shared + shared / count
-        return self.factor(SIDE_BY_SIDE) * self.factor(ADVANCE) * each
 
     @property
     def everything(self) -> float:

@@ -222,11 +222,6 @@ class Sweep:
         return dataclasses.replace(self, count=count, gauge=self.gauge.of(count))
 
     @property
-    def joins_steps(self) -> bool:
-        """Whether steps can be reversed in batches, and all of them are run."""
-        return self.count is None and self.back.joins_steps
-
-    @property
     def steps(self) -> Index:
         """How many steps there are to reverse."""
         return self.loop.length if self.count is None else self.count

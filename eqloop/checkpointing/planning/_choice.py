@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import SIDE_BY_SIDE, Piece
+from ..engine._pace import Piece
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.reversals._together import can_join
@@ -92,12 +92,10 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
         times = times.compiling(bool(compiles_slowly(problem.step, times.measure)))
     if not times.are_tried:
         return times
-    # Storing everything, to which all is compared, and what promises to be the fastest
-    # without anything special.
-    heads = (layout for _, layout in _heads(problem, nbytes, times, ()))
-    plain = next((one for one in heads if SIDE_BY_SIDE not in one.pieces), None)
+    # Storing everything, to which all is compared, and what promises to be the fastest.
     everything = Layout(AllAtOnce(problem.loop.length))
-    return tried(problem, active, times, [everything, *([plain] if plain else [])])
+    first = [layout for _, layout in _heads(problem, nbytes, times, ())][:1]
+    return tried(problem, active, times, [everything, *first])
 
 
 @remembered_per_device(maxsize=256)
@@ -249,8 +247,7 @@ def simple_pareto(
     Returns:
         The layouts, the smallest first, what tells their bytes, and the paces.
     """
-    timed = _by_duration(problem, times)
-    every = [one for one in timed if SIDE_BY_SIDE not in one[1].pieces]
+    every = _by_duration(problem, times)
     promising = _beaten_by_none((layout for _, layout in every), Guess(times))
     everything = Layout(AllAtOnce(problem.loop.length))
     times = tried(problem, active, times, [everything, *promising])
@@ -295,12 +292,9 @@ def _bytes_learned(
 
 @remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
-    length, rows = problem.loop.length, times.base.cost.rows
-    every = layouts(length, can_join(problem.step), rows, times.sets)
+    every = layouts(problem.loop.length, can_join(problem.step), times.sets)
     if problem.as_run.loop.stops:
-        # Which segments have all of their steps is not known, so none run side by side.
-        single = (one.by_carries() for one in every if one.order.side_by_side == 1)
-        every = iter(dict.fromkeys(single))
+        every = iter(dict.fromkeys(one.by_carries() for one in every))
     few = filter(times.has_short_program, every)
     return sorted(
         ((times.duration(layout), layout) for layout in few),

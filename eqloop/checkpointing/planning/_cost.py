@@ -19,16 +19,14 @@ from ..engine._transformed import (
     settled_problem,
 )
 from ..engine.leaves._needed_leaves import leaves_read
-from ..engine.leaves._restricted_steps import Restricted, StoredLeaves
-from ..engine.orders._kept_steps import rows_per_step
+from ..engine.leaves._restricted_steps import StoredLeaves
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
-from ..engine.slots._slots import DeviceSlots
 from ..steps._loop import Loop
 from ..steps._step import Step
 from ._alike import alike
 from ._gradient_program import types_on_device
-from ._work import count_dots, rates, shared_work, start, work
+from ._work import count_dots, rates, start, work
 
 
 def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
@@ -63,7 +61,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         aval for aval, h, s in zip(carry, needs.held, saved, strict=True) if h and not s
     )
     saved_types = tuple(pick(carry, saved))
-    restricted = back if all(needs.held) else Restricted(back, known)
     sizes = dict(
         x=nbytes(x),
         ct_x=nbytes(pick(x, active.xs)),
@@ -88,11 +85,8 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         known=own(_known_bytes(back)),
         maps=own(_map_bytes(back, _residuals(back, problem.loop))),
         residuals=residuals,
-        rows=rows_per_step(restricted, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
-        shared=shared_work(step, rate),
-        dots=count_dots(step.jaxpr),
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,

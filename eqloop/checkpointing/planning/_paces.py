@@ -15,7 +15,7 @@ from ..._arrays import nbytes
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import ADVANCE, RESIDUALS, SIDE_BY_SIDE, Pace, Piece
+from ..engine._pace import ADVANCE, RESIDUALS, Pace, Piece
 from ..engine._problem import Problem
 from ..engine._transformed import gradient_back
 from ..engine.orders._all_at_once import AllAtOnce
@@ -34,8 +34,8 @@ from ._work import rates
 # bytes its steps may take.
 _RUN_TIME = 2e6
 _FEWEST_STEPS = 128
-# How many steps blocks and batches have that are tried, and how many segments: about
-# the root of the steps, as in most plans with little memory.
+# How many steps batches have that are tried: about the root of the steps, as in most
+# plans with little memory.
 _SMALLEST, _LARGEST = 8, 128
 _MOST_BYTES = 2**26
 # Loops whose gradient takes less than this are not worth it, or a multiple of it if the
@@ -229,12 +229,9 @@ def _corrected(
 
 
 def _trial_of(piece: Piece, length: int, size: int) -> Layout | StepsAlone:
-    """A short loop that consists of one piece, in batches or segments of this size."""
-    within = length // size * size
+    """A short loop that consists of one piece, in batches of this size."""
     if piece == ADVANCE:
         return StepsAlone(length)
-    if piece == SIDE_BY_SIDE:
-        return StepsAlone(within, size)
     if piece == RESIDUALS:
         return Layout(AllAtOnce(length))
     # Of tiny steps, to store carries takes longer than to take single ones back.

@@ -1,13 +1,12 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._first_and_last import FirstAndLast
 from ..engine.orders._levels import Nest, nests
-from ..engine.orders._mixed import Mixed
 from ..engine.orders._nested import Nested
 from ..engine.orders._order import AbstractOrder, AbstractSlotOrder
 from ..engine.orders._revolved import Revolved
@@ -32,45 +31,30 @@ _SHARES = 16
 # tried with numbers of slots that differ by a ratio.
 _PARTS, _COARSE = 32, 2.0
 
-# How many segments run side by side, and about how many steps each of them has. A
-# library for products of matrices does best with multiples of eight columns.
-_ABREAST = (4, 8, 16, 32, 64)
-_EACH = (4, 8, 16, 32)
 
-
-def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
+def orders(length: int) -> Iterator[AbstractOrder]:
     """The orders to choose from, over the whole range of trade-offs.
 
     They are not many, as neighbouring ones differ by some per cent.
-
-    Args:
-        length: How many steps the loop has.
-        rows: How many slots can hold the residuals of a step, if any can.
     """
     # An order is only integers: all are compared before any is compiled.
     yield AllAtOnce(length)
     for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
         yield from revolved(length, block)
-    if rows is not None:
-        yield from _mixed(length, rows)
 
 
 def layouts(
-    length: int,
-    joins: bool,
-    rows: int | None,
-    kept: Sequence[tuple[str, ...]] = (),
+    length: int, joins: bool, kept: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[Layout]:
     """The layouts from which to choose.
 
     Args:
         length: How many steps the loop has.
         joins: Whether its steps can be reversed together.
-        rows: How many slots can hold the residuals of a step, if any can.
         kept: What a step may keep, if it is to be chosen.
     """
-    for order in orders(length, rows):
+    for order in orders(length):
         yield Layout(order)
         if order.block > 1:  # and so residuals are stored
             yield from (Layout(order, kept=names) for names in kept)
@@ -79,7 +63,6 @@ def layouts(
                 yield Layout(order, reversal=Together(size))
     if joins:
         yield from _in_two_parts(length)
-        yield from _side_by_side(length)
     yield from dict.fromkeys(_storing_last(length, joins, kept))
 
 
@@ -125,18 +108,6 @@ def revolved(length: int, block: int, ratio: float = _RATIO) -> Iterator[Revolve
             yield order
 
 
-def _mixed(length: int, rows: int) -> Iterator[AbstractOrder]:
-    """Up to as many slots as it takes to run each step again but once."""
-    for slots in sizes(length):
-        order = Mixed(length, slots, rows)
-        # With fewer slots no residuals fit.
-        if slots <= rows + 1 or len(order.chain.longest) > MOST_ADVANCES:
-            continue
-        yield order
-        if not order.advances:
-            break
-
-
 def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
     """One level, and up to four more within it, of unequal lengths."""
     blocks = length // block
@@ -165,34 +136,6 @@ def _in_two_parts(length: int) -> Iterator[Layout]:
             order = Nested((*over, first, Nest((last * segment,))))
             # A segment that is one batch keeps its products until it is reversed.
             yield Layout(order, reversal=Together(segment))
-
-
-def _side_by_side(length: int) -> Iterator[Layout]:
-    """Levels whose last segments are run again side by side.
-
-    As above, all carries of the last steps may be stored. A third level is for little
-    memory.
-    """
-    for each in dict.fromkeys(dividing(length, size) for size in _EACH):
-        count, over = length // each, length % each
-        before = [Nest((over,))] if over else []
-        for side_by_side in (size for size in _ABREAST if 2 * size <= count):
-            parts = min(_SHARES, count // side_by_side)
-            for share in range(parts):
-                # Whole groups of segments, so that batches leave none over.
-                last = count * share // parts // side_by_side * side_by_side
-                first = Nest((count - last, each), side_by_side=side_by_side)
-                rest = [Nest((last * each,))] if last else []
-                order = Nested((*before, first, *rest))
-                for size in _large_batches(first.at_once):
-                    yield Layout(order, reversal=Together(size))
-            first = Nest(
-                (count // side_by_side, side_by_side, each), side_by_side=side_by_side
-            )
-            left = length - first.length
-            order = Nested((*([Nest((left,))] if left else []), first))
-            for size in _large_batches(first.at_once):
-                yield Layout(order, reversal=Together(size))
 
 
 def _storing_last(
@@ -231,14 +174,6 @@ def _first_orders(length: int) -> Iterator[AbstractSlotOrder]:
         order = Revolved(length, slots)
         if order.advances <= length:
             yield order
-
-
-def _large_batches(steps: int) -> Iterable[int]:
-    """All of so many steps at once, or the largest batches if they are more."""
-    if steps <= _LARGEST_BATCH:
-        return [steps]
-    sizes = (_LARGEST_BATCH // 2, _LARGEST_BATCH)
-    return dict.fromkeys(dividing(steps, size) for size in sizes)
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

@@ -20,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._arrays import explicit_sharding, nbytes, stack_type
+from ..._arrays import explicit_sharding, nbytes
 from ..._device import planning_device, remembered_per_device
 from ..._programs import (
     NotCompiledError,
@@ -66,17 +66,13 @@ class StepsAlone:
 
     Attributes:
         length: How many steps are run.
-        side_by_side: In how many segments of equal length they are run, side by side.
     """
 
     length: int
-    side_by_side: int = 1
 
     def duration(self, pace: Pace) -> float:
         """How long it takes, in nanoseconds."""
-        if self.side_by_side == 1:
-            return self.length * pace.advance
-        return self.length * pace.advance_side_by_side(self.side_by_side)
+        return self.length * pace.advance
 
 
 class Trial(NamedTuple):
@@ -208,20 +204,12 @@ class _ShortLoop:
         step = without_outputs(short.step)
         short = dataclasses.replace(short, step=step, planner=by_engine)
         run = functools.partial(planned_loop, short)
-        consts, *of_each = input_types(short)
-        if loop.side_by_side == 1:
-            return run, [consts, *of_each]
-        # Segments side by side are a batch of shorter loops, which share the consts.
-        batch = lambda types: [stack_type(aval, loop.side_by_side) for aval in types]
-        return jax.vmap(run, in_axes=(None, 0, 0)), [consts, *map(batch, of_each)]
+        return run, list(input_types(short))
 
 
 def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
     """The loop with the length that is tried."""
-    if isinstance(one, Layout):
-        length = one.order.length
-    else:
-        length = one.length // one.side_by_side
+    length = one.order.length if isinstance(one, Layout) else one.length
     loop = of_length(problem.loop, length)
     loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
     return dataclasses.replace(problem, loop=loop)

@@ -144,11 +144,9 @@ def _layouts(
     """
     length, joins = problem.loop.length, can_join(problem.step)
     stops = problem.as_run.loop.stops
-    for layout in layouts(length, joins, rows=None):
+    for layout in layouts(length, joins):
         order = layout.order
-        # Which segments of a loop that stops have all of their steps is not known, so
-        # none of them run side by side.
-        if order.stores_residuals or (stops and order.side_by_side > 1):
+        if order.stores_residuals:
             continue
         order = order.by_carries() if stops else layout.slot_order
         if order.primal_slots <= far:

@@ -14,7 +14,6 @@ from ..._device import PlannedDevice, planning_device
 from ..._programs import aval_of, equations, formula_of, programs_in
 from ..._types import AnyJaxpr
 from ..engine._costs import Rates
-from ..steps._step import Step
 
 # fmt: off
 _COSTLY = frozenset({
@@ -108,33 +107,6 @@ def start(jaxpr: AnyJaxpr, rate: Rates) -> float:
 def count_dots(jaxpr: AnyJaxpr) -> int:
     """How many dots there are in a jaxpr; those in a loop are counted once."""
     return sum(eqn.primitive.name == "dot_general" for eqn in equations(jaxpr))
-
-
-def shared_work(step: Step, rate: Rates) -> float:
-    """The part of a step's work that segments have only once, if run side by side."""
-    jaxpr = step.jaxpr.jaxpr
-    total, varies = start(jaxpr, rate), set(jaxpr.invars[step.num_consts :])
-    for eqn in jaxpr.eqns:
-        moves = [isinstance(v, jex.Var) and v in varies for v in eqn.invars]
-        if any(moves):
-            varies.update(eqn.outvars)
-        if eqn.primitive.name == "dot_general" and moves[0] != moves[1]:
-            total += _reading_work(eqn, moves.index(False), rate)
-    return total
-
-
-def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
-    """The part of a dot's work that is to read one of the factors.
-
-    Beside a single vector, that takes twice as long as multiplying.
-    """
-    contracted = eqn.params["dimension_numbers"][0][matrix]
-    shape = aval_of(eqn.invars[matrix]).shape
-    # An axis may be empty.
-    entries = math.prod(shape) // max(math.prod(shape[i] for i in contracted), 1)
-    vectors = math.prod(aval_of(eqn.outvars[0]).shape) // max(entries, 1)
-    started = dataclasses.replace(rate, equation=0.0)  # which is counted already
-    return 2 / 3 * equation_work(eqn, started) / max(vectors, 1)
 
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:

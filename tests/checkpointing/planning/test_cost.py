@@ -16,11 +16,9 @@ from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
-from ..noted import Noted
 from ..steps import field, gru, ode, recurrent
 
 pytestmark = pytest.mark.sampled
@@ -84,7 +82,6 @@ def test_what_leads_to_a_leaf_that_is_read_is_held():
 def test_xs_are_no_residuals():
     found = cost((lambda h, x: (h * x, None), jnp.ones(4), jnp.ones((10, 4))))
     assert found.residuals == 4 * F32  # the carry alone
-    assert found.rows == 1  # so a slot holds it
     # Those along another axis are moved for JAX's derivative of a block.
     step = lambda h, x: (h * x, None)
     scan = el.Scan(step, in_axes=1)
@@ -192,9 +189,6 @@ class Told(Pace):
     def advance(self):
         return self.run
 
-    def advance_side_by_side(self, count):
-        return self.run / count
-
     def block(self, reversal, count):
         return count * self.back
 
@@ -208,49 +202,6 @@ def test_batches_that_keep_their_products_take_less_time():
     # Where a segment is one batch, it keeps the products of its own.
     assert none.duration(pace) - none.reversal.start == (20 + 15) * 10 + 20 * 100
     assert none.duration(pace) - kept.duration(pace) == 20 * 40
-
-
-def test_steps_that_are_run_again_side_by_side_take_less_time_and_more_room():
-    rate = dataclasses.replace(CPU, byte=0.0, iteration=0.0)
-    own = dataclasses.replace(cost(recurrent(10)), held=0, read=0, carry=2, x=3)
-    pace = Told(own, rate, run=10.0, back=100.0)
-    one, several = (
-        Layout(Nested((Nest((6, 4), side_by_side=count),)), reversal=Together(2))
-        for count in (1, 3)
-    )
-    # Of each segment, three steps are run again.
-    saved = 6 * 3 * (10 - 10 / 3)
-    assert one.duration(pace) - several.duration(pace) == pytest.approx(saved)
-    # Each has the carry that it has reached, and a copy of its part of `xs`.
-    assert several.stored_bytes(own) - one.stored_bytes(own) == 3 * (2 + 4 * 3)
-    held = dataclasses.replace(own, held=7, read=7)
-    assert several.stored_bytes(held) - one.stored_bytes(held) == 42 + 2 * 4 * 7
-    assert one.kind != several.kind
-
-
-def test_what_is_shared_by_segments_that_run_side_by_side():
-    w = jnp.ones((64, 64))
-    shared = lambda step, h: cost((step, h, jnp.ones((5, *h.shape)))).shared
-    step = lambda h, x: (jnp.tanh(w @ h + x), None)
-    vector, matrix = shared(step, w[0]), shared(step, w)
-    # A matrix is read once for all vectors that it is multiplied with, and takes about
-    # twice as long to read as one product takes.
-    product = 2 * 64**2 * CPU.flop
-    assert vector > 2 / 3 * product
-    assert matrix == pytest.approx(vector, rel=0.2)
-    # Two factors that differ from step to step are not shared.
-    squared = lambda h, x: (jnp.tanh(h @ h + x), None)
-    assert shared(squared, w) < vector - 1 / 2 * product
-
-
-def test_the_factor_that_is_shared_is_on_either_side_and_may_be_empty():
-    shared = lambda step, h: cost((step, h, jnp.ones((5, *h.shape)))).shared
-    # The contracted axes are the last one of the carry, and the first one of a vector.
-    product = lambda h: jax.lax.dot_general(h, jnp.ones(9), (((1,), (0,)), ((), ())))
-    of_right = lambda h, x: (jnp.tanh(product(h)[:, None] + x), None)
-    assert shared(of_right, jnp.ones((4, 9))) > 0
-    empty = lambda h, x: (jnp.tanh(jnp.ones((9, 0)) @ h[:0] + x), None)
-    assert shared(empty, jnp.ones(9)) > 0
 
 
 def test_whose_time_depends_on_that_of_steps_with_known_products():
@@ -270,7 +221,7 @@ def test_whose_time_depends_on_that_of_steps_with_known_products():
 
 def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
     def in_batches(length):
-        found = layouts(length, joins=True, rows=None)
+        found = layouts(length, joins=True)
         nested = [one for one in found if isinstance(one.order, Nested)]
         assert all(one.order.length == length for one in nested)
         levels = [n for one in nested for nest in one.order.levels for n in nest]
@@ -286,25 +237,9 @@ def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
     assert len(last) >= 15
 
 
-@pytest.mark.parametrize("length", [7, 64, 1009, 100_000])
-def test_segments_side_by_side_to_choose_from(length):
-    side_by_side = lambda joins: [
-        one for one in layouts(length, joins, rows=None) if one.order.side_by_side > 1
-    ]
-    found = side_by_side(True)
-    assert bool(found) == (length > 7)
-    for one in found:
-        assert one.order.length == length
-        nests = [nest for nest in one.order.nests if nest.side_by_side > 1]
-        assert all(nest.side_by_side <= nest.levels[-2] for nest in nests)
-        assert one.reversal.size <= 128
-    assert len(found) < 1000
-    assert not side_by_side(False)
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])
 def test_orders_to_choose_from(length):
-    found = list(orders(length, 2))
+    found = list(orders(length))
     assert all(order.length == length for order in found)
     assert all(order.evaluations <= (2 + MOST_ADVANCES) * length for order in found)
     assert AllAtOnce(length) in found
@@ -323,7 +258,7 @@ def test_the_first_segment_alone():
 def test_batches_leave_no_steps_over_if_they_need_not(length):
     every = (
         layout
-        for layout in layouts(length, joins=True, rows=None)
+        for layout in layouts(length, joins=True)
         if isinstance(layout.reversal, Together) and layout.order.block == 1
     )
     sizes = {(one.order.adjacent, one.reversal.size) for one in every}
@@ -338,34 +273,6 @@ def test_batches_leave_no_steps_over_if_they_need_not(length):
         or not any(adjacent % n == 0 for n in range(size // 2 + 1, size))
         for adjacent, size in sizes
     )
-
-
-def test_no_more_is_shared_than_there_is_to_do():
-    """Also where to start an operation takes most of its time, as on a GPU."""
-    asked = []
-    f, init, xs = recurrent(10)
-    el.Scan(f, schedule=Noted(el.Chunked(1), asked)).plan(init, xs)
-    ((problem, active, _),) = asked
-    rate = dataclasses.replace(CPU, equation=1e4)
-    found = step_cost(problem, active, rate)
-    assert 0 < found.shared <= found.evaluation
-    assert 0 < Pace(found, rate).advance_side_by_side(64) < Pace(found, rate).advance
-
-
-def test_the_matrix_may_be_the_second_factor_of_a_product():
-    """And have fewer axes than the first one."""
-    weight = jnp.ones((5, 5))
-    step = lambda h, x: (jnp.tanh(h @ weight + x), None)
-    for shape in [(5,), (3, 5), (2, 3, 5)]:
-        found = cost((step, jnp.ones(shape), jnp.ones((9, *shape))))
-        assert 0 < found.shared <= found.evaluation
-
-
-def test_a_product_of_arrays_without_entries_is_no_work():
-    """As of a model with inputs that is given none."""
-    weight, inputs = jnp.ones((5, 0)), jnp.ones((9, 0))
-    found = cost((lambda h, x: (jnp.tanh(h + weight @ x), None), jnp.ones(5), inputs))
-    assert 0 <= found.shared <= found.evaluation
 
 
 def test_a_loop_in_a_program_costs_as_much_as_all_of_its_steps():

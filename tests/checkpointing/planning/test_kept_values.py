@@ -79,7 +79,7 @@ def test_costs_are_told_from_that_of_keeping_nothing():
         found = step_cost(loop._problem.keeping(kept), loop._active)
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
         # Of slots and of batches nobody asks where values are kept, which is in blocks.
-        same = ("reversal", "rows", "started_once", "dots_once", "maps")
+        same = ("reversal", "started_once", "dots_once", "maps")
         own = {name: getattr(found, name) for name in same}
         assert dataclasses.replace(cost, **own) == found
 

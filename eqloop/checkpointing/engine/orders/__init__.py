@@ -7,8 +7,6 @@ of others. The arithmetic of each is in a file without JAX:
 - `_nested.py` has levels of segments (`Recursive`, `Chunked`), cut by `_levels.py`.
 - `_revolved.py` is binomial checkpointing (`Binomial`): `_binomial.py` counts, and
   `_slot_stack.py` is the machine that runs it.
-- `_mixed.py` also stores residuals in free slots: `_mixed_chain.py` counts, and
-  `_kept_steps.py` holds them.
 - `_first_and_last.py` has an order for the first steps and one for the last, which may
   store all of their residuals (`StoreLast`).
 - `_segmented.py` puts several orders one after the other.

@@ -26,13 +26,10 @@ class Nest:
         levels: How many segments each level has, the outermost first.
         block: How many steps an innermost segment has. Their residuals are stored
             together.
-        side_by_side: How many segments of the last level but one are run again at once,
-            side by side.
     """
 
     levels: tuple[int, ...]
     block: int = 1
-    side_by_side: int = 1
 
     @property
     def length(self) -> int:
@@ -42,11 +39,6 @@ class Nest:
     def stride(self) -> int:
         """How many steps a segment of the outermost level has."""
         return self.length // self.levels[0]
-
-    @property
-    def at_once(self) -> int:
-        """How many carries of the last level are stored at once."""
-        return self.side_by_side * self.levels[-1]
 
     @property
     def within(self) -> "Nest":

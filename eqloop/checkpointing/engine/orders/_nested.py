@@ -59,7 +59,7 @@ class Nested(AbstractJoined):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        return "nested", self.block == 1, depth, self.side_by_side > 1
+        return "nested", self.block == 1, depth
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -78,7 +78,7 @@ def _of_levels(nest: Nest) -> AbstractSlotOrder:
     if nest.block > 1:
         order = Repeated(last, StepBlock(nest.block))
     for count in reversed(outer):
-        order = Repeated(count, order, nest.side_by_side if order.rerun_singly else 1)
+        order = Repeated(count, order)
     return order
 
 

@@ -136,11 +136,6 @@ class AbstractOrder(abc.ABC):
         """For how many of the last steps the primal stores the residuals."""
         return 0
 
-    @property
-    def side_by_side(self) -> int:
-        """How many segments, at most, are run again side by side."""
-        return 1
-
     @abc.abstractmethod
     def by_carries(self) -> "AbstractSlotOrder":
         """The order for a loop whose primal cannot store residuals."""
@@ -411,8 +406,6 @@ class AbstractOrder(abc.ABC):
         if self.block > 1:
             each = format_bytes(cost.residuals)
             rows.append(("block", f"{self.block} steps, residuals of {each} each"))
-        if self.side_by_side > 1:
-            rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
 
 

@@ -27,7 +27,7 @@ from ...._types import Index, PyTree
 from ...steps._loop import Loop
 from ...steps._step import Step
 from .._costs import StepCost
-from .._pace import SIDE_BY_SIDE, Pace, Piece
+from .._pace import Pace, Piece
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import Carries, DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
@@ -131,13 +131,10 @@ class Repeated(AbstractSlotOrder):
     Attributes:
         count: How many there are.
         inner: The order of each. Its carries are stored when the segment is run again.
-        abreast: How many segments of single steps are run again at once, side by side,
-            if the sweep allows it.
     """
 
     count: int
     inner: AbstractSlotOrder
-    abreast: int = 1
 
     @property
     def length(self) -> int:
@@ -149,7 +146,7 @@ class Repeated(AbstractSlotOrder):
 
     @property
     def slots(self) -> int:
-        return self.count + self.abreast * self.inner.slots
+        return self.count + self.inner.slots
 
     @property
     def advances(self) -> int:
@@ -161,11 +158,7 @@ class Repeated(AbstractSlotOrder):
 
     @property
     def adjacent(self) -> int:
-        return self.abreast * self.inner.adjacent
-
-    @property
-    def side_by_side(self) -> int:
-        return max(self.abreast, self.inner.side_by_side)
+        return self.inner.adjacent
 
     @property
     def needs_spare(self) -> bool:
@@ -183,8 +176,6 @@ class Repeated(AbstractSlotOrder):
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
-        if self.abreast > 1 and sweep.joins_steps:
-            return self._reverse_side_by_side(sweep, carries, cts)
         slots, run = carries.slots.near, self.run_in(sweep)
 
         def body(i: Index, cts: Cotangents) -> Cotangents:
@@ -196,50 +187,21 @@ class Repeated(AbstractSlotOrder):
         unroll = min(sweep.loop.unroll, self.count) if self.is_flat else 1
         return lax.fori_loop(0, run, body, cts, unroll=unroll)
 
-    def _reverse_side_by_side(
-        self, sweep: Sweep, carries: Carries, cts: Cotangents
-    ) -> Cotangents:
-        each, groups, left = self.stride, *divmod(self.count, self.abreast)
-
-        def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
-            near, firsts = carries.slots.near, carries.read_part(first, size)
-            steps = StepsToRun(near, first * each, firsts, each, each, size)
-            return sweep.reversal.rerun(sweep, steps, cts)
-
-        # What is left over are the first segments.
-        of_group = lambda i, cts: reverse(
-            self.count - (i + 1) * self.abreast, self.abreast, cts
-        )
-        cts = lax.fori_loop(0, groups, of_group, cts)
-        return reverse(0, left, cts) if left else cts
-
     # What it costs.
 
     def inner_bytes(self, cost: StepCost) -> int:
         inner = self.inner
-        rows = self.abreast * inner.primal_slots + inner.needs_spare
-        size = rows * inner.bytes_of_slot(cost) + inner.inner_bytes(cost)
-        if self.abreast > 1:
-            # Each segment has a carry that it has reached, and a copy of its `xs`.
-            size += self.abreast * (cost.carry + self.stride * cost.x)
-        return size
+        rows = inner.primal_slots + inner.needs_spare
+        return rows * inner.bytes_of_slot(cost) + inner.inner_bytes(cost)
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
         within = pace.of_known if self._keeps_products(reversal) else pace
         inner = self.inner.reversed_in(within, reversal)
-        each = self.inner.filling_time(pace) + inner
-        if self.abreast > 1:
-            saved = pace.advance - pace.advance_side_by_side(self.abreast)
-            each -= self.inner.last_start * saved
-        return self.count * each
-
-    def pieces(self, reversal: AbstractReversal) -> frozenset[Piece]:
-        side_by_side = {SIDE_BY_SIDE} if self.abreast > 1 else set()
-        return self.inner.pieces(reversal) | side_by_side
+        return self.count * (self.inner.filling_time(pace) + inner)
 
     def _keeps_products(self, reversal: AbstractReversal) -> bool:
         """Whether the steps that are run again are one batch, see `Together.rerun`."""
-        return 1 < self.abreast * self.inner.rerun_singly <= reversal.batch(1)
+        return 1 < self.inner.rerun_singly <= reversal.batch(1)
 
     @property
     def kind(self) -> Hashable:
@@ -248,28 +210,14 @@ class Repeated(AbstractSlotOrder):
     # How it is shown.
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
-        left, inner = self.count, self.inner
-        while left:
-            size = min(self.abreast, left)
-            left -= size
-            position, filled = start + left * self.stride, slots
-            if self.abreast > 1:
-                # The first carry of each segment is copied before any step is run.
-                filled += size
-                for offset in range(inner.last_start):
-                    for segment in range(size):
-                        filled += 1
-                        at = position + segment * self.stride + offset
-                        yield Event("again", at, filled)
-                steps = SingleSteps(size * self.stride)
-                yield from steps.reversal_history(position, filled)
-            else:
-                for offset in range(inner.last_start):
-                    stored = slots + bisect.bisect_right(inner.starts, offset)
-                    yield Event("again", position + offset, stored)
-                filled += inner.primal_slots
-                yield from inner.reversal_history(position, filled)
-            slots -= size
+        inner = self.inner
+        for segment in reversed(range(self.count)):
+            position = start + segment * self.stride
+            for offset in range(inner.last_start):
+                stored = slots + bisect.bisect_right(inner.starts, offset)
+                yield Event("again", position + offset, stored)
+            yield from inner.reversal_history(position, slots + inner.primal_slots)
+            slots -= 1
 
 
 class AbstractJoined(AbstractSlotOrder):
@@ -331,10 +279,6 @@ class AbstractJoined(AbstractSlotOrder):
     @property
     def adjacent(self) -> int:
         return max(order.adjacent for order in self.orders)
-
-    @property
-    def side_by_side(self) -> int:
-        return max(order.side_by_side for order in self.orders)
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:

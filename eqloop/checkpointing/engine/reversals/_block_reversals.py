@@ -9,36 +9,19 @@ An order calls a reversal in one of three ways, by what it has stored of the ste
 
 To take blocks back in another way, subclass `AbstractReversal` (`_sweep.py`) in a file
 of its own.
-
-A segment runs again from its first carry, one step after the other. If the first
-carries of several segments are there, these can run side by side, as one batch:
-
-    one segment       s0 s1 s2 s3, and later s4 s5 s6 s7
-    side by side      s0 s1 s2 s3
-                      s4 s5 s6 s7
-
-Each step of the loop is then a step of all of them. The product of a matrix and a
-vector becomes one of two matrices, which reads the matrix once for all segments, and
-small operations are started once. So to run steps again takes a part of the time that
-it took to run them at first, where one had to wait for the other.
-
-It gains: without segments side by side, what is planned for an H100 starts 1.15 times
-as many kernels in the median, and up to 1.6 times as many. On a CPU, nothing is gained.
 """
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import Arrays, stack_type, zero_array
-from ...._programs import run, unwatched
-from ...._types import Index, PyTree, Value
+from ...._programs import run
+from ...._types import Index, PyTree
 from ...steps._loop import store
 from .._costs import Rates, StepCost, residuals_time, reversal_time
 from .._sweep import AbstractReversal, Cotangents, Sweep
-from ..slots._slots import Carries, DeviceSlots
+from ..slots._slots import DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._known_products import Products
 
@@ -88,23 +71,14 @@ def run_again(
     sweep: Sweep, steps: StepsToRun, products: Products | None = None
 ) -> StoredSteps:
     """Runs steps, and stores the carry before each, and products if they are kept."""
-    is_one = steps.side_by_side is None
-    ran = (_run if is_one else _run_side_by_side)(sweep, steps, products)
-    count = steps.count if is_one else steps.most
-    carries, rows = ran
-    return StoredSteps(carries, 0, steps.start, count, steps.most, rows)
-
-
-def _run(
-    sweep: Sweep, steps: StepsToRun, products: Products | None
-) -> tuple[Carries, list[Value]]:
     slots, start, most = steps.slots, steps.start, steps.most
     if products is None:
         move = lambda i, carry: sweep.next(carry, start + i)
         # One move less than steps: the first carry is there. The last step is not run.
         unroll = max(min(sweep.loop.unroll, most - 1), 1)
         filled = slots.filled(steps.carry, most)
-        return filled.run_on(steps.carry, steps.count, move, unroll), []
+        carries = filled.run_on(steps.carry, steps.count, move, unroll)
+        return StoredSteps(carries, 0, start, steps.count, most)
 
     # Both the step and the program of its products compute the products. The two are
     # next to each other, so XLA merges them.
@@ -120,32 +94,4 @@ def _run(
     state = list(steps.carry), slots.filled(steps.carry, most), rows
     unroll = min(sweep.loop.unroll, most)
     _, carries, rows = lax.fori_loop(0, steps.count, body, state, unroll=unroll)
-    return carries, rows
-
-
-def _run_side_by_side(
-    sweep: Sweep, steps: StepsToRun, products: Products | None
-) -> tuple[Carries, list[Value]]:
-    loop, each = sweep.loop, steps.length
-    axes = list(loop.x_axes[: len(sweep.xs)])
-    block = loop.block(sweep.xs, sweep.position(steps.start), steps.most)
-
-    def of_segment(carry: Arrays, xs: Arrays) -> tuple[Carries, list[Value]]:
-        own = dataclasses.replace(sweep, loop=loop.part(each), xs=xs, first=None)
-        segment = StepsToRun(steps.slots, 0, carry, each, each)
-        # `block` has marked the steps. Positions within a segment mean nothing.
-        with unwatched():
-            return _run(own, segment, products)
-
-    def cut(x: Value, axis: int) -> Value:
-        """Splits the axis of all steps into one of segments, and one of their steps."""
-        shape = steps.side_by_side, each
-        return x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :])
-
-    xs = list(map(cut, block, axes))
-    if loop.reverse:  # the last segment comes first in `xs`
-        xs = list(map(jnp.flip, xs, axes))
-    # All segments have the same static length. So under `vmap` they are one loop with a
-    # known number of trips, and nothing is selected.
-    found = jax.vmap(of_segment, in_axes=(0, axes))(list(steps.carry), xs)
-    return jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:]), found)
+    return StoredSteps(carries, 0, start, steps.count, most, rows)

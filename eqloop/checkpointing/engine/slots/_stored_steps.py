@@ -11,29 +11,19 @@ from ._slots import AbstractSlots, Carries
 class StepsToRun:
     """Consecutive steps to run again, to store the carry before each of them.
 
-    They may be segments of as many steps, which run side by side.
-
     Attributes:
         slots: The slots to store the carries in.
         start: The position of the first step.
-        carry: The carry before the first step; of segments that run side by side those
-            of each, stacked along the first axis.
-        count: How many steps a segment has. It may be known only when they run.
-        length: How many it has at most.
-        side_by_side: How many segments run side by side; `None` if there is one.
+        carry: The carry before the first step.
+        count: How many steps there are. It may be known only when they run.
+        most: How many steps there are at most, which is known while tracing.
     """
 
     slots: AbstractSlots
     start: Index
     carry: Arrays
     count: Index
-    length: int
-    side_by_side: int | None = None
-
-    @property
-    def most(self) -> int:
-        """How many steps there are at most, which is known while tracing."""
-        return self.length * (self.side_by_side or 1)
+    most: int
 
 
 @dataclasses.dataclass(frozen=True)

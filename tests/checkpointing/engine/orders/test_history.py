@@ -5,7 +5,6 @@ import pytest
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._first_and_last import FirstAndLast
 from eqloop.checkpointing.engine.orders._levels import Nest, nests
-from eqloop.checkpointing.engine.orders._mixed import Mixed
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.orders._segmented import Segmented
@@ -17,7 +16,6 @@ LAST = [
         Nested((Nest((3,)),)),
         Nested((Nest((3, 2), 4), Nest((1,), 3))),
         Revolved(9, 2),
-        Mixed(9, 4, 1),
     )
 ]
 
@@ -27,12 +25,8 @@ ORDERS = [
     Nested((Nest((3, 2, 4)), Nest((2, 2)), Nest((3,)))),
     Nested((Nest((3, 2), 4), Nest((1,), 3))),
     Nested(nests(100, 3)),
-    Nested((Nest((5, 4), side_by_side=2), Nest((3,)))),
-    Nested((Nest((2,)), Nest((2, 3, 4), side_by_side=3))),
     *(Revolved(n, s, b) for n in (1, 2, 9, 31) for s in (1, 2, 5) for b in (1, 2, 4)),
     Revolved(100, 200),
-    *(Mixed(n, s, q) for n in (1, 2, 9, 31) for s in (1, 2, 7) for q in (1, 3)),
-    Segmented(((2, Mixed(9, 4, 1)),)),
     *LAST,
     *(order.by_carries() for order in LAST),
     *(Segmented(((2, order.as_part()),)) for order in LAST),

@@ -33,9 +33,6 @@ class Walker:
     def nest(self, nest: Nest, start: int) -> None:
         """Its outermost carries are stored already, and are freed in the end."""
         count, *inner = nest.levels
-        if len(inner) == 1 and nest.side_by_side > 1:
-            self.side_by_side(nest, start)
-            return
         for segment in reversed(range(count)):
             position = start + segment * nest.stride
             if not inner:
@@ -46,18 +43,6 @@ class Walker:
             self.advances += (inner[0] - 1) * within.stride
             self.nest(within, position)
         self.free(count)
-
-    def side_by_side(self, nest: Nest, start: int) -> None:
-        """The same for a nest of two levels: segments are run again in groups."""
-        left, each = nest.levels
-        while left:
-            size = min(nest.side_by_side, left)
-            left -= size
-            self.store(size * each)
-            self.advances += size * (each - 1)
-            steps = range(left * each, (left + size) * each)
-            self.reversed += [(start + step, 1) for step in reversed(steps)]
-            self.free(size * each + size)
 
     def chain(self, order: Revolved, begin: int, end: int, slots: int) -> None:
         """Some blocks; the carry before them is stored, and freed in the end."""
@@ -122,18 +107,6 @@ def test_nests(length, base, block):
     assert order.evaluations == 2 * length + walker.advances
     assert order.slots == walker.most
     assert order.block == max(count for _, count in walker.reversed)
-
-
-@hypothesis.given(
-    st.lists(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 6)
-)
-def test_segments_side_by_side(levels, side_by_side):
-    hypothesis.assume(side_by_side <= levels[-2])
-    order = Nested((Nest(tuple(levels), side_by_side=side_by_side), Nest((2,))))
-    walker = walk_nests(order)
-    assert_reverses_every_step(walker, order.length)
-    assert order.advances == walker.advances
-    assert order.slots == walker.most
 
 
 @hypothesis.given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 250))

@@ -308,7 +308,7 @@ class Fixed(el.AbstractSchedule):
 
 def found_by_budgets(length):
     """One of each kind of layout. That of batches of a block is tried every day."""
-    every = layouts(length, joins=True, rows=3)
+    every = layouts(length, joins=True)
     kinds = {(one.kind, one.order.block > 1): one for one in every}.values()
     is_quick = lambda one: one.order.block > 1 and isinstance(one.reversal, Together)
     first, *others = sorted(kinds, key=is_quick, reverse=True)
