@@ -6,10 +6,11 @@
   same of one operation, for other rooms.
 - **A row**: `_one_row.py` makes the program of one row. `_lowered.py` writes it by few
   operations: each other one is a function of JAX, of arrays there, and of numbers in
-  `_formulas.py`. `_numbers.py` evaluates that program, number by number, for a block of
-  rows. `_scope.py` has its arrays, and `_entries.py` the numbers that are yet to be read
-  or computed. Its operations are in `_elementwise.py`, `_moves.py`, `_products.py`,
-  `_indexing.py` and `_control.py`; `_tiles.py` multiplies by larger matrices.
+  `_formulas.py`. `_numbers.py` evaluates that program, number by number, for a block
+  of rows. `_scope.py` has its arrays, and `_entries.py` the numbers that are yet to be
+  read or computed. Its operations are in `_elementwise.py`, `_moves.py`,
+  `_products.py`, `_indexing.py` and `_control.py`; `_tiles.py` multiplies by larger
+  matrices.
 - **The kernels**: `_leaves.py` reads and writes arrays as they lie. What the loop there
   (`_forward.py`) and the one back (`_backward.py`) share is in `_row_programs.py`. Both
   run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_more_rows.py` makes
