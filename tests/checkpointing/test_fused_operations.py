@@ -1,0 +1,113 @@
+"""Operations in a kernel that were others, interpreted, beside `lax.scan`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ..asserts import assert_close, assert_raises, assert_same
+
+FUSED = el.Fused(interpret=True)
+
+
+def halved_until_small(h, x):
+    """A while loop that each row leaves at its own time, and that counts."""
+    halve = lambda c: (c[0] / 2, c[1] + 1, c[2] * 1.5)
+    small, count, growth = lax.while_loop(
+        lambda c: c[0] > 0.5, halve, (jnp.abs(h), 0, 1.0)
+    )
+    return jnp.sin(h + x) * 4, (small, count, growth)
+
+
+def root_of_x(h, x):
+    """A while loop that reads `x` alone."""
+    root = lax.while_loop(lambda r: r * r > x + 0.1, lambda r: r * 0.8, x)
+    return h * 0.9, root
+
+
+def tokens(h, x):
+    """Indices that are narrower than the table, and out of its bounds."""
+    at = (x * 100).astype(jnp.uint8)
+    table = jnp.arange(300.0)
+    return h * 0.9, (jnp.take(table, at), table[at.astype(jnp.int8)])
+
+
+def moved(h, x):
+    pair = jnp.stack([h, x])
+    return h + x, (jnp.tile(pair, 2), jnp.ravel(pair[:, None] * jnp.ones((1, 3)), "F"))
+
+
+def tails(h, x):
+    return h * 0.5, (jax.scipy.special.log_ndtr(-6 - x), lax.lgamma(x / h), jnp.sign(h))
+
+
+def interpolated(h, x):
+    at = jnp.linspace(0.0, 3.0, 5)
+    return h * 0.9, (jnp.interp(x, at, at**2), jnp.searchsorted(at, x))
+
+
+def empty(h, x):
+    pair = jnp.stack([h, x])
+    return h + jnp.sum(pair[2:]), jnp.max(pair[:0], initial=-1.0)
+
+
+STEPS = [halved_until_small, root_of_x, tokens, moved, tails, interpolated, empty]
+
+
+def run(step: Callable[..., Any], schedule: Any) -> Any:
+    hs, xs = jnp.linspace(0.3, 9.0, 5), jnp.linspace(0.1, 2.9, 15).reshape(5, 3)
+    one = lambda h, x: el.Scan(step, schedule=schedule)(h, x)
+    return jax.jit(jax.vmap(one))(hs, xs)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_values_are_those_of_the_engine(step):
+    assert_close(run(step, FUSED), run(step, el.StoreAll()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+def test_cotangents_of_indices_out_of_bounds_are_those_of_jax(mode):
+    at = jnp.array([5, -7, 2])
+
+    def gradient(schedule):
+        step = lambda h, x: (h * x, h.at[at].get(mode=mode))
+        scan = el.Scan(step, schedule=schedule)
+        f = lambda h: jax.vmap(lambda h: scan(h, jnp.ones(2))[1])(h)
+        _, pull = jax.vjp(f, jnp.ones((5, 4)))
+        return pull(jnp.arange(30.0).reshape(5, 2, 3))
+
+    assert_close(gradient(FUSED), gradient(el.StoreAll()))
+
+
+def test_the_greatest_are_in_total_order():
+    rows = np.array([[1, np.nan, 3], [-np.inf, -0.0, 0.0]], np.float32)
+
+    def greatest(schedule):
+        step = lambda h, x: (h, lax.top_k(x, 2))
+        scan = el.Scan(step, schedule=schedule)
+        xs = jnp.stack([rows, rows[::-1]], 1)
+        return jax.vmap(lambda x: scan(jnp.zeros(2), x)[1])(xs)
+
+    assert_same(greatest(FUSED), greatest(el.StoreAll()))
+
+
+def test_rows_of_what_is_of_xs_alone_are_those_of_the_carry():
+    step = lambda h, x: (h * 0.9, jnp.sin(x))
+    scan = el.Scan(step, schedule=FUSED)
+    f = lambda h, x: jnp.sum(jax.vmap(lambda h, x: scan(h, x)[0])(h, x))
+    (loop,) = el.plans(jax.grad(f))(jnp.ones(64), jnp.ones((64, 3)))
+    assert "64 rows of about 1 numbers" in loop.plan.kernel
+
+
+def test_keys_of_another_generator_are_refused():
+    step = lambda h, key: (h + jax.random.uniform(key), None)
+    make = lambda i: jax.random.split(jax.random.key(i, impl="rbg"), 3)
+    keys = jax.vmap(make)(jnp.arange(5))
+    wrong = lambda: jax.vmap(lambda k: el.Scan(step, schedule=FUSED)(0.0, k))(keys)
+    assert_raises(wrong, "NotInKernelError: Fused: … random_bits … threefry2x32")
