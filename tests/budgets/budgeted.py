@@ -45,6 +45,8 @@ class Budgeted(Case):
         is_inner: Whether the budget is for one example, within a `vmap`.
         devices: Over how many devices a batch is split, if it is.
         within_jit: Whether the program is under a `jax.jit` of its own.
+        transposed: Which inputs are given with their first two axes in the other order,
+            and are transposed before the loop.
     """
 
     more: float = 1.0
@@ -58,6 +60,7 @@ class Budgeted(Case):
     is_inner: bool = False
     devices: int = 0
     within_jit: bool = False
+    transposed: tuple[int, ...] = ()
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
@@ -74,7 +77,11 @@ class Budgeted(Case):
         values = super().values(nudge)
         if isinstance(self.program, Ended | Buffered):
             values[0] = jnp.full_like(values[0], self.limit)
-        return values
+        return self._transposed(values)
+
+    def _transposed(self, values: Sequence[Any]) -> list[Any]:
+        swap = lambda i, x: jnp.swapaxes(x, 0, 1) if i in self.transposed else x
+        return [swap(i, x) for i, x in enumerate(values)]
 
     @property
     def name(self) -> str:
@@ -91,14 +98,16 @@ class Budgeted(Case):
     def slack(self) -> int:
         """The bytes that the loop does not take: for sums, and over devices.
 
-        The value may read a leaf of the last carry that nobody differentiates. XLA
-        copies `xs` whose axis is moved before a loop of JAX's, and their cotangents.
-        Such a loop also gives rows that are left out behind it.
+        The value may read a leaf of the last carry that nobody differentiates. What is
+        transposed is copied, and so is its cotangent. XLA does the same to `xs` whose
+        axis is moved before a loop of JAX's. Such a loop also gives rows that are left
+        out behind it.
         """
         if self.is_fit:
             return 0
         count = 64 * (self.has_value + bool(self.devices))
         count *= 2 + 2 * len(self.program.inputs)
+        count += 2 * self._bytes(self.transposed)
         is_foreign = self.how == "Reschedule"
         is_moved = any(getattr(self.program, "x_axes", ()))
         is_moved |= is_foreign and self.vmap == "inside"
@@ -230,7 +239,8 @@ class Budgeted(Case):
             constants |= own
 
         def closed(*full: Any) -> tuple[list[Any], list[Any]]:
-            return call(*(constants.get(i, x) for i, x in enumerate(full)))
+            given = [constants.get(i, x) for i, x in enumerate(full)]
+            return call(*self._transposed(given))
 
         return jax.jit(closed) if self.within_jit else closed
 

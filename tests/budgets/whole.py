@@ -22,7 +22,7 @@ def random_whole(seed: int) -> Budgeted:
     case = _of_one_loop(rng) if rng.random() < 0.5 else _of_several(rng)
     at, constants = _constants(rng, case)
     is_batched = case.vmap == "inside"
-    return dataclasses.replace(
+    whole = dataclasses.replace(
         case,
         seed=seed,
         differentiated=at,
@@ -33,6 +33,11 @@ def random_whole(seed: int) -> Budgeted:
         devices=2 * (is_batched and not case.is_fit and rng.random() < 0.3),
         within_jit=rng.random() < 0.3,
     )
+    types = enumerate(case.program.inputs)
+    fits = [i for i, x in types if len(x.shape) > 1 and x.kind in DIFFERENTIABLE]
+    if is_batched or rng.random() < 0.5:
+        return whole
+    return dataclasses.replace(whole, transposed=tuple({*fits} - {*constants}))
 
 
 def _of_one_loop(rng: random.Random) -> Budgeted:

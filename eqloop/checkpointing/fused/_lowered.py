@@ -48,16 +48,13 @@ _MOVES = frozenset(
     rev select_n slice squeeze transpose cond scan while unvmap_any random_unwrap
     random_wrap complex real imag""".split()  # noqa: SIM905
 )
-# What a kernel computes: of real numbers, of integers or booleans as well, and sums.
-_OF_FLOATS = frozenset(
-    """acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh exp exp2 expm1 floor
-    log log1p log2 pow rsqrt sin sinh sqrt tan tanh""".split()  # noqa: SIM905
-)
-_OF_NUMBERS = _OF_FLOATS | frozenset(
-    """abs add add_any and bitcast_convert_type clz convert_element_type div
-    dot_general eq ge gt integer_pow le lt max min mul ne neg not or population_count
-    reduce_sum rem shift_left shift_right_arithmetic shift_right_logical sub
-    xor""".split()  # noqa: SIM905
+# What a kernel computes, of real numbers, integers or booleans.
+_OF_NUMBERS = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
+    cbrt ceil clz convert_element_type cos cosh div dot_general eq exp exp2 expm1 floor
+    ge gt integer_pow le log log1p log2 lt max min mul ne neg not or population_count
+    pow reduce_sum rem rsqrt shift_left shift_right_arithmetic shift_right_logical sin
+    sinh sqrt sub tan tanh xor""".split()  # noqa: SIM905
 )
 # Of complex numbers a kernel has none of these.
 _WITH_ORDER = frozenset(
