@@ -37,9 +37,9 @@ from ._runner import FusedRunner
 #     pendulum, policy of 16      1,012   1.5
 #     300 sums and products       1,799   1.0
 #     RNN of 16, in tiles         1,856   3.4
-#     GRU of 8, 4 inputs          2,376   5.1
+#     GRU of 8, 4 inputs          3,000   5.1
 #     pendulum, policy of 64      3,556    11
-#     GRU of 8, 32 inputs         5,064    10
+#     GRU of 8, 32 inputs         5,688    10
 #     1,000 sums and products     5,999     7
 #     GRU of 192, 32 inputs     545,472   > 20 minutes
 #
