@@ -409,7 +409,8 @@ class _Digests:
             pairs = (_joined("pair", *map(self.of, pair)) for pair in x.items())
             return _joined(name, *sorted(pairs))
         if isinstance(x, HiPrimitive):
-            return _joined(name, self.of(x.in_avals), self.of(x.params))
+            primitive: Any = x
+            return _joined(name, self.of(primitive.in_avals), self.of(primitive.params))
         if isinstance(x, jax.stages.Traced):
             return _joined(name, self.of(x.jaxpr))
         if is_compared_by_fields(x):
@@ -425,7 +426,8 @@ class _Digests:
         if isinstance(x, functools.partial):
             return _joined(name, *map(self.of, (x.func, x.args, x.keywords)))
         if isinstance(x, jax.tree_util.PyTreeDef):
-            return _joined(name, *map(self.of, (x.node_data(), x.children())))
+            tree: Any = x
+            return _joined(name, *map(self.of, (tree.node_data(), tree.children())))
         if callable(x) and (inner := getattr(x, "__wrapped__", None)) is not None:
             return _joined(name, self.of(inner))
         is_foreign = kind.__module__.partition(".")[0] in _PRINTED

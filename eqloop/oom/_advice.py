@@ -120,8 +120,9 @@ def _of_loop(loop: LoopPlan) -> str | None:
 def _takes_cast(plan: object) -> bool:
     """Whether carries of a loop could be stored in a lower precision."""
     # A kernel stores its own, and an inverse begins with the very last one.
-    is_plan = isinstance(plan, Plan) and plan.kernel is None
-    return isinstance(plan, JaxPlan) or (is_plan and plan.schedule.undo is None)
+    if isinstance(plan, Plan):
+        return plan.kernel is None and plan.schedule.undo is None
+    return isinstance(plan, JaxPlan)
 
 
 def _is_whole(one: Alive) -> bool:

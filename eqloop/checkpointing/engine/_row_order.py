@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import ad, batching, mlir
 
@@ -35,7 +36,7 @@ def _may_be_copied(x: Value) -> bool:
     if (
         not isinstance(x, jax.core.Tracer)
         or not is_type(aval)
-        or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        or jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     ):
         return False
     return len(aval.shape) > 1 and aval.size * aval.dtype.itemsize >= _FEW

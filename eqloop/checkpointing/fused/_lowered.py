@@ -244,6 +244,10 @@ def _greatest(dtype: Any) -> Any:
     return True if dtype.kind == "b" else jnp.iinfo(dtype).max
 
 
+def _all_bits(dtype: Any) -> Any:
+    return np.invert(np.zeros((), dtype))
+
+
 def _cumulated(f: Function) -> Function:
     def of(eqn: jex.JaxprEqn, x: Value) -> Value:
         axis, size = eqn.params["axis"], x.shape[eqn.params["axis"]]
@@ -284,9 +288,9 @@ def _best(is_better: Function) -> Function:
     return of
 
 
-def _sorted(eqn: jex.JaxprEqn, *xs: Value) -> list[Value]:
+def _sorted(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
     """Neighbours change places, in as many rounds as there are numbers."""
-    axis, keys, xs = eqn.params["dimension"], eqn.params["num_keys"], [*xs]
+    axis, keys, xs = eqn.params["dimension"], eqn.params["num_keys"], list(given)
     size = xs[0].shape[axis]
     for turn in range(size):
         start, end = turn % 2, size - (size - turn) % 2
@@ -443,7 +447,9 @@ _STRUCTURED: dict[str, Function] = {
     "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
     "reduce_max": _reduced(lax.max, _least),
     "reduce_min": _reduced(lax.min, _greatest),
-    "reduce_and": _reduced(lax.bitwise_and, lambda dtype: ~np.zeros((), dtype)),
+    "reduce_and": _reduced(
+        lax.bitwise_and, lambda dtype: np.invert(np.zeros((), dtype))
+    ),
     "reduce_or": _reduced(lax.bitwise_or, lambda dtype: 0),
     "reduce_xor": _reduced(lax.bitwise_xor, lambda dtype: 0),
     "cumsum": _cumulated(lax.add),
