@@ -73,7 +73,10 @@ from ._effects import (
     refuse_refs_in_rules,
 )
 from ._equations import (
+    ELEMENTWISE,
+    NOTHING,
     Rewrite,
+    as_written,
     aval_of,
     computed_from,
     equations,
@@ -136,6 +139,7 @@ from ._places import (
     rule_around,
     warn_once,
 )
+from ._program_call import ProgramCall, laid_out_call
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import moving_variables, reached
 from ._registers import Registers, registers_of

@@ -21,6 +21,30 @@ Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
 # From an equation to the programs in it that a walk enters.
 Inside: TypeAlias = Callable[[Any], Sequence[Any]]
 
+# Whether formulas are expanded for somebody who reads the programs: as they are
+# written, and not as this device is fastest.
+as_written: Any = jax.make_user_context(False)
+
+
+# Operations that do nothing to an entry.
+NOTHING = frozenset(
+    """copy copy_p device_put name nonbatchable optimization_barrier pcast pvary
+    random_clone sharding_constraint stop_gradient""".split()  # noqa: SIM905
+)
+
+
+# Operations on each entry by itself.
+ELEMENTWISE = NOTHING | frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
+    bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
+    convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1
+    floor ge gt imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt
+    lt_to max min mul ne neg nextafter not one_minus_square or polynomial
+    population_count pow random_fold_in real reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub
+    tan tanh threefry2x32 xor""".split()  # noqa: SIM905
+)
+
 
 class HoldsPrograms(HiPrimitive):
     """A primitive of this library, as those see it who look into programs.
@@ -84,7 +108,8 @@ class HoldsPrograms(HiPrimitive):
             outs = self.expand(*self.in_tree.unflatten(flat))
             return self.out_tree.flatten_up_to(outs)
 
-        return jax.make_jaxpr(run)(*self.in_avals_flat)
+        with as_written(True):
+            return jax.make_jaxpr(run)(*self.in_avals_flat)
 
 
 def formula_of(eqn: jex.JaxprEqn) -> HoldsPrograms | None:

@@ -58,6 +58,7 @@ from ._doubled import Doubled, TangentSource
 from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
+from ._layouts import run_laid_out
 from ._leftover import Leftover
 from ._reaching import dependences, names_axis
 
@@ -74,6 +75,8 @@ def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
         if known is not None:
             return known
         with on_mesh_of(self.in_avals_flat):
+            if is_expand and self.runs_programs:
+                return self._laid_out(method, *args)
             return method(self, *args, **kwargs)
 
     return run
@@ -93,6 +96,8 @@ class Formula(HoldsPrograms):
     leftover: Leftover | None = None
     unit: str | None = None
     is_backward: bool = False
+    # Whether it runs its programs itself, and not another formula.
+    runs_programs: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -340,6 +345,15 @@ class Formula(HoldsPrograms):
         new.leftover = leftover
         return new
 
+    def _laid_out(self, expand: Callable[..., PyTree], *inputs: PyTree) -> PyTree:
+        """What it evaluates to, laid out for the device."""
+
+        def flat(*flat: Value) -> list[Value]:
+            return self.flat_out(expand(self, *self.in_tree.unflatten(flat)))
+
+        outs = run_laid_out(flat, self.flat_in(inputs), self.jaxprs)
+        return self.out_tree.unflatten(outs)
+
     def _tangents(
         self,
         moves: Flags,
@@ -379,6 +393,7 @@ class Selected(Formula):
     formula: Formula
     shown: Flags
     source: "TangentSource | None"
+    runs_programs = False
 
     def __init__(self, formula: Formula, shown: Flags, source: "TangentSource | None"):
         self.in_avals = formula.in_avals

@@ -4,9 +4,8 @@ Its tangents, and the function under `vmap`, are functions with the same budget.
 """
 
 import contextlib
-import functools
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Self
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.extend.core as jex
@@ -15,9 +14,7 @@ from jax.sharding import NamedSharding
 from .._arrays import (
     Flags,
     automatic_sharding,
-    instantiated,
     pick,
-    put,
     refuse_symbolic_sizes,
     symbolic_sizes,
 )
@@ -26,29 +23,22 @@ from .._programs import (
     FITTED,
     Doubled,
     Formula,
-    Rewrite,
-    Static,
+    ProgramCall,
     aval_of,
-    batched,
     meshes_in,
-    pushed,
-    reached,
-    run,
-    settled,
-    traced,
     warn_once,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..checkpointing import fitting, says_if_long
-from ..progress import Again, BarChange
+from ..progress import Again
 from ._cut import Cut, takes_gradient
 from ._decision import Limit, Recalled, decided, pinned, recalled
 from ._options import Way
 from ._whole import Decision
 
 
-class FittedCall(Formula):
-    """`inputs -> outputs`, both lists of arrays.
+class FittedCall(ProgramCall):
+    """A call of a program whose gradient is planned.
 
     Attributes:
         types: The types of its inputs, where these say more of how they are split.
@@ -57,7 +47,6 @@ class FittedCall(Formula):
         split: Whether parts may run some rows at a time.
     """
 
-    program: jex.ClosedJaxpr
     types: tuple[Aval, ...]
     limit: Limit
     device: DeviceLike | None
@@ -75,11 +64,8 @@ class FittedCall(Formula):
         ways: tuple[Way, ...] | None = None,
         split: bool = True,
     ):
-        self.in_avals, self.out_aval = tuple(program.in_avals), list(program.out_avals)
-        self.params = dict(program=program, types=types)
-        self.params |= dict(limit=limit, device=device, ways=ways, split=split)
-        self.effects = program.effects
-        super().__init__()
+        how = dict(limit=limit, device=device, ways=ways, split=split)
+        super().__init__(program, types=types, **how)
 
     def expand(self, *inputs: Value) -> list[Value]:
         if takes_gradient(self.program):
@@ -88,53 +74,31 @@ class FittedCall(Formula):
                 "itself, which is taken as before. If that is the one, put `Fit` "
                 "inside: `jax.grad(el.Fit(f, …))`."
             )
-        return run(self.program, *inputs)
-
-    @property
-    def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        return [self.program]
-
-    def rewritten(self, rewrite: Rewrite) -> Self:
-        return self.with_params(program=rewrite(self.program))
-
-    def with_bars(self, change: BarChange) -> Self:
-        return self.rewritten(change)
+        return super().expand(*inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
-        gives = tuple(self.moves_out(moves))
-        program = pushed(self.program, (moves,), (gives,))
+        doubled = super().doubled(moves)
+        program = doubled.formula.program
         # Tangents are split as their inputs are.
         dots = program.in_avals[len(self.types) :]
         split = map(automatic_sharding, pick(self.types, moves))
         types = (*self.types, *map(type_split_as, dots, split))
-        return Doubled.of(self._of(program, types), (moves,), (gives,))
+        return dataclasses.replace(doubled, formula=self._of(program, types))
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        return self.rewritten(lambda program: settled(program, moves, reverse))
-
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        marks = tuple(map(bool, moves_in))
-        return list(reached(self.program, marks, is_derivative=True))
-
-    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        return list(reached(self.program, tuple(marks), axis_name=axis_name))
-
-    def sweep_forward(
-        self, perturbed: PyTree, *inputs: Value
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        marks = self._marks(perturbed)
-        moves_out = self.moves_out(marks)
+    def differentiated(
+        self, marks: Flags
+    ) -> Callable[[Sequence[Value]], Sequence[Value]]:
         known = self._decided(marks) or self.decision(marks)
         cut, ways = known.cut, known.ways
 
-        def moving(*moving: Value) -> tuple[list[Value], list[Value]]:
+        def run_parts(inputs: Sequence[Value]) -> Sequence[Value]:
             with jax.named_scope(FITTED):
-                outs = cut.run(ways, put(inputs, marks, moving), marks)
-            return pick(outs, moves_out), outs
+                return cut.run(ways, inputs, marks)
 
-        _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)
-        residuals, structure = jax.tree.flatten(pull)
-        return outs, (Static((marks, structure)), residuals), moves_out
+        return run_parts
+
+    def called(self, f: Callable[..., list[Value]], *flat: Value) -> list[Value]:
+        return f(*flat)  # it is not in a loop
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
@@ -180,37 +144,24 @@ class FittedCall(Formula):
         need = "to decide what its gradient stores"
         refuse_symbolic_sizes("Fit", _values(self.program), need, instead)
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
-        known, residuals = residuals
-        marks, structure = known.value
-        pull = jax.tree.unflatten(structure, residuals)
-        wanted = pick(self.flat_out(cts), self.moves_out(marks))
-        cts = put(self.zero_cts(), marks, pull(instantiated(wanted)))
-        return tuple(cts), None
-
     def pull_logs(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> tuple[PyTree, PyTree]:
         again = self.with_bars(Again())
-        _, residuals, _ = again.sweep_forward(perturbed, *inputs)
-        return again.sweep_back(residuals, cts)
+        return super(FittedCall, again).pull_logs(perturbed, inputs, cts)
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        marks = [dim is not None for dim in dims]
-        each = self.reached_out(marks, axis_data.name)
-        if axis_data.explicit_mesh_axis is not None:
-            each = [True] * len(each)  # JAX takes no row of what devices share
-        program = _batched(self.program, axis_data, tuple(dims), tuple(each))
-        pairs = zip(marks, program.in_avals, self.types, strict=True)
-        types = [aval if is_batched else known for is_batched, aval, known in pairs]
+        batched, args, out_dims = super().batched(axis_data, args, dims)
+        program = batched.jaxprs[0]
+        pairs = zip(dims, program.in_avals, self.types, strict=True)
+        types = [known if dim is None else aval for dim, aval, known in pairs]
         # What was decided for an example holds for a batch, if that has the same parts.
         ways = self.ways
         if ways is not None and not symbolic_sizes(_values(program)):
             cut = Cut.run_by(ways, program, self.split)
             ways = ways if cut.takes(ways) else None
-        out_dims = [0 if is_batched else None for is_batched in each]
         return self._of(program, tuple(types), ways), args, out_dims
 
     def _of(
@@ -240,15 +191,3 @@ def type_split_as(aval: Aval, sharding: NamedSharding | None) -> Aval:
     if sharding is None:
         return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-
-
-@functools.lru_cache(maxsize=512)
-def _batched(
-    program: jex.ClosedJaxpr, axis_data: BatchAxis, dims: PyTree, each: Flags
-) -> jex.ClosedJaxpr:
-    """The program of the vmap, with one value of what is the same for all examples."""
-    whole = batched(program, axis_data, dims, (0,) * len(each))
-    if all(each):
-        return whole
-    row = lambda x, is_batched: x if is_batched else x[0]
-    return traced(lambda *flat: map(row, run(whole, *flat), each), whole.in_avals)

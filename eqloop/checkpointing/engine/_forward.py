@@ -35,7 +35,7 @@ from ..._arrays import (
     waiting,
     zero_array,
 )
-from ..._programs import constant, shared
+from ..._programs import constant, laid_out_call, shared
 from ..._types import Index, PyTree, Value
 from ...progress import run_with_bar
 from ..steps._loop import Loop, element, opaque, store, zero
@@ -120,9 +120,14 @@ def stored(
         carry, y = evaluate(own(consts), carry, x)
         return (None, carry), y
 
-    state = (None, list(init))
-    (_, carry), ys = scan(body, (consts,), state, moved, loop, True)
-    return carry, ys
+    def run_scan(*flat: Value) -> list[Value]:
+        consts, init, moved = split(flat, *counts)
+        state = (None, init)
+        (_, carry), ys = scan(body, (consts,), state, moved, loop, True)
+        return [*carry, *ys]
+
+    counts = len(consts), len(init)
+    return split(laid_out_call(run_scan, *consts, *init, *moved), len(init))
 
 
 def under_policy(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._programs import (
+    ELEMENTWISE,
     Formula,
     Selected,
     Vmapped,
@@ -27,7 +28,6 @@ from ..engine._reverse import AbstractReverse
 from ..whiles._while_layout import ForwardOnly
 from ._axis_rules import RULES, elementwise_axes, mixed
 from ._classes import (
-    ELEMENTWISE,
     AxisProgram,
     Classes,
     Op,

@@ -21,9 +21,9 @@ from jax import lax
 from jax.extend import random
 
 from ..._compat import called_by, close
-from ..._programs import Rewriter, aval_of, rewrite_everywhere, simpler
+from ..._programs import NOTHING, Rewriter, aval_of, rewrite_everywhere, simpler
 from ..._types import Value
-from ._classes import EMPTY, NOTHING
+from ._classes import EMPTY
 from ._formulas import (
     ALL,
     BOOLS,

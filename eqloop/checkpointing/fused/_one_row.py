@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import zero_array
+from ..._programs import NOTHING
 from ..._types import Aval, Value
 from ._classes import (
     EMPTY,
-    NOTHING,
     AxisProgram,
     Classes,
     FoundRows,
