@@ -16,7 +16,8 @@ A program is a jaxpr on a flat list of arrays.
   makes those of tangents, cotangents and batches, and
   `_varied.py` those of values that differ between more devices. `_shifted_writes.py`
   takes out writes that XLA would get wrong, and `_wide_sums.py` has cotangents added up
-  in a wider type.
+  in a wider type. `_layouts.py` brings convolutions and products into the layouts that
+  are fast in loops.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   is what computes its tangents beside it. `_expandable.py` is its equation, which
@@ -24,7 +25,7 @@ A program is a jaxpr on a flat list of arrays.
   share their work, `_vmapped.py` is its `vmap` where there is no better rule, and
   `_partial_eval.py` divides it where JAX transposes a part of it. `_small_equations.py`
   has those that are no loops: tables of integers, values without their derivatives, and
-  marks for a debugger.
+  marks for a debugger; `_program_call.py` that of any program.
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
@@ -118,6 +119,7 @@ from ._jaxprs import (
     without_array_literals,
     without_dead_code,
 )
+from ._layouts import notes_of_layouts
 from ._lowering import lowered, meshes_in
 from ._parted import parted
 from ._places import (

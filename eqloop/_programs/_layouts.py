@@ -9,7 +9,6 @@ own. So here a program is written as XLA would have written it:
   `[*space, features in, features out]`.
 - A transposition is no operation, but a note of where the axes of a value lie. What is
   computed of a value lies as it does, for as long as its operations allow.
-- What each step of a loop would bring into a layout anew is laid out before the loop.
 
 The numbers are the same, but for sums that a product adds up in another order. Other
 devices have all of it from their compilers.
@@ -25,6 +24,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from .._compat import form_of
 from .._device import planning_device
 from .._types import Value
 from ._calculus import evaluated, interpreted, run, value_of
@@ -45,9 +45,6 @@ from ._jaxprs import (
 
 # Where axis `i` of a value lies, for each `i`.
 Axes: TypeAlias = tuple[int, ...]
-
-# What a plan says of it.
-NOTE = "convolutions and products are laid out for the library of a CPU"
 
 # Operations of one operand, or of several that lie alike, whose parameters have an
 # entry for each axis, or are the numbers of axes. Reductions lose these axes.
@@ -108,7 +105,16 @@ def _transposed(array: Value, order: Axes, eqn: jex.JaxprEqn) -> Value:
 def _bound(eqn: jex.JaxprEqn, values: Sequence[Value], **params: Any) -> list[Value]:
     """The results of an equation with other operands, and some other parameters."""
     invars = [jex.Var(jax.typeof(value)) for value in values]
-    return evaluated(eqn.replace(invars=invars, params=eqn.params | params), values)
+    params = eqn.params | params
+    if "out_sharding" in params:  # over no axis, see `_is_split`
+        params["out_sharding"] = None
+    return evaluated(eqn.replace(invars=invars, params=params), values)
+
+
+def _is_split(eqn: jex.JaxprEqn) -> bool:
+    """Whether the result of an equation is told to be split over devices."""
+    sharding = eqn.params.get("out_sharding")
+    return sharding is not None and any(sharding.spec)
 
 
 def _places(space: int) -> tuple[Axes, Axes]:
@@ -140,47 +146,44 @@ def _is_slow(numbers: Any, ranks: Sequence[int]) -> bool:
 def _multiplied(
     eqn: jex.JaxprEqn, values: Sequence[_Laid], wanted: Axes | None
 ) -> list[_Laid]:
-    """A product, of which this transposition may be wanted, and nothing else."""
-    tied = [
-        tuple(
-            tuple(x.axes[i] for i in axes) for x, axes in zip(values, pair, strict=True)
-        )
-        for pair in eqn.params["dimension_numbers"]
-    ]
-    ranks = [len(x.axes) for x in values]
-    # The axes that an operand has alone: where they lie, and in which order.
+    """A product; if one is `wanted`, nothing but this transposition of it is used."""
+    (lhs, rhs), numbers = values, eqn.params["dimension_numbers"]
+    at = lambda x, axes: tuple(x.axes[i] for i in axes)
+    straight = tuple((at(lhs, left), at(rhs, right)) for left, right in numbers)
+    swapped = tuple(pair[::-1] for pair in straight)
+    # The axes that an operand has alone are in the product as they lie.
     own = [
-        [at for at in x.axes if at not in (*c, *b)]
-        for x, c, b in zip(values, *tied, strict=True)
+        [i for i in x.axes if i not in (*contracted, *batch)]
+        for x, contracted, batch in zip(values, *straight, strict=True)
     ]
-    batch = len(tied[1][0])
-    places = list[Axes]()  # of the axes of the product, and of that of the other two
-    for starts in ((0, len(own[0])), (len(own[1]), 0)):
-        places.append(
-            (
-                *range(batch),
-                *(
-                    batch + start + sorted(axes).index(at)
-                    for start, axes in zip(starts, own, strict=True)
-                    for at in axes
-                ),
-            )
-        )
-    others = tuple(pair[::-1] for pair in tied)
-    is_wanted = wanted and [places[1][i] for i in wanted] == sorted(places[1])
-    swaps = _is_slow(tied, ranks) or (is_wanted and not _is_slow(others, ranks[::-1]))
-    operands, params = [x.array for x in values], dict(dimension_numbers=tuple(tied))
-    if swaps:
-        operands, params["dimension_numbers"] = operands[::-1], others
+    places = [[sorted(axes).index(i) for i in axes] for axes in own]
+    batch = range(len(numbers[1][0]))
+
+    def lie(of_lhs: int, of_rhs: int) -> Axes:
+        starts = (len(batch) + of_lhs, len(batch) + of_rhs)
+        pairs = zip(starts, places, strict=True)
+        return (*batch, *(start + i for start, group in pairs for i in group))
+
+    axes, turned = lie(0, len(own[0])), lie(len(own[1]), 0)
+    is_wanted = wanted and [turned[i] for i in wanted] == sorted(turned)
+    ranks = len(lhs.axes), len(rhs.axes)
+    operands, params = [lhs.array, rhs.array], dict(dimension_numbers=straight)
+    if _is_slow(straight, ranks) or (is_wanted and not _is_slow(swapped, ranks[::-1])):
+        operands, axes, params = operands[::-1], turned, dict(dimension_numbers=swapped)
         if isinstance(precision := eqn.params["precision"], tuple):
             params["precision"] = precision[::-1]
-    return [_Laid(_bound(eqn, operands, **params)[0], places[bool(swaps)])]
+    return [_Laid(_bound(eqn, operands, **params)[0], axes)]
 
 
 def _alike(
-    eqn: jex.JaxprEqn, values: Sequence[_Laid], rank: int
+    eqn: jex.JaxprEqn, values: Sequence[_Laid]
 ) -> tuple[list[Value], _Laid] | None:
     """Operands that lie alike, and one of them; `None` if they had better not."""
+    if eqn.primitive.name in _ALONG_AXES:
+        rank = len(values[0].axes)
+    else:
+        is_each = eqn.primitive.name in ELEMENTWISE and len(eqn.outvars) == 1
+        rank = len(aval_of(eqn.outvars[0]).shape) if is_each else 0
     whole = [x for x in values if len(x.axes) == rank]
     if not rank or not whole or any(len(x.axes) not in (0, rank) for x in values):
         return None
@@ -190,10 +193,10 @@ def _alike(
     return [x.lying(lead.axes, eqn) if x.axes else x.array for x in values], lead
 
 
-def _moved_params(params: dict[str, Any], axes: Axes) -> dict[str, Any]:
-    """The parameters of an equation whose operands lie so."""
+def _moved_params(eqn: jex.JaxprEqn, axes: Axes) -> dict[str, Any]:
+    """The parameters of an equation along axes whose operands lie so."""
     moved = dict[str, Any]()
-    for name, value in params.items():
+    for name, value in eqn.params.items() if eqn.primitive.name in _ALONG_AXES else ():
         if name in _PER_AXIS and value is not None:
             moved[name] = tuple(value[axes.index(i)] for i in range(len(axes)))
         elif name in _OF_AXES:
@@ -207,10 +210,9 @@ def _computed(
 ) -> Sequence[_Laid]:
     """What an equation computes of values that lie somehow."""
     name, params = eqn.primitive.name, eqn.params
-    outs = [aval_of(out) for out in eqn.outvars]
-    if name in _CALLS and (callee := _passing(eqn)) is not None:
+    if (callee := _passing(eqn)) is not None:
         return _through(callee, values[len(values) - len(callee.in_avals) :])
-    if params.get("out_sharding") is None:
+    if not _is_split(eqn):
         if name == "transpose":
             (x,) = values
             axes = tuple(x.axes[i] for i in params["permutation"])
@@ -219,27 +221,23 @@ def _computed(
             return _convolved(eqn, values)
         if name == "dot_general":
             return _multiplied(eqn, values, wanted)
-        if name in _ALONG_AXES and (found := _alike(eqn, values, len(values[0].axes))):
+        if found := _alike(eqn, values):
             arrays, x = found
-            results = _bound(eqn, arrays, **_moved_params(params, x.axes))
-            left, axes = x.axes, x.axes
+            results, axes = _bound(eqn, arrays, **_moved_params(eqn, x.axes)), x.axes
             if name in _REDUCTIONS:
                 left = [at for i, at in enumerate(axes) if i not in params["axes"]]
                 axes = tuple(map(sorted(left).index, left))
             return [_Laid(y, axes, x.keeps) for y in results]
-        rank = len(outs[0].shape) if name in ELEMENTWISE and len(outs) == 1 else 0
-        if found := _alike(eqn, values, rank):
-            arrays, x = found
-            return [_Laid(_bound(eqn, arrays)[0], x.axes, x.keeps)]
     return [*map(_Laid.plain, evaluated(eqn, [x.value(eqn) for x in values]))]
 
 
 def _passing(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The program of a call, if all in it passes layouts on."""
+    if form_of(eqn) not in _CALLS:
+        return None
     # The derivatives of a custom rule have been taken.
     callee = rewritable_programs(eqn)[-1]
-    names = {inner.primitive.name for inner in equations(callee)}
-    return callee if names <= _PASSING else None
+    return callee if set(map(form_of, equations(callee))) <= _PASSING else None
 
 
 def _through(program: jex.ClosedJaxpr, inputs: Sequence[_Laid]) -> list[_Laid]:
@@ -255,9 +253,7 @@ def _through(program: jex.ClosedJaxpr, inputs: Sequence[_Laid]) -> list[_Laid]:
     }
 
     def computed(eqn: jex.JaxprEqn, values: list[_Laid]) -> Sequence[_Laid]:
-        return _computed(
-            eqn, values, wanted.get(id(eqn.outvars[0])) if eqn.outvars else None
-        )
+        return _computed(eqn, values, wanted.get(id(next(iter(eqn.outvars), None))))
 
     literal = lambda x: _Laid.plain(value_of(x))
     return interpreted(program, inputs, literal, computed, _Laid.plain)
@@ -302,13 +298,12 @@ def _is_misplaced(eqn: jex.JaxprEqn, moved: set[int]) -> bool:
     if name == "conv_general_dilated":
         rows, weights = _places(len(params["window_strides"]))
         return tuple(params["dimension_numbers"]) != (rows, weights, rows)
-    is_call = name in _CALLS and (callee := _passing(eqn)) is not None
-    multiplies = name == "dot_general" or (is_call and _multiplies(callee))
-    touched = not moved.isdisjoint(map(id, [*eqn.invars, *eqn.outvars]))
-    if name == "dot_general" and not touched:
-        ranks = [len(aval_of(x).shape) for x in eqn.invars]
-        return _is_slow(params["dimension_numbers"], ranks)
-    return multiplies and touched
+    ranks = [len(aval_of(x).shape) for x in eqn.invars]
+    if name == "dot_general" and _is_slow(params["dimension_numbers"], ranks):
+        return True
+    callee = _passing(eqn)
+    multiplies = name == "dot_general" or (callee is not None and _multiplies(callee))
+    return multiplies and not moved.isdisjoint(map(id, [*eqn.invars, *eqn.outvars]))
 
 
 @functools.lru_cache(maxsize=512)
@@ -330,6 +325,13 @@ def run_laid_out(
     if not is_slow_in_loops() or not any(map(_multiplies, programs)):
         return f(*flat)
     return run(laid_out(jax.make_jaxpr(f)(*map(jax.typeof, flat))), *flat)
+
+
+def notes_of_layouts(program: jex.ClosedJaxpr) -> list[str]:
+    """What a plan says of a step that is laid out for the device."""
+    if not is_slow_in_loops() or laid_out(program) is program:
+        return []
+    return ["convolutions and products are laid out for the library of a CPU"]
 
 
 def is_slow_in_loops() -> bool:

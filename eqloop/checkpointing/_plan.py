@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .._arrays import nbytes, pick
 from .._calls import format_bytes
 from .._device import planning_device, remembered_per_device
+from .._programs import notes_of_layouts
 from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule, Pinned, Recursive
@@ -408,6 +409,9 @@ def plan_of(
     # Then JAX has the step as it was traced.
     is_by_jax = schedule._by_jax and problem.loop.kept is None
     is_by_jax = is_by_jax and not problem.as_run.loop.stops
+    about = {} if is_by_jax else _leaves(problem, active, layout, is_kernel)
+    notes = notes_of_layouts(problem.as_run.step.jaxpr)
+    about["rewritten"] = (*about.get("rewritten", ()), *notes)
     return Plan(
         schedule=schedule,
         _layout=layout,
@@ -423,7 +427,7 @@ def plan_of(
         device=None if device.is_here else device.kind,
         kernel=kernel,
         may_end=problem.as_run.loop.stops,
-        **({} if is_by_jax else _leaves(problem, active, layout, is_kernel)),
+        **about,
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from .._calls import format_bytes
+from .._programs import notes_of_layouts
 from ._plan import as_table
 from .engine._forward import Active
 from .planning._cost import step_cost
@@ -102,7 +103,7 @@ def while_plan_of(
         size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_guards(problem)
     loop, step = problem.loop, problem.reversed_step(problem.step)
-    for note in layout.notes(step):
+    for note in [*layout.notes(step), *notes_of_layouts(step.jaxpr)]:
         loop = loop.noting(note)
     written = zip(leaves_written(step), active.carry[problem.lead :], strict=True)
     loop = loop.noting(_in_place.NOTE, [*[False] * problem.lead, *map(all, written)])

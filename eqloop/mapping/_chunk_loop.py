@@ -24,11 +24,12 @@ from .._arrays import (
     explicit_sharding,
     is_symbolic,
     placed_as,
+    split,
     sum_type,
     vary,
     zero_array,
 )
-from .._programs import mark, shared
+from .._programs import laid_out_call, mark, shared
 from .._types import Aval, Index, PyTree, Value
 from ..checkpointing import Saveable
 from ..progress import tied
@@ -268,8 +269,11 @@ def run_stored(
     sums = list(map(zero_array, f.out_types[0]))
     state = (f.meter.here.open([*consts, *xs]), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
-    state, ys = lax.scan(body, state, (indices, cut))
-    number, back, sums = state
+    run = lambda *flat: jax.tree.leaves(lax.scan(body, *jax.tree.unflatten(tree, flat)))
+    inputs, tree = jax.tree.flatten((state, (indices, cut)))
+    outs, loop_state = laid_out_call(run, *inputs), jax.tree.structure(state)
+    state, ys = split(outs, loop_state.num_leaves)
+    number, back, sums = jax.tree.unflatten(loop_state, state)
     ys = [_join_chunks(y, axis, chunks) for y, axis in zip(ys, f.y_axes, strict=True)]
     if chunks.rest:
         start = chunks.length - chunks.rest

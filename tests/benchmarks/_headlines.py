@@ -93,6 +93,13 @@ OTHERS = (
         "Recursive(16)",
         "Recursive(16)",
     ),
+    Headline(
+        "a convolutional LSTM, 30 steps",
+        "convolutions",
+        "Gradient of all inputs: convolutional LSTM, 30 steps",
+        "Recursive(8)",
+        "Recursive(8)",
+    ),
 )
 
 

@@ -136,6 +136,55 @@ def _convolved(image: jax.Array, kernel: jax.Array) -> jax.Array:
     )
 
 
+class ConvLstm(eqx.Module):
+    """A convolutional LSTM, features first, as Equinox and PyTorch have images."""
+
+    of_x: jax.Array
+    of_h: jax.Array
+
+    def __call__(self, state: Any, x: jax.Array) -> tuple[Any, None]:
+        h, c = state
+        gates = _features_first(x, self.of_x) + _features_first(h, self.of_h)
+        i, f, o, g = jnp.split(gates, 4, 1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+
+class ConvGru(eqx.Module):
+    """A convolutional gated recurrent unit, features first."""
+
+    gates: jax.Array
+    new: jax.Array
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        both = jnp.concatenate([h, x], 1)
+        z, r = jnp.split(jax.nn.sigmoid(_features_first(both, self.gates)), 2, 1)
+        new = jnp.tanh(_features_first(jnp.concatenate([r * h, x], 1), self.new))
+        return z * h + (1 - z) * new, None
+
+
+class Diffusion(eqx.Module):
+    """An explicit step of coupled reactions and diffusions, by a stencil."""
+
+    stencil: jax.Array
+
+    def __call__(self, u: jax.Array, force: jax.Array) -> tuple[jax.Array, None]:
+        return u + 0.1 * jnp.tanh(_features_first(u, self.stencil)) + force, None
+
+
+def _features_first(image: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(image, kernel, (1,) * (image.ndim - 2), "SAME")
+
+
+class ThereAndBack(eqx.Module):
+    """The step `h <- tanh(W^T (W h) + x)`, whose second matrix is transposed."""
+
+    weight: jax.Array
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(self.weight.T @ (self.weight @ h) + x), None
+
+
 class Attention(eqx.Module):
     """A layer of self-attention over tokens, the same at each step."""
 
@@ -236,6 +285,45 @@ def convolutions(length: int, size: int, channels: int) -> tuple[Any, Any, Any]:
     kernels = [jr.normal(k, (3, 3, channels, channels)) / 9 for k in keys[:2]]
     image = jr.normal(keys[2], (1, size, size, channels))
     return Convolutions(*kernels), image, 0.1 * jr.normal(keys[3], (length, channels))
+
+
+def conv_lstm(length: int, channels: int = 16) -> tuple[ConvLstm, Any, jax.Array]:
+    """Four images of 32 x 32 pixels; `xs` has four a step."""
+    keys = jr.split(jr.key(22), 3)
+    kernels = [jr.normal(k, (4 * channels, channels, 3, 3)) / 12 for k in keys[:2]]
+    shape = (4, channels, 32, 32)
+    zero = jnp.zeros(shape)
+    return ConvLstm(*kernels), (zero, zero), jr.normal(keys[2], (length, *shape))
+
+
+def conv_gru(length: int, channels: int = 16) -> tuple[ConvGru, jax.Array, jax.Array]:
+    """Four images of 32 x 32 pixels; `xs` has four a step."""
+    keys, many = jr.split(jr.key(23), 3), 2 * channels
+    kernels = [
+        jr.normal(k, (n, many, 3, 3)) / 12
+        for k, n in zip(keys[:2], (many, channels), strict=True)
+    ]
+    shape = (4, channels, 32, 32)
+    return ConvGru(*kernels), jnp.zeros(shape), jr.normal(keys[2], (length, *shape))
+
+
+def diffusion(
+    length: int, sizes: tuple[int, ...], species: int = 8
+) -> tuple[Diffusion, jax.Array, jax.Array]:
+    """Four fields of so many points for each species; `xs` has a number a step."""
+    keys = jr.split(jr.key(24), 3)
+    stencil = jr.normal(keys[0], (species, species, *[3] * len(sizes))) / 8
+    fields = jr.normal(keys[1], (4, species, *sizes))
+    return Diffusion(stencil), fields, 0.1 * jr.normal(keys[2], (length,))
+
+
+def there_and_back(
+    length: int, width: int
+) -> tuple[ThereAndBack, jax.Array, jax.Array]:
+    """A state of so many numbers; `xs` is `(length, width)`."""
+    weight = 0.9 * jr.orthogonal(jr.key(25), width)
+    init = jnp.zeros(width)
+    return ThereAndBack(weight), init, jr.normal(jr.key(26), (length, width))
 
 
 def attention(length: int, tokens: int, width: int) -> tuple[Any, Any, Any]:

@@ -24,7 +24,7 @@ class SpecialCase:
 
     Attributes:
         name: What tables call it.
-        module: Where the function is, within `eqloop.checkpointing`.
+        module: Where the function is.
         function: The function, or a method of a class as `Class.method`.
         instead: From the function to what takes its place.
         chosen_in: For a kind of candidate, whether a schedule chose one in a layout.
@@ -40,7 +40,7 @@ class SpecialCase:
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
         """A context in which the package does without it."""
-        module = importlib.import_module(f"eqloop.checkpointing.{self.module}")
+        module = importlib.import_module(f"eqloop.{self.module}")
         *path, name = self.function.split(".")
         owner = getattr(module, path[0]) if path else module
         own = vars(owner)[name]
@@ -79,19 +79,19 @@ def _blind(own: Any) -> type:
     return Blind
 
 
-_REVERSALS, _ORDERS = "engine.reversals", "engine.orders"
+_REVERSALS = "checkpointing.engine.reversals"
 
 SPECIAL_CASES = (
     SpecialCase(
         "everything stored of the last steps",
-        "planning._search",
+        "checkpointing.planning._search",
         "_storing_last",
         _none_of,
         lambda schedule, layout: layout.steps_with_residuals > 0,
     ),
     SpecialCase(
         "default batches",
-        "_schedules",
+        "checkpointing._schedules",
         "with_batches",
         lambda own: lambda loop, plain: plain,
         lambda schedule, layout: isinstance(schedule, el.Recursive),
@@ -105,15 +105,24 @@ SPECIAL_CASES = (
     SpecialCase(
         "products in parts", f"{_REVERSALS}._products_in_parts", "_in_parts", _nothing
     ),
-    SpecialCase("rows once", "steps._rows_once", "_rows_of", _nothing),
-    SpecialCase("in-place writes", "rewrites._in_place", "in_place", _as_it_is),
-    SpecialCase("masked writes", "rewrites._masked_writes", "Following", _blind),
-    SpecialCase("short loops", "rewrites._short_loops", "_is_short_loop", _no),
+    SpecialCase("rows once", "checkpointing.steps._rows_once", "_rows_of", _nothing),
+    SpecialCase(
+        "in-place writes", "checkpointing.rewrites._in_place", "in_place", _as_it_is
+    ),
+    SpecialCase(
+        "masked writes", "checkpointing.rewrites._masked_writes", "Following", _blind
+    ),
+    SpecialCase(
+        "short loops", "checkpointing.rewrites._short_loops", "_is_short_loop", _no
+    ),
     SpecialCase(
         "later steps",
-        "rewrites._later_steps",
+        "checkpointing.rewrites._later_steps",
         "numbers_after",
         lambda own: lambda step: (),
     ),
-    SpecialCase("short sums", "rewrites._short_sums", "_as_sum", _as_it_is),
+    SpecialCase(
+        "short sums", "checkpointing.rewrites._short_sums", "_as_sum", _as_it_is
+    ),
+    SpecialCase("layouts of a CPU", "_programs._layouts", "_level", _as_it_is),
 )

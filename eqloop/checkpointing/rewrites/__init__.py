@@ -33,6 +33,9 @@ On the way back of any loop (`Sweep.take`):
 - `_in_place.py`: rows of cotangents are read before they are written, so that XLA
   copies no buffer: 3 to 8 x the time.
 
+Where any of this library's primitives is run on a CPU (`_programs/_layouts.py`),
+convolutions and products are laid out for XLA's library: 10 to 60 x the time.
+
 What changes the carry for a gradient alone is another loop in place of this one
 (`engine/_substitute.py`): leaves that are computed alike are packed into one array
 (`engine/_packing.py`).

@@ -8,6 +8,7 @@ from ._ablation import ablation
 from ._budget import budget, million
 from ._calls import calls
 from ._cells import cells
+from ._convolutions import convolutions
 from ._debug import debug
 from ._diffrax import diffrax
 from ._frontier import frontier
@@ -131,6 +132,13 @@ GROUPS: Mapping[str, Group] = {
         "A multilayer perceptron over many rows: chunks that divide the number of rows "
         "and chunks that do not, gradient accumulation, and chunks that fit a budget.",
         maps,
+    ),
+    "convolutions": Group(
+        "Convolutions in loops",
+        "Where a program begins, XLA brings convolutions into the layout of its "
+        "library, and folds transpositions into products; in the body of a loop on a "
+        "CPU it does not, and ours does. [In a recipe](recipes/convolutions.md).",
+        convolutions,
     ),
     "slots": Group(
         "What slots hold",

@@ -17,11 +17,14 @@ from .._claims import time_ratio
 from .._comparison import Comparison
 from .._measure import Case, forget_programs, is_installed
 from .._problems import (
+    conv_lstm,
+    diffusion,
     gradient,
     gru,
     lstm,
     pendulum,
     tanh_rnn,
+    there_and_back,
     wave,
 )
 from .._special_cases import AS_IT_IS, SPECIAL_CASES, SpecialCase
@@ -102,7 +105,7 @@ def ablation() -> Iterator[Comparison]:
     """One comparison for each program that a special case changes."""
     for title, args in _problems().items():
         yield from _of_loop(title, args)
-    for program in (*_with_buffers(), *_with_stages()):
+    for program in (*_with_buffers(), *_with_stages(), *_with_images()):
         yield from _compared(program)
 
 
@@ -210,6 +213,23 @@ def _history(
     init = jnp.ones(width), jnp.zeros((steps, width)), 0
     (_, rows, _), _ = el.Scan(step, schedule=schedule)(init, xs)
     return jnp.sum(rows**2)
+
+
+def _with_images() -> Iterator[_Program]:
+    """Loops of convolutions, and of products with a transposed matrix."""
+    for title, args in (
+        ("convolutional LSTM, 30 steps", conv_lstm(30)),
+        ("diffusion on 32 x 32, 50 steps", diffusion(50, (32, 32))),
+        ("tanh(W.T W h + x), 100 steps of width 384", there_and_back(100, 384)),
+    ):
+        for schedule in (el.StoreAll(), el.Recursive(8)):
+            scan = functools.partial(_scanned, schedule)
+            what = ("layouts of a CPU",)
+            yield _Program(f"{title}: {schedule!r}", gradient(scan), args, what)
+
+
+def _scanned(schedule: el.AbstractSchedule, f: Any, init: Any, xs: Any) -> Any:
+    return el.Scan(f, schedule=schedule)(init, xs)
 
 
 def _with_stages() -> Iterator[_Program]:
