@@ -9,6 +9,7 @@ own. So here a program is written as XLA would have written it:
   `[*space, features in, features out]`.
 - A transposition is no operation, but a note of where the axes of a value lie. What is
   computed of a value lies as it does, for as long as its operations allow.
+- What each step would transpose anew is transposed before the loop.
 
 The numbers are the same, but for sums that a product adds up in another order. Other
 devices have all of it from their compilers.
@@ -24,10 +25,12 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from .._compat import form_of
+from .._arrays import split
+from .._compat import form_of, scan_counts
 from .._device import planning_device
 from .._types import Value
 from ._calculus import evaluated, interpreted, run, value_of
+from ._effects import is_ref
 from ._equations import (
     ELEMENTWISE,
     Rewrite,
@@ -37,10 +40,11 @@ from ._equations import (
     formula_of,
 )
 from ._jaxprs import (
-    map_programs,
+    Rewriter,
     rewritable_programs,
     rewrite_everywhere,
     with_equations,
+    with_parts,
 )
 
 # Where axis `i` of a value lies, for each `i`.
@@ -269,9 +273,16 @@ def laid_out(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
     jaxpr = program.jaxpr
-    # A formula has its own programs laid out, once it is expanded.
-    own = [e if formula_of(e) else map_programs(e, rewrite) for e in jaxpr.eqns]
-    program = with_equations(program, own)
+    rewriter = Rewriter(program)
+    for eqn in jaxpr.eqns:
+        # A formula has its own programs laid out, once it is expanded.
+        eqn = rewriter.enter(eqn, *[rewrite] * (formula_of(eqn) is None))
+        if (loop := _without_moves(eqn)) is None:
+            rewriter.eqns.append(eqn)
+        else:
+            rewriter.inline(loop, eqn.invars, eqn.outvars)
+    program, own = rewriter.result(), rewriter.eqns
+    jaxpr = program.jaxpr
     if not _asks(own):
         return program
     made_by = {out: eqn for eqn in own for out in eqn.outvars}
@@ -284,6 +295,46 @@ def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         ]
 
     return jax.make_jaxpr(run_laid_out)(*program.in_avals)
+
+
+def _without_moves(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """A loop that is given its consts transposed, where each step would transpose them.
+
+    `None` for any other equation.
+    """
+    params, is_scan = eqn.params, eqn.primitive.name == "scan"
+    if not (is_scan or eqn.primitive.name == "while"):
+        return None
+    counts = scan_counts(params) if is_scan else (params["cond_nconsts"],)
+    before, many = (0, counts[0]) if is_scan else (*counts, params["body_nconsts"])
+    body = params["jaxpr" if is_scan else "body_jaxpr"]
+    place = {var: before + i for i, var in enumerate(body.jaxpr.invars[:many])}
+    is_move = lambda e: e.primitive.name == "transpose" and e.invars[0] in place
+    moves = list(filter(is_move, body.jaxpr.eqns))
+    if not moves or any(is_ref(aval_of(x)) for x in eqn.invars):
+        return None
+    rest = [e for e in body.jaxpr.eqns if not is_move(e)]
+    given = [e.outvars[0] for e in moves]
+    step = with_parts(body, invars=[*given, *body.jaxpr.invars], eqns=rest)
+
+    def loop(*operands: Value) -> list[Value]:
+        moved = [
+            _transposed(operands[place[e.invars[0]]], e.params["permutation"], e)
+            for e in moves
+        ]
+        if is_scan:
+            consts, init, xs = split(operands, *counts)
+            once = lambda c, x: split(run(step, *moved, *consts, *c, *x), len(c))
+            how = {name: params[name] for name in ("length", "reverse", "unroll")}
+            carry, ys = lax.scan(once, init, xs, **how)
+            return [*carry, *ys]
+        tested, consts, init = split(operands, before, many)
+        goes_on = lambda c: run(params["cond_jaxpr"], *tested, *c)[0]
+        return lax.while_loop(goes_on, lambda c: run(step, *moved, *consts, *c), init)
+
+    program = jax.make_jaxpr(loop)(*map(aval_of, eqn.invars))
+    made = [e.replace(source_info=eqn.source_info) for e in program.jaxpr.eqns]
+    return with_equations(program, made)
 
 
 def _asks(eqns: Sequence[jex.JaxprEqn]) -> bool:

@@ -183,3 +183,39 @@ def test_between_convolutions_nothing_is_transposed():
     ours = assert_same(f, numbers((2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1))
     # The image and the kernel once, and the result.
     assert operations(ours).count("transpose") == 3
+
+
+def inner(program, name):
+    """The operations in the body of a loop in a program."""
+    (loop,) = (eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == name)
+    return operations(loop.params["jaxpr" if name == "scan" else "body_jaxpr"])
+
+
+def test_kernels_are_transposed_before_a_scan():
+    xs, w = numbers((3, 2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1) / 6
+    f = lambda xs, w: lax.scan(lambda h, x: (conv(h + x, w), h.sum()), xs[0], xs)
+    ours = assert_same(f, xs, w)
+    # The image there and back, and the kernel before.
+    assert inner(ours, "scan").count("transpose") == 2
+    assert operations(ours).count("transpose") == 1
+    backwards = lambda xs, w: lax.scan(
+        lambda h, x: (w.T @ h + x, w.T), xs[0], xs, reverse=True
+    )
+    ours = assert_same(backwards, numbers((3, 4), 0), numbers((4, 4), 1))
+    assert "transpose" not in inner(ours, "scan")
+
+
+def test_kernels_are_transposed_before_a_while_loop():
+    x, w = numbers((2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1) / 6
+    limit = jnp.float32(1e-3)
+
+    def f(x, w, limit):
+        going = lambda s: (s[0] < 3) & (jnp.abs(s[1]).max() > limit)
+        move = lambda s: (s[0] + 1, conv(s[1], w) * (1 + limit))
+        return lax.while_loop(going, move, (0, x))
+
+    ours = assert_same(f, x, w, limit)
+    assert inner(ours, "while").count("transpose") == 2
+    nested = lambda x, w, limit: lax.fori_loop(0, 2, lambda i, x: f(x, w, limit)[1], x)
+    ours = assert_same(nested, x, w, limit)
+    assert operations(ours).count("transpose") == 1

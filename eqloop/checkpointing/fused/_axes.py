@@ -11,6 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._compat import scan_counts
 from ..._programs import (
     ELEMENTWISE,
     Formula,
@@ -34,7 +35,6 @@ from ._classes import (
     Val,
     refuse,
     said,
-    scan_counts,
 )
 from ._lowered import why_not
 
@@ -206,7 +206,7 @@ def _cond(classes: Classes, op: Op) -> None:
 
 
 def _scan(classes: Classes, op: Op) -> None:
-    n, m = scan_counts(op)
+    n, m = scan_counts(op.params)
     closed = op.params["jaxpr"]
     if not isinstance(closed, jex.ClosedJaxpr):
         closed = jex.ClosedJaxpr(closed, ())

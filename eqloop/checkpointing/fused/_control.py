@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import closed_under
+from ..._compat import scan_counts
 from ..._programs import aval_of, reached
 from ..._types import Value
-from ._classes import refuse, said, scan_counts
+from ._classes import refuse, said
 from ._elementwise import chosen
 from ._entries import Parts, is_known
 from ._scope import BlockScope, any_row, arrays_of, closed_of, entry, leaves_of
@@ -101,7 +102,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
 
 def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     p = eqn.params
-    (n, m), body, length = scan_counts(eqn), closed_of(p["jaxpr"]), p["length"]
+    (n, m), body, length = scan_counts(p), closed_of(p["jaxpr"]), p["length"]
     consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
     ys = [aval_of(v) for v in eqn.outvars[m:]]
     avals = [aval_of(v) for v in eqn.invars[n : n + m]]
