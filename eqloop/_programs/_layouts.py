@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.core
 import jax.extend.core as jex
 from jax import lax
+from jax.sharding import AxisType
 
 from .._arrays import split
 from .._compat import form_of, scan_counts
@@ -110,15 +112,15 @@ def _bound(eqn: jex.JaxprEqn, values: Sequence[Value], **params: Any) -> list[Va
     """The results of an equation with other operands, and some other parameters."""
     invars = [jex.Var(jax.typeof(value)) for value in values]
     params = eqn.params | params
-    if "out_sharding" in params:  # over no axis, see `_is_split`
+    if "out_sharding" in params:  # it says nothing, see `_is_split`
         params["out_sharding"] = None
     return evaluated(eqn.replace(invars=invars, params=params), values)
 
 
 def _is_split(eqn: jex.JaxprEqn) -> bool:
-    """Whether the result of an equation is told to be split over devices."""
+    """Whether an equation is told how its result is split over devices."""
     sharding = eqn.params.get("out_sharding")
-    return sharding is not None and any(sharding.spec)
+    return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def _places(space: int) -> tuple[Axes, Axes]:
@@ -223,7 +225,7 @@ def _computed(
             return [_Laid(x.array, axes, x.keeps)]
         if name == "conv_general_dilated":
             return _convolved(eqn, values)
-        if name == "dot_general":
+        if name == "dot_general" and _is_alone():
             return _multiplied(eqn, values, wanted)
         if found := _alike(eqn, values):
             arrays, x = found
@@ -344,11 +346,18 @@ def _asks(eqns: Sequence[jex.JaxprEqn]) -> bool:
     return any(_is_misplaced(eqn, moved) for eqn in eqns)
 
 
+def _is_alone() -> bool:
+    """Whether there is one device: which operand is first says what others are sent."""
+    return planning_device().own.client.device_count() == 1
+
+
 def _is_misplaced(eqn: jex.JaxprEqn, moved: set[int]) -> bool:
     name, params = eqn.primitive.name, eqn.params
     if name == "conv_general_dilated":
         rows, weights = _places(len(params["window_strides"]))
         return tuple(params["dimension_numbers"]) != (rows, weights, rows)
+    if not _is_alone():
+        return False
     ranks = [len(aval_of(x).shape) for x in eqn.invars]
     if name == "dot_general" and _is_slow(params["dimension_numbers"], ranks):
         return True
@@ -373,7 +382,10 @@ def run_laid_out(
         flat: Its inputs.
         programs: What it runs.
     """
-    if not is_slow_in_loops() or not any(map(_multiplies, programs)):
+    # Without a trace, what fails in it is to say so itself.
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in flat)
+    is_asked = is_traced and is_slow_in_loops()
+    if not is_asked or not any(map(_multiplies, programs)):
         return f(*flat)
     return run(laid_out(jax.make_jaxpr(f)(*map(jax.typeof, flat))), *flat)
 

@@ -26,6 +26,7 @@ from .._arrays import (
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import vmap
 from ._doubled import Doubled
+from ._equations import as_written
 from ._formula import Formula
 
 
@@ -58,7 +59,9 @@ class Vmapped(Formula):
 
     def expand(self, *inputs: PyTree) -> PyTree:
         one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
-        return self._vmap(one, self.dims)(self.flat_in(inputs))
+        # The batch is laid out, and not the example.
+        with as_written(True):
+            return self._vmap(one, self.dims)(self.flat_in(inputs))
 
     def doubled(self, moves: Flags) -> Doubled:
         doubled = self.formula.doubled(moves)

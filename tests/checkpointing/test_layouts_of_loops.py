@@ -10,8 +10,16 @@ from jax import lax
 
 import eqloop as el
 from eqloop._device import PlannedDevice
+from eqloop._programs import _layouts
 
 from ..marks import slow
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    # The tests run with several devices, among which products would be left alone.
+    monkeypatch.setattr(_layouts, "_is_alone", lambda: True)
+
 
 PLAIN = {
     1: "[b, 0, f]x[0, i, o]->[b, 0, f]",
@@ -151,9 +159,9 @@ def until(w, xs):
 LOOPS = {
     "map in chunks": lambda w, xs: el.ChunkedVmap(row, 3, in_axes=(None, 0))(w, xs),
     "map": lambda w, xs: el.Map(lambda x: row(w, x))(xs),
-    "parallel map": lambda w, xs: el.ParallelMap(row, in_axes=(None, 0), chunk_size=2)(
-        w, xs
-    ),
+    "parallel map": lambda w, xs: el.ParallelMap(
+        row, in_axes=(None, 0), chunk_size=2, devices=jax.devices()[:1]
+    )(w, xs),
     "rows in the carry": rows_by_scan,
     "rescheduled": el.Reschedule(
         lambda w, xs: lax.scan(lambda s, x: (s + row(w, x), None), 0.0, xs)[0],

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from jax import lax
 
+from eqloop._programs import _layouts
 from eqloop._programs._layouts import laid_out
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    # The tests run with several devices, among which products would be left alone.
+    monkeypatch.setattr(_layouts, "_is_alone", lambda: True)
 
 
 def program_of(f, *args):

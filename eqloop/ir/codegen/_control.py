@@ -12,7 +12,14 @@ from jax import lax
 
 from ..._arrays import split
 from ..._compat import CALLS, form_params, scan_counts
-from ..._programs import Formula, rewritable_programs, run, traced_function, watched
+from ..._programs import (
+    Formula,
+    as_written,
+    rewritable_programs,
+    run,
+    traced_function,
+    watched,
+)
 from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
@@ -171,7 +178,8 @@ def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
         result = formula.expand(*formula.in_tree.unflatten(flat))
         return formula.out_tree.flatten_up_to(result)
 
-    with watched():  # by nobody, but so nothing in it checks by itself
+    # Watched by nobody, but so nothing in it checks by itself.
+    with watched(), as_written(True):
         jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
     jaxpr = eliminate_dead_code(jaxpr)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
