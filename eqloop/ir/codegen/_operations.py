@@ -3,9 +3,10 @@
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -101,31 +102,28 @@ def _operator(eqn: jex.JaxprEqn) -> str | None:
 
 
 def _negation(symbol: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-        (x,) = eqn.invars
-        if isinstance(x, jex.Literal):
-            return _elementwise(scope, eqn)
-        return f"{symbol}{scope.read(x)}"
+    return lambda scope, eqn: (
+        call_by_settings(scope, eqn)
+        if isinstance(eqn.invars[0], jex.Literal)
+        else f"{symbol}{scope.read(eqn.invars[0])}"
+    )
 
-    return expression
+
+def _read_all(scope: Scope, atoms: Sequence[jax.core.Atom]) -> list[Text]:
+    """Operands of a function of `jax.numpy`: numbers take the type of the others."""
+    literals = all(isinstance(atom, jex.Literal) for atom in atoms)
+    return list(map(scope.argument if literals else scope.read, atoms))
 
 
 def _extremum(function: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-        literals = all(isinstance(atom, jex.Literal) for atom in eqn.invars)
-        read = scope.argument if literals else scope.read
-        return call(f"jnp.{function}", *map(read, eqn.invars))
-
-    return expression
+    return lambda scope, eqn: call(f"jnp.{function}", *_read_all(scope, eqn.invars))
 
 
 def _where(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     which, *cases = eqn.invars
     if dtype_of(which) != np.bool_ or len(cases) != 2:
         return call("lax.select_n", *scope.arguments(eqn.invars))
-    literals = all(isinstance(case, jex.Literal) for case in cases)
-    read = scope.argument if literals else scope.read
-    otherwise, then = map(read, cases)
+    otherwise, then = _read_all(scope, cases)
     return call("jnp.where", scope.argument(which), then, otherwise)
 
 
