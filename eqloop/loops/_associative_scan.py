@@ -72,8 +72,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         reverse: Whether to start from the last element.
         chunk_size: The greatest number of elements to scan in parallel. Chunks are
             scanned one after the other. Besides inputs and results, a call takes the
-            memory of one chunk, and so does its derivative in either mode. By default
-            all elements are scanned at once.
+            memory of one chunk, and so does its derivative in either mode. A gradient
+            also stores the last prefix of each chunk. By default all elements are
+            scanned at once.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type. When called,
@@ -81,7 +82,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
             if a jaxtyping annotation of `f` is violated.
         ValueError: If `chunk_size` is less than 1. When called, if the arrays do not
             have the same number of elements, if an axis is out of range, if there is no
-            array, or if `f` changes a leaf that is not an array.
+            array, or if `f` changes a leaf that is not an array. If a gradient is taken
+            in chunks, and there is an `io_callback` in `f`: it would be called again.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -137,13 +139,11 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         Returns:
             The prefixes: the same tree, with arrays of the same types.
         """
-        elements = _Elements.of(as_arrays(xs), self.axis)
+        elements = _Elements.of(self, as_arrays(xs))
         length = elements.xs.length
         instead = "Use `el.Scan`, one element after the other"
         refuse_symbolic("AssociativeScan", length, "a tree of elements", instead)
-        combine = _Combine(self.f, elements, self.reverse)
-        count, size = _divided(length, self.chunk_size)
-        return elements.join(combine.in_chunks(elements.xs.arrays, count, size))
+        return elements.join(elements.prefixes(*_divided(length, self.chunk_size)))
 
 
 def _divided(length: int, most: int | None) -> tuple[int, int]:
@@ -160,19 +160,20 @@ def _divided(length: int, most: int | None) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
-    """What is scanned.
+    """What is scanned, and how.
 
     Attributes:
         xs: Its arrays along their axes; of PRNG keys, the data.
         key_impls: For each array of keys, how they are implemented, else `None`.
     """
 
+    scan: AssociativeScan[Any]
     xs: AlongAxes
     key_impls: tuple[Hashable, ...]
 
     @classmethod
-    def of(cls, xs: PyTree, axis: int) -> "_Elements":
-        axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
+    def of(cls, scan: AssociativeScan[Any], xs: PyTree) -> "_Elements":
+        axes = resolve_axes(_NAME, xs, scan.axis, tree_name="xs", spec_name="axis")
         sizes = axis_sizes(xs, "xs", axes)
         if not sizes:
             raise ValueError(
@@ -184,12 +185,12 @@ class _Elements:
             listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
             raise ValueError(
                 f"{_NAME}: all arrays must have the same number of elements along axis "
-                f"{axis}, but they do not:\n{listing}"
+                f"{scan.axis}, but they do not:\n{listing}"
             )
         along = AlongAxes.of(xs, axes, length)
         impls = [jax.random.key_impl(x) if is_key(x) else None for x in along.arrays]
         raw = dataclasses.replace(along, arrays=list(map(plain, along.arrays)))
-        return cls(raw, tuple(impls))
+        return cls(scan, raw, tuple(impls))
 
     def join(self, arrays: Arrays) -> PyTree:
         """The tree, with other arrays."""
@@ -200,41 +201,33 @@ class _Elements:
             ]
         )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Combine:
-    """`f` on lists of arrays, each with its elements along its own axis."""
-
-    f: Callable[..., PyTree]
-    elements: _Elements
-    reverse: bool
-
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
-        a, b = self.elements.join(one), self.elements.join(other)
+        """`f` on lists of arrays, each with its elements along its own axis."""
+        a, b = self.join(one), self.join(other)
         with explained(_NAME, "`f(a, b)`", {"a": a, "b": b}):
-            out = call_traced(_NAME, self.f, (a, b), {}, ["a", "b"])
+            out = call_traced(_NAME, self.scan.f, (a, b), {}, ["a", "b"])
             out = as_arrays(_labelled_as(a, out))
         _check_result(a, out)
-        taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
+        taken = zip(flatten(out)[0], self.xs.rest.taken, strict=True)
         return [plain(x) for x, is_taken in taken if is_taken]
 
-    def in_chunks(self, arrays: Arrays, count: int, size: int) -> list[Value]:
+    def prefixes(self, count: int, size: int) -> list[Value]:
         """The prefixes of all elements.
 
         Those of a chunk are found from the last one before it, which is all that one
         chunk needs of another. So a loop carries it along, and stores nothing else.
 
         Args:
-            arrays: The elements.
             count: How many chunks follow the first elements, which may be fewer.
             size: How many elements each of them has.
         """
+        arrays, reverse = self.xs.arrays, self.scan.reverse
         if not count:
             return self._scan([], arrays)
-        ahead = self.elements.xs.length - count * size
-        start, stride = ((count - 1) * size, -size) if self.reverse else (ahead, size)
-        last = 0 if self.reverse else -1
-        at = start - stride if self.reverse else 0
+        ahead = self.xs.length - count * size
+        start, stride = ((count - 1) * size, -size) if reverse else (ahead, size)
+        last = 0 if reverse else -1
+        at = start - stride if reverse else 0
         # Without barriers, XLA would hold cotangents of all elements twice, to add up
         # those of the first ones together with these. An array that is the same for all
         # tangents has its own.
@@ -250,41 +243,42 @@ class _Combine:
 
         init = start, self._part(ys, last, 1), self._put(zeros, ys, at)
         opened = LoopOpener(_NAME, None, None).open(step, init, length=count)
-        schedule = Recursive(max(count, 2))  # the fewest evaluations: two of a chunk
+        # The prefix before each chunk is stored, and one chunk is run again at a time.
+        schedule = Recursive(max(count, 2), batch=1)
         return opened.run(_NAME, schedule=schedule, policy=None)[0][2]
 
     def _part(self, arrays: Arrays, start: Value | int, size: int) -> list[Value]:
         return [
             lax.dynamic_slice_in_dim(x, start, size, axis)
-            for x, axis in zip(arrays, self.elements.xs.axes, strict=True)
+            for x, axis in zip(arrays, self.xs.axes, strict=True)
         ]
 
     def _put(self, arrays: Arrays, part: Arrays, start: Value | int) -> list[Value]:
         return [
             lax.dynamic_update_slice_in_dim(x, new, start, axis)
-            for x, new, axis in zip(arrays, part, self.elements.xs.axes, strict=True)
+            for x, new, axis in zip(arrays, part, self.xs.axes, strict=True)
         ]
 
     def _scan(self, before: Arrays, part: Arrays) -> list[Value]:
         """The prefixes of some elements, given that before them, if there is one."""
-        axes = self.elements.xs.axes
+        axes, f, reverse = self.xs.axes, self.scan.f, self.scan.reverse
 
         def body(_: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
             before, part = split(x, len(x) - len(axes))
             if before:
-                first = -1 if self.reverse else 0
+                first = -1 if reverse else 0
                 combined = self(before, self._part(part, first, 1))
                 part = self._put(part, combined, first)
             if len(set(axes)) == 1:
-                return [], lax.associative_scan(self, part, self.reverse, axes[0])
+                return [], lax.associative_scan(self, part, reverse, axes[0])
             back = lambda arrays: _moved(arrays, [0] * len(axes), axes)
             combine = lambda one, other: _moved(self(back(one), back(other)), axes)
-            moved = lax.associative_scan(combine, _moved(part, axes), self.reverse)
+            moved = lax.associative_scan(combine, _moved(part, axes), reverse)
             return [], back(moved)
 
         inputs = [*before, *part]
-        names = array_names(self.elements.join(part), "xs")
-        known_as = KnownAs("associative_scan", self.f, (names * 2)[: len(inputs)])
+        names = array_names(self.join(part), "xs")
+        known_as = KnownAs("associative_scan", f, (names * 2)[: len(inputs)])
         types = list(map(jax.typeof, inputs))
         step, consts = trace_step(known_as.name(body), [], types)
         return step(consts, [], inputs)[1]
