@@ -9,8 +9,8 @@ the other rooms, and none of them uses this one.
 - **What passes work with**: `_atoms.py` looks at jaxprs, `_build.py` makes one of
   equations, `_parts.py` finds the jaxprs inside an equation, and `_primitives.py` knows
   the properties of JAX's primitives. Jaxprs are rewritten by the room `_programs`.
-- **Pictures**: `_graph.py` makes a graph of a jaxpr, `_dot.py` writes it for Graphviz,
-  `_draw.py` draws it, and writes jaxprs as trees of text.
+- **Pictures**: `_dot.py` writes the graph of a jaxpr for Graphviz, `_draw.py` draws it,
+  and writes jaxprs as trees of text.
 - **Python**: `codegen/` writes jaxprs as modules.
 """
 

@@ -1,13 +1,15 @@
-"""Graphs in the language of Graphviz."""
+"""Jaxprs as graphs of Graphviz: a node for an operation, a cluster for what it runs."""
 
+import dataclasses
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax.extend.core as jex
 
-from ._atoms import of_closed
-from ._graph import Graph, Node, graph
+from .._arrays import describe
+from ._atoms import Closed, of_closed
+from ._parts import EquationPart, numbered, parts, title
 
 if TYPE_CHECKING:
     import pydot
@@ -50,7 +52,7 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
           "g_0" -> "g_o0" [label="float32[]"]
         }
     """
-    return dot_text(graph(jaxpr, name))
+    return dot_text(jaxpr, name)
 
 
 @of_closed
@@ -86,26 +88,100 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     return found[0]
 
 
-def dot_text(drawn: Graph) -> str:
-    """A graph in the language of Graphviz."""
-    return "\n".join([f"digraph {_quoted(drawn.label)} {{", *_lines(drawn, "  "), "}"])
+def dot_text(jaxpr: Closed, name: str) -> str:
+    """A jaxpr in the language of Graphviz."""
+    inputs = numbered("input", len(jaxpr.in_avals))
+    outputs = numbered("output", len(jaxpr.out_avals))
+    drawn = _drawn(EquationPart("", jaxpr, (), inputs, outputs), "g", name)
+    return "\n".join([f"digraph {_quoted(name)} {{", *drawn.lines("  "), "}"])
 
 
-def _lines(drawn: Graph, margin: str) -> Iterator[str]:
-    yield f"{margin}label={_quoted(drawn.label)}"
-    yield from (f"{margin}{_node(node)}" for node in drawn.nodes)
-    for cluster in drawn.clusters:
-        # Graphviz draws as a box what is called `cluster...`.
-        yield f"{margin}subgraph {_quoted(f'cluster_{cluster.id}')} {{"
-        yield from _lines(cluster, f"{margin}  ")
-        yield f"{margin}}}"
-    for edge in drawn.edges:
-        ends = f"{_quoted(edge.source)} -> {_quoted(edge.target)}"
-        yield f"{margin}{ends} [label={_quoted(edge.label)}]"
+# The nodes that a variable may come from: after a `cond`, one for each branch.
+_Sources = dict[jex.Var, list[str]]
 
 
-def _node(node: Node) -> str:
-    return f"{_quoted(node.id)} [label={_quoted(node.label)}, {_STYLES[node.kind]}]"
+@dataclasses.dataclass
+class Graph:
+    """A jaxpr, or a call, loop or branch within one.
+
+    Attributes:
+        nodes: What is in it and in no cluster; a line each, as for the edges.
+        clusters: The calls, loops and branches in it.
+    """
+
+    id: str
+    label: str
+    nodes: list[str] = dataclasses.field(default_factory=list)
+    clusters: list["Graph"] = dataclasses.field(default_factory=list)
+    edges: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, id: str, label: str, kind: str) -> None:
+        """Adds an operation, an input, an output or a constant."""
+        self.nodes.append(f"{_quoted(id)} [label={_quoted(label)}, {_STYLES[kind]}]")
+
+    def connect(self, atom: Any, target: str, sources: _Sources) -> None:
+        """Adds the edges by which an array flows to a node."""
+        found: Sequence[str] = () if isinstance(atom, jex.Literal) else sources[atom]
+        ends = (f"{_quoted(source)} -> {_quoted(target)}" for source in found)
+        self.edges += [f"{e} [label={_quoted(describe(atom.aval))}]" for e in ends]
+
+    def lines(self, margin: str) -> Iterator[str]:
+        """The lines that describe it."""
+        yield f"{margin}label={_quoted(self.label)}"
+        yield from (f"{margin}{node}" for node in self.nodes)
+        for cluster in self.clusters:
+            # Graphviz draws as a box what is called `cluster...`.
+            yield f"{margin}subgraph {_quoted(f'cluster_{cluster.id}')} {{"
+            yield from cluster.lines(f"{margin}  ")
+            yield f"{margin}}}"
+        yield from (f"{margin}{edge}" for edge in self.edges)
+
+
+def _drawn(part: EquationPart, name: str, label: str) -> Graph:
+    new, jaxpr = Graph(name, label), part.jaxpr.jaxpr
+    sources: _Sources = {}
+    constants = numbered("constant", len(jaxpr.constvars))
+    for i, (var, text) in enumerate(zip(jaxpr.constvars, constants, strict=True)):
+        new.add(f"{name}_c{i}", text, "constant")
+        sources[var] = [f"{name}_c{i}"]
+    for i, (var, text) in enumerate(zip(jaxpr.invars, part.inputs, strict=True)):
+        new.add(f"{name}_i{i}", text, "input")
+        sources[var] = [f"{name}_i{i}"]
+    for i, eqn in enumerate(jaxpr.eqns):
+        _draw_equation(new, eqn, f"{name}_{i}", sources)
+    for i, (atom, text) in enumerate(zip(jaxpr.outvars, part.outputs, strict=True)):
+        new.add(f"{name}_o{i}", text, "output")
+        new.connect(atom, f"{name}_o{i}", sources)
+    return new
+
+
+def _draw_equation(new: Graph, eqn: jex.JaxprEqn, name: str, sources: _Sources) -> None:
+    found = parts(eqn)
+    sources.update((var, []) for var in eqn.outvars)
+    if not found:
+        new.add(name, title(eqn), "operation")
+        for atom in eqn.invars:
+            new.connect(atom, name, sources)
+        for var in eqn.outvars:
+            sources[var].append(name)
+        return
+    cluster = Graph(name, title(eqn))
+    new.clusters.append(cluster)
+    if eqn.primitive.name == "cond":
+        cluster.add(f"{name}_index", "index", "input")
+        new.connect(eqn.invars[0], f"{name}_index", sources)
+    for i, part in enumerate(found):
+        inside = _drawn(part, f"{name}_{i}", part.label)
+        if len(found) == 1:
+            inside.label, new.clusters[-1] = cluster.label, inside
+        else:
+            cluster.clusters.append(inside)
+        for j, atom in enumerate(part.operands):
+            new.connect(atom, f"{name}_{i}_i{j}", sources)
+        if part.gives_results:
+            # A loop that is differentiated has more results than its body.
+            for j, (var, _) in enumerate(zip(eqn.outvars, part.outputs, strict=False)):
+                sources[var].append(f"{name}_{i}_o{j}")
 
 
 def _quoted(text: str) -> str:

@@ -16,7 +16,6 @@ from .._calls import open_call
 from .._tracebacks import border
 from ._atoms import Closed
 from ._dot import dot_text
-from ._graph import graph
 from ._parts import function_name, parts, title
 
 _PICTURES = (".pdf", ".png", ".svg")
@@ -125,7 +124,7 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
         call, arrays = open_call("draw", f, args, kwargs)
         jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
-        return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
+        return Drawing(dot_text(jaxpr, name), tree(jaxpr, name))
 
     return drawing
 

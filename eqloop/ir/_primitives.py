@@ -20,6 +20,17 @@ BINARY = _named(
     shift_right_logical sub xor zeta"""
 )
 
+# Other functions of their names in `jax.lax`, whose settings are parameters.
+OF_LAX = _named(
+    """bitcast_convert_type broadcast_in_dim clamp conv_general_dilated
+    convert_element_type cumlogsumexp cummax cummin cumprod cumsum dot_general gather
+    integer_pow lu_pivots_to_permutation pad ragged_dot_general reduce_and reduce_max
+    reduce_min reduce_or reduce_precision reduce_prod reduce_sum reduce_xor reshape rev
+    round scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub
+    scatter_add scatter_max scatter_min scatter_mul scatter_sub slice split squeeze
+    stop_gradient transpose"""
+)
+
 # Those for which `f(x, y)` and `f(y, x)` are the same, to the last bit. `max` and `min`
 # are not among them: which of two zeros, or of two NaNs, they give is not specified.
 COMMUTATIVE = _named("add and eq mul ne or xor")

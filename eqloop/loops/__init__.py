@@ -12,7 +12,7 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 - **Layers**: `_stacked_layers.py` scans over equal layers, each of which is a step
   (`_layer_step.py`). `_stack.py` stacks them and their `eqx.nn.State`.
   `_layer_edits.py` lets `eqx.tree_at` edit one of them.
-- **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
+- **Prefixes**: `_associative_scan.py`.
 """
 
 from ._associative_scan import AssociativeScan

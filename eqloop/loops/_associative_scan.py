@@ -12,9 +12,7 @@ from .._arrays import (
     AlongAxes,
     Arrays,
     as_arrays,
-    axes_of,
     axis_sizes,
-    chosen_sum_type,
     describe,
     flatten,
     is_key,
@@ -23,11 +21,8 @@ from .._arrays import (
     refuse_symbolic,
     resolve_axes,
     split,
-    stack_type,
-    strongly_typed,
     structure_bits,
     types_of,
-    vary,
 )
 from .._calls import (
     AbstractTransform,
@@ -44,10 +39,10 @@ from .._calls import (
     setting,
     typed,
 )
-from .._types import Aval, PyTree, Value
-from ..checkpointing import Step, trace_step
+from .._types import PyTree, Value
+from ..checkpointing import Recursive, trace_step
 from ._carry import static_changes, structure_changes, type_changes
-from ._prefix_sweep import Prefixes, PrefixSweep
+from ._open_loop import LoopOpener
 
 _NAME = "AssociativeScan"
 
@@ -77,8 +72,9 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         reverse: Whether to start from the last element.
         chunk_size: The greatest number of elements to scan in parallel. Chunks are
             scanned one after the other. Besides inputs and results, a call takes the
-            memory of one chunk, and so does its derivative in either mode. By default
-            all elements are scanned at once.
+            memory of one chunk, and so does its derivative in either mode. A gradient
+            also stores the last prefix of each chunk. By default all elements are
+            scanned at once.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type. When called,
@@ -86,7 +82,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
             if a jaxtyping annotation of `f` is violated.
         ValueError: If `chunk_size` is less than 1. When called, if the arrays do not
             have the same number of elements, if an axis is out of range, if there is no
-            array, or if `f` changes a leaf that is not an array.
+            array, or if `f` changes a leaf that is not an array. If a gradient is taken
+            in chunks, and there is an `io_callback` in `f`: it would be called again.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -142,59 +139,41 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         Returns:
             The prefixes: the same tree, with arrays of the same types.
         """
-        elements = _Elements.of(as_arrays(xs), self.axis)
+        elements = _Elements.of(self, as_arrays(xs))
         length = elements.xs.length
         instead = "Use `el.Scan`, one element after the other"
         refuse_symbolic("AssociativeScan", length, "a tree of elements", instead)
-        if self.chunk_size is None or length - 1 <= self.chunk_size:
-            step, consts = self._trace(elements, length)
-            _, ys = step(consts, [], elements.xs.arrays)
-            return elements.join(ys)
-        chunks = -(-(length - 1) // self.chunk_size)
-        size = -(-(length - 1) // chunks)
-        step, consts = self._trace(elements, 1, size)
-        if (wider := elements.varying_as(step.y_types)) is not elements:
-            elements = wider
-            step, consts = self._trace(elements, 1, size)
-        settings = length, size, self.reverse, chosen_sum_type()
-        sweep = PrefixSweep(step, elements.xs.axes, *settings)
-        inputs = list(map(strongly_typed, consts)), elements.xs.arrays
-        in_avals = jax.tree.map(jax.typeof, inputs)
-        return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
+        return elements.join(elements.prefixes(*_divided(length, self.chunk_size)))
 
-    def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Value]]:
-        """Traces a scan of as many elements as the last of the sizes says."""
-        # If there is another size, then the `x` of the step begin with the prefix
-        # before these elements.
-        combine = _Combine(self.f, elements)
-        types = [t for size in sizes for t in elements.types(size)]
 
-        def body(_: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
-            before, part = split(x, len(types) - len(elements.xs.axes))
-            if before:
-                part = combine.from_prefix(before, part, self.reverse)
-            return [], combine.scan(part, self.reverse)
-
-        names = array_names(elements.join(elements.xs.arrays), "xs")
-        known_as = KnownAs("associative_scan", self.f, names * len(sizes))
-        return trace_step(known_as.name(body), [], types)
+def _divided(length: int, most: int | None) -> tuple[int, int]:
+    """How many chunks follow the first elements, and how many elements each has."""
+    rest = length - 1
+    if most is None or rest <= most:
+        return 0, 0
+    even = -(-rest // -(-rest // most))
+    # If more than one element comes first, their prefixes are a program of their own.
+    sizes = range(even, 3 * even // 4, -1)
+    size = next((size for size in sizes if rest % size == 0), even)
+    return rest // size, size
 
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
-    """What is scanned.
+    """What is scanned, and how.
 
     Attributes:
         xs: Its arrays along their axes; of PRNG keys, the data.
         key_impls: For each array of keys, how they are implemented, else `None`.
     """
 
+    scan: AssociativeScan[Any]
     xs: AlongAxes
     key_impls: tuple[Hashable, ...]
 
     @classmethod
-    def of(cls, xs: PyTree, axis: int) -> "_Elements":
-        axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
+    def of(cls, scan: AssociativeScan[Any], xs: PyTree) -> "_Elements":
+        axes = resolve_axes(_NAME, xs, scan.axis, tree_name="xs", spec_name="axis")
         sizes = axis_sizes(xs, "xs", axes)
         if not sizes:
             raise ValueError(
@@ -206,26 +185,12 @@ class _Elements:
             listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
             raise ValueError(
                 f"{_NAME}: all arrays must have the same number of elements along axis "
-                f"{axis}, but they do not:\n{listing}"
+                f"{scan.axis}, but they do not:\n{listing}"
             )
         along = AlongAxes.of(xs, axes, length)
         impls = [jax.random.key_impl(x) if is_key(x) else None for x in along.arrays]
         raw = dataclasses.replace(along, arrays=list(map(plain, along.arrays)))
-        return cls(raw, tuple(impls))
-
-    def types(self, size: int) -> list[Aval]:
-        """The types of the arrays of so many elements."""
-        pairs = zip(self.xs.axes, self.xs.element_types, strict=True)
-        return [stack_type(aval, size, axis) for axis, aval in pairs]
-
-    def varying_as(self, types: Sequence[Aval]) -> "_Elements":
-        """These elements; in `jax.shard_map`, varying over all axes of the prefixes."""
-        # They need not by themselves, if `f` has parameters that do.
-        before = self.xs.arrays
-        arrays = [vary(x, axes_of(t)) for x, t in zip(before, types, strict=True)]
-        if all(x is old for x, old in zip(arrays, before, strict=True)):
-            return self
-        return dataclasses.replace(self, xs=dataclasses.replace(self.xs, arrays=arrays))
+        return cls(scan, raw, tuple(impls))
 
     def join(self, arrays: Arrays) -> PyTree:
         """The tree, with other arrays."""
@@ -236,44 +201,87 @@ class _Elements:
             ]
         )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Combine:
-    """`f` on lists of arrays, each with its elements along its own axis."""
-
-    f: Callable[..., PyTree]
-    elements: _Elements
-
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
-        a, b = self.elements.join(one), self.elements.join(other)
+        """`f` on lists of arrays, each with its elements along its own axis."""
+        a, b = self.join(one), self.join(other)
         with explained(_NAME, "`f(a, b)`", {"a": a, "b": b}):
-            out = call_traced(_NAME, self.f, (a, b), {}, ["a", "b"])
+            out = call_traced(_NAME, self.scan.f, (a, b), {}, ["a", "b"])
             out = as_arrays(_labelled_as(a, out))
         _check_result(a, out)
-        taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
+        taken = zip(flatten(out)[0], self.xs.rest.taken, strict=True)
         return [plain(x) for x, is_taken in taken if is_taken]
 
-    def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
-        """Elements, the first of which is combined with the prefix before it."""
-        axes = self.elements.xs.axes
-        at = part[0].shape[axes[0]] - 1 if reverse else 0
-        first = [
-            lax.slice_in_dim(x, at, at + 1, axis=axis)
-            for x, axis in zip(part, axes, strict=True)
-        ]
+    def prefixes(self, count: int, size: int) -> list[Value]:
+        """The prefixes of all elements.
+
+        Those of a chunk are found from the last one before it, which is all that one
+        chunk needs of another. So a loop carries it along, and stores nothing else.
+
+        Args:
+            count: How many chunks follow the first elements, which may be fewer.
+            size: How many elements each of them has.
+        """
+        arrays, reverse = self.xs.arrays, self.scan.reverse
+        if not count:
+            return self._scan([], arrays)
+        ahead = self.xs.length - count * size
+        start, stride = ((count - 1) * size, -size) if reverse else (ahead, size)
+        last = 0 if reverse else -1
+        at = start - stride if reverse else 0
+        # Without barriers, XLA would hold cotangents of all elements twice, to add up
+        # those of the first ones together with these. An array that is the same for all
+        # tangents has its own.
+        first = list(map(lax.optimization_barrier, self._part(arrays, at, ahead)))
+        ys, zeros = self._scan([], first), list(map(jnp.zeros_like, arrays))
+
+        def step(carry: PyTree, _: None) -> tuple[PyTree, None]:
+            at, before, ys = carry
+            # Not of `ys`, which XLA would copy to write what is computed from them.
+            part = self._scan(before, self._part(arrays, at, size))
+            carry = at + stride, self._part(part, last, 1), self._put(ys, part, at)
+            return carry, None
+
+        init = start, self._part(ys, last, 1), self._put(zeros, ys, at)
+        opened = LoopOpener(_NAME, None, None).open(step, init, length=count)
+        # The prefix before each chunk is stored, and one chunk is run again at a time.
+        schedule = Recursive(max(count, 2), batch=1)
+        return opened.run(_NAME, schedule=schedule, policy=None)[0][2]
+
+    def _part(self, arrays: Arrays, start: Value | int, size: int) -> list[Value]:
         return [
-            lax.dynamic_update_slice_in_dim(x, new, at, axis)
-            for x, new, axis in zip(part, self(before, first), axes, strict=True)
+            lax.dynamic_slice_in_dim(x, start, size, axis)
+            for x, axis in zip(arrays, self.xs.axes, strict=True)
         ]
 
-    def scan(self, part: Arrays, reverse: bool) -> list[jax.Array]:
-        """The prefixes of some elements."""
-        axes = self.elements.xs.axes
-        if len(set(axes)) == 1:
-            return lax.associative_scan(self, list(part), reverse, axes[0])
-        back = lambda arrays: _moved(arrays, [0] * len(axes), axes)
-        combine = lambda one, other: _moved(self(back(one), back(other)), axes)
-        return back(lax.associative_scan(combine, _moved(part, axes), reverse))
+    def _put(self, arrays: Arrays, part: Arrays, start: Value | int) -> list[Value]:
+        return [
+            lax.dynamic_update_slice_in_dim(x, new, start, axis)
+            for x, new, axis in zip(arrays, part, self.xs.axes, strict=True)
+        ]
+
+    def _scan(self, before: Arrays, part: Arrays) -> list[Value]:
+        """The prefixes of some elements, given that before them, if there is one."""
+        axes, f, reverse = self.xs.axes, self.scan.f, self.scan.reverse
+
+        def body(_: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+            before, part = split(x, len(x) - len(axes))
+            if before:
+                first = -1 if reverse else 0
+                combined = self(before, self._part(part, first, 1))
+                part = self._put(part, combined, first)
+            if len(set(axes)) == 1:
+                return [], lax.associative_scan(self, part, reverse, axes[0])
+            back = lambda arrays: _moved(arrays, [0] * len(axes), axes)
+            combine = lambda one, other: _moved(self(back(one), back(other)), axes)
+            moved = lax.associative_scan(combine, _moved(part, axes), reverse)
+            return [], back(moved)
+
+        inputs = [*before, *part]
+        names = array_names(self.join(part), "xs")
+        known_as = KnownAs("associative_scan", f, (names * 2)[: len(inputs)])
+        types = list(map(jax.typeof, inputs))
+        step, consts = trace_step(known_as.name(body), [], types)
+        return step(consts, [], inputs)[1]
 
 
 def _moved(

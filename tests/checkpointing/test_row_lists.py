@@ -243,6 +243,21 @@ def test_the_gradient_with_each_way_to_write(name):
     check(name, 0, grad)
 
 
+def test_a_step_with_an_operation_that_has_no_result():
+    def step(carry, x):
+        i, h, rows = carry
+        jax.debug.callback(lambda i: None, i)
+        return (i + 1, h * x, rows.at[i].set(h)), None
+
+    def gradient(scan, xs):
+        init = 0, jnp.ones(()), jnp.zeros(ROWS)
+        return jax.grad(lambda xs: jnp.sum(scan(step, init, xs)[0][2] ** 2))(xs)
+
+    xs = jnp.linspace(0.5, 1.5, 6)
+    loops = SCANS[2], lax.scan
+    assert_close(*jax.jit(lambda: [gradient(scan, xs) for scan in loops])())
+
+
 @pytest.mark.parametrize("write", MOVED)
 def test_the_gradient_with_each_way_to_move(write):
     check((write, "another row"), 0, grad)

@@ -22,7 +22,7 @@ from ..marks import slow
 pytestmark = pytest.mark.sampled
 
 LENGTH = 9
-# One chunk; chunks that divide what follows the first element; one that overlaps.
+# One chunk; chunks after the first element; chunks after the first three.
 CHUNK_SIZES = (None, 1, 4, 5, 3, LENGTH)
 
 
@@ -242,8 +242,11 @@ def test_memory_is_that_of_a_chunk():
 
     assert temp_bytes(forward, xs) < 0.15 * size
     assert temp_bytes(lambda xs: jax.jvp(forward, (xs,), (xs,)), xs) < 0.2 * size
-    # The prefixes are what is stored for the backward pass.
-    assert temp_bytes(pull, xs, xs) < 1.3 * size
+    # Their cotangents are held, and of each chunk the last prefix, but no others.
+    loss = lambda xs: jnp.sum(forward(xs)[1] ** 2)
+    assert temp_bytes(jax.grad(loss), xs) < 1.4 * size
+    even = elements(2_001)["ab"]
+    assert temp_bytes(pull, even, even) < 1.4 * size
     assert temp_bytes(lambda xs: theirs(f, xs), xs) > 0.5 * size
 
 

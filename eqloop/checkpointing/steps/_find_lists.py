@@ -184,7 +184,7 @@ def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
         return None
     made = {block.made: block for block in known.blocks}
     # In the order of the program, so that it is the same whoever asks.
-    writes = [eqn for eqn in counted.program.eqns if eqn.outvars[0] in made]
+    writes = [eqn for eqn in counted.program.eqns if made.keys() & {*eqn.outvars}]
     if len(writes) < len(known.blocks):  # some are in a loop, or in a rule
         return None
     pairs = [(eqn, made[eqn.outvars[0]]) for eqn in writes]

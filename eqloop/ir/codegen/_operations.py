@@ -1,68 +1,25 @@
 """Operations on arrays as calls of functions of `jax.lax`, or as Python's operators."""
 
-from collections.abc import Callable
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..._compat import form_params
 from .._atoms import dtype_of, is_extended, shape_of
-from .._primitives import BINARY, UNARY
+from .._primitives import BINARY, OF_LAX, UNARY
 from ._lines import Text, call, list_of, tuple_of
 from ._scope import Scope
 from ._values import UnprintableError, array, dtype_text, parameter
 
 Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Text]
-
-# For each operation that is a function of `jax.lax` of its name, the parameters that
-# this takes, in its order. One that is `name=default` is left out if it has that value.
-_PRODUCT = dict(precision=None, preferred_element_type=None)
-_SCATTER = dict(indices_are_sorted=False, unique_indices=False, mode=None)
-_OPS = ("add", "max", "min", "mul", "sub")
-_LAX_CALLS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    **dict.fromkeys(("clamp", "stop_gradient"), ((), {})),
-    **dict.fromkeys(
-        ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"),
-        ((), dict(axis=None, reverse=False)),
-    ),
-    **dict.fromkeys(
-        [f"reduce_{op}" for op in ("and", "max", "min", "or", "prod", "sum", "xor")],
-        (("axes",), {}),
-    ),
-    **dict.fromkeys(
-        ["scatter", *(f"scatter{sign}{op}" for sign in "-_" for op in _OPS)],
-        (("dimension_numbers",), _SCATTER),
-    ),
-    "bitcast_convert_type": (("new_dtype",), {}),
-    "broadcast_in_dim": (("shape", "broadcast_dimensions"), {}),
-    "conv_general_dilated": (
-        ("window_strides", "padding"),
-        dict.fromkeys(("lhs_dilation", "rhs_dilation", "dimension_numbers"))
-        | dict(feature_group_count=1, batch_group_count=1)
-        | _PRODUCT,
-    ),
-    "convert_element_type": (("new_dtype",), {}),
-    "dot_general": (("dimension_numbers",), _PRODUCT),
-    "gather": (
-        ("dimension_numbers", "slice_sizes"),
-        dict(unique_indices=False, indices_are_sorted=False, mode=None)
-        | dict(fill_value=None),
-    ),
-    "integer_pow": (("y",), {}),
-    "lu_pivots_to_permutation": (("permutation_size",), {}),
-    "pad": (("padding_config",), {}),
-    "ragged_dot_general": (("ragged_dot_dimension_numbers",), _PRODUCT),
-    "reduce_precision": (("exponent_bits", "mantissa_bits"), {}),
-    "reshape": (("new_sizes",), dict(dimensions=None)),
-    "rev": (("dimensions",), {}),
-    "round": ((), dict(rounding_method=None)),
-    "slice": (("start_indices", "limit_indices"), dict(strides=None)),
-    "split": (("sizes", "axis"), {}),
-    "squeeze": (("dimensions",), {}),
-    "transpose": (("permutation",), {}),
-}
 
 _OPERATORS = {
     "add": "+",
@@ -95,30 +52,36 @@ _FUNCTIONS = {
 
 
 def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    """A call of the function of `jax.lax` that `_LAX_CALLS` names."""
-    positional, keywords = _LAX_CALLS[eqn.primitive.name]
-    given = {
-        name: parameter(eqn.params[name])
-        for name, default in keywords.items()
-        # For NumPy, `None` is float64.
-        if type(eqn.params[name]) is not type(default) or eqn.params[name] != default
-    }
-    operands = scope.arguments(eqn.invars)
-    rest = [parameter(eqn.params[name]) for name in positional]
-    return call(_function(eqn), *operands, *rest, **given)
+    """A call of a function of `jax.lax`, which takes parameters by their names."""
+    name, params, positional, given = _function(eqn), eqn.params, [], {}
+    for key, default in _settings(name):
+        # Only mesh axes are not written. For NumPy, `None` is float64.
+        if key not in params or key == "out_sharding":
+            continue
+        if default is inspect.Parameter.empty:
+            positional.append(parameter(params[key]))
+        elif type(params[key]) is not type(default) or params[key] != default:
+            given[key] = parameter(params[key])
+    return call(f"lax.{name}", *scope.arguments(eqn.invars), *positional, **given)
+
+
+@functools.cache
+def _settings(name: str) -> list[tuple[str, Any]]:
+    """The parameters of a function of `jax.lax`, with their defaults."""
+    signature = inspect.signature(operator.attrgetter(name)(lax))
+    return [(p.name, p.default) for p in signature.parameters.values()]
 
 
 def _function(eqn: jex.JaxprEqn) -> str:
     name = eqn.primitive.name
-    return f"lax.{_FUNCTIONS.get(name, name.replace('-', '_'))}"
+    return _FUNCTIONS.get(name, name.replace("-", "_"))
 
 
 def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    named = {name: eqn.params.get(name) for name in ("accuracy", "out_dtype")}
-    how = {name: parameter(x) for name, x in named.items() if x is not None}
     symbol = _operator(eqn)
-    if symbol is None or how:
-        return call(_function(eqn), *scope.arguments(eqn.invars), **how)
+    how = [eqn.params.get(name) for name in ("accuracy", "out_dtype")]
+    if symbol is None or how != [None, None]:
+        return call_by_settings(scope, eqn)
     x, y = map(scope.read, eqn.invars)
     return f"{x} {symbol} {y}"
 
@@ -139,31 +102,28 @@ def _operator(eqn: jex.JaxprEqn) -> str | None:
 
 
 def _negation(symbol: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-        (x,) = eqn.invars
-        if isinstance(x, jex.Literal):
-            return _elementwise(scope, eqn)
-        return f"{symbol}{scope.read(x)}"
+    return lambda scope, eqn: (
+        call_by_settings(scope, eqn)
+        if isinstance(eqn.invars[0], jex.Literal)
+        else f"{symbol}{scope.read(eqn.invars[0])}"
+    )
 
-    return expression
+
+def _read_all(scope: Scope, atoms: Sequence[jax.core.Atom]) -> list[Text]:
+    """Operands of a function of `jax.numpy`: numbers take the type of the others."""
+    literals = all(isinstance(atom, jex.Literal) for atom in atoms)
+    return list(map(scope.argument if literals else scope.read, atoms))
 
 
 def _extremum(function: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-        literals = all(isinstance(atom, jex.Literal) for atom in eqn.invars)
-        read = scope.argument if literals else scope.read
-        return call(f"jnp.{function}", *map(read, eqn.invars))
-
-    return expression
+    return lambda scope, eqn: call(f"jnp.{function}", *_read_all(scope, eqn.invars))
 
 
 def _where(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     which, *cases = eqn.invars
     if dtype_of(which) != np.bool_ or len(cases) != 2:
         return call("lax.select_n", *scope.arguments(eqn.invars))
-    literals = all(isinstance(case, jex.Literal) for case in cases)
-    read = scope.argument if literals else scope.read
-    otherwise, then = map(read, cases)
+    otherwise, then = _read_all(scope, cases)
     return call("jnp.where", scope.argument(which), then, otherwise)
 
 
@@ -212,7 +172,7 @@ def _at_starts(arrays: int) -> Expression:
         if (sizes := eqn.params.get("slice_sizes")) is not None:
             operands.append(parameter(sizes))
         # Indices from the end have become indices from the start while tracing.
-        return call(_function(eqn), *operands, allow_negative_indices="False")
+        return call(f"lax.{_function(eqn)}", *operands, allow_negative_indices="False")
 
     return expression
 
@@ -270,7 +230,7 @@ def _impl(eqn: jex.JaxprEqn) -> Text:
 
 OPERATIONS: dict[str, Expression] = {
     **dict.fromkeys(UNARY | BINARY, _elementwise),
-    **dict.fromkeys(_LAX_CALLS, call_by_settings),
+    **dict.fromkeys(OF_LAX, call_by_settings),
     "add_any": _elementwise,
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
