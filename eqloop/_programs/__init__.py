@@ -107,6 +107,7 @@ from ._jaxprs import (
     program_from,
     pruned,
     renamed,
+    resized,
     rewritable_programs,
     rewrite_everywhere,
     traced_function,
