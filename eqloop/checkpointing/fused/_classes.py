@@ -259,12 +259,3 @@ def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
     if place is None and around is not None:
         place = place_of(around.source_info)
     return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"
-
-
-def scan_counts(op: Op) -> tuple[int, int]:
-    """How many consts and how many leaves of a carry a `scan` has."""
-    params = op.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = (len(group) for group in params["ft_in"].unpack())
-    return consts, carry

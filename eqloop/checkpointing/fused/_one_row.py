@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import zero_array
+from ..._compat import scan_counts
 from ..._programs import resized
 from ..._types import Aval, Value
 from ._classes import (
@@ -25,7 +26,6 @@ from ._classes import (
     Op,
     Rows,
     Val,
-    scan_counts,
 )
 from ._pending import ADDITIVE
 
@@ -159,7 +159,7 @@ def _cond(row: OneRow, op: Op, index: Value, *given: Value) -> list[Value]:
 
 
 def _scan(row: OneRow, op: Op, *given: Value) -> list[Value]:
-    n, m = scan_counts(op)
+    n, m = scan_counts(op.params)
     (body,), consts, xs = op.inner, given[:n], list(given[n + m :])
     carry, want = _pended(row, op, given[n : n + m], op.ins[n : n + m])
 

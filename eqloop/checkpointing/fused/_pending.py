@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ..._arrays import is_inexact, split
+from ..._compat import scan_counts
 from ._axis_rules import dot_axes
 from ._classes import (
     NO_ROWS,
@@ -19,7 +20,6 @@ from ._classes import (
     Op,
     Rows,
     Val,
-    scan_counts,
 )
 
 # Operations that are linear in all operands together.
@@ -217,7 +217,7 @@ def settled_rows(
 
 
 def _of_scan(classes: Classes, op: Op) -> list[Rows]:
-    n, m = scan_counts(op)
+    n, m = scan_counts(op.params)
     consts, carry, xs = split([val.pending for val in op.ins], n, m)
     outs = lambda carry: mark(classes, op.inner[0], [*consts, *carry, *xs])
     carry = settled_rows(carry, lambda carry: outs(carry)[:m])
