@@ -192,7 +192,7 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 42,100 in all. A commit that saves some takes its line down. What takes one up names
+# 42,092 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
@@ -200,19 +200,19 @@ MOST_LINES = {
     "_arrays": 1022,
     "_calls": 1106,
     "_compiled": 602,
-    "_programs": 3362,
+    "_programs": 3383,
     "autodiff": 952,
     "branching": 352,
     "checkpointing": 2913,
     "checkpointing/engine": 6049,
-    "checkpointing/fused": 3994,
+    "checkpointing/fused": 3983,
     "checkpointing/planning": 1971,
     "checkpointing/rewrites": 1009,
     "checkpointing/steps": 1586,
     "checkpointing/whiles": 900,
     "debug": 873,
     "diffrax": 555,
-    "fitting": 2724,
+    "fitting": 2706,
     "ir": 2413,
     "loops": 2811,
     "mapping": 2007,
