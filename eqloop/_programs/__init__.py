@@ -111,6 +111,7 @@ from ._jaxprs import (
     program_from,
     pruned,
     renamed,
+    resized,
     rewritable_programs,
     rewrite_everywhere,
     traced_function,

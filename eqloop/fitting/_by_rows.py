@@ -28,6 +28,7 @@ from .._programs import (
     evaluated,
     formula_of,
     pushed,
+    resized,
     traced,
     value_of,
 )
@@ -328,34 +329,12 @@ def _evaluated(
             entries = laid.ins[0].entries if laid.ins[0] else 1
             first = (numbers[:1, None] * entries).astype(values[1].dtype)
             values[1] = values[1] - jnp.where(is_it, first, jnp.zeros_like(first))
-        params = dict(eqn.params) | _sizes(eqn, laid, size)
-        outs = evaluated(eqn.replace(params=params), values)
+        shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
+        outs = evaluated(resized(eqn, values, shape), values)
     for x, out, rows in zip(eqn.outvars, outs, laid.outs, strict=True):
         if out.shape != _shape_of_chunk(aval_of(x), rows, size):
             raise NotByRowsError
     return outs
-
-
-def _sizes(eqn: jex.JaxprEqn, laid: Laid, size: int) -> dict[str, Any]:
-    """The parameters of an operation that are sizes, for fewer rows."""
-    out = lambda: _shape_of_chunk(aval_of(eqn.outvars[0]), laid.outs[0], size)
-    match form_of(eqn):
-        case "broadcast_in_dim" | "iota":
-            return {"shape": out()}
-        case "reshape":
-            return {"new_sizes": out()}
-        case "slice":
-            rows, ends = laid.ins[0], list(eqn.params["limit_indices"])
-            if rows is not None:
-                ends[rows.axis] = rows.size(size)
-            return {"limit_indices": tuple(ends)}
-        case "dynamic_slice" | "gather":
-            rows, sizes = laid.ins[0], list(eqn.params["slice_sizes"])
-            whole = aval_of(eqn.invars[0]).shape
-            if rows is not None and sizes[rows.axis] == whole[rows.axis]:
-                sizes[rows.axis] = rows.size(size)
-            return {"slice_sizes": tuple(sizes)}
-    return {}
 
 
 def _with_rule(

@@ -1,5 +1,6 @@
 """Operations in a kernel that were others, interpreted, beside `lax.scan`."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,21 @@ def empty(h, x):
     return h + jnp.sum(pair[2:]), jnp.max(pair[:0], initial=-1.0)
 
 
-STEPS = [halved_until_small, root_of_x, tokens, moved, tails, interpolated, empty]
+def without_entries(h, x):
+    none, at = jnp.zeros((0, 3)) + h, jnp.asarray(x, int)
+    return h * 0.5, (jnp.cumsum(none), lax.dynamic_slice(none.T, (at, at), (2, 0)))
+
+
+STEPS = [
+    halved_until_small,
+    root_of_x,
+    tokens,
+    moved,
+    tails,
+    interpolated,
+    empty,
+    without_entries,
+]
 
 
 def run(step: Callable[..., Any], schedule: Any) -> Any:
@@ -103,6 +118,23 @@ def test_rows_of_what_is_of_xs_alone_are_those_of_the_carry():
     f = lambda h, x: jnp.sum(jax.vmap(lambda h, x: scan(h, x)[0])(h, x))
     (loop,) = el.plans(jax.grad(f))(jnp.ones(64), jnp.ones((64, 3)))
     assert "64 rows of about 1 numbers" in loop.plan.kernel
+
+
+def test_as_many_rows_as_entries_are_no_diagonal():
+    step = lambda h, x: (h * 0.5, [x[0] + 1, x[1] * 2, x[2]])
+    xs = [i + jnp.arange(32.0).reshape(2, 4, 4) for i in range(3)]
+    one = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[1]
+    ys = jax.jit(jax.vmap(one, (0, 1), 1))(jnp.ones(4), xs)
+    assert_same(ys, [xs[0] + 1, xs[1] * 2, xs[2]])
+
+
+def test_lgamma_is_exact_at_its_zeros():
+    x = jnp.array([1, 2, 1 - 1e-5, 1 + 1e-5, 2 - 1e-5, 2 + 1e-5, 0.6, 1.4, 2.4])
+    step = lambda h, x: (h * 0.5, lax.lgamma(x))
+    scan = el.Scan(step, schedule=FUSED)
+    found = jax.vmap(lambda x: scan(0.0, x[None])[1])(x)[:, 0]
+    expected = [math.lgamma(float(one)) for one in x]
+    assert_close(found, jnp.array(expected), rtol=1e-6, atol=0)
 
 
 def test_keys_of_another_generator_are_refused():

@@ -1,4 +1,4 @@
-"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused | fit]`: see `__init__.py`."""
+"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused | operations | fit]`."""
 
 import dataclasses
 import json
@@ -10,7 +10,15 @@ import jax
 
 import eqloop as el
 
-from .cases import budgeted, fitted, fitted_rows, fused, loss_of, offloaded
+from .cases import (
+    budgeted,
+    fitted,
+    fitted_rows,
+    fused,
+    loss_of,
+    offloaded,
+    operations,
+)
 from .compiler import compiled_for
 
 
@@ -56,6 +64,13 @@ def _fused() -> None:
         )
 
 
+def _operations(kind: str) -> None:
+    """Operations that a kernel is made of."""
+    with jax.enable_x64(True):
+        for name, function, args in operations():
+            _say(name, temp=compiled_for(kind, function, *args).temp)
+
+
 def _fit(kind: str) -> None:
     """Functions with one budget: with memory of the host or not, and of many rows."""
     for host in (None, "100MiB", "1GiB"):
@@ -82,6 +97,8 @@ if __name__ == "__main__":
     with el.planning_for(kind):
         if rest == ["fused"]:
             _fused()
+        elif rest == ["operations"]:
+            _operations(kind)
         elif rest == ["fit"]:
             _fit(kind)
         elif rest:

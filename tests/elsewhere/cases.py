@@ -161,6 +161,19 @@ def _crowded(consts: Any, h: Any, x: Any) -> Any:
     return jnp.sin(h + consts * jnp.roll(h, 1)), None
 
 
+def operations() -> Iterator[tuple[str, Callable[..., Any], Any]]:
+    """Loops of 64 rows that are kernels, by an operation that is all of their step."""
+    of = lambda dtype, *shape: jax.ShapeDtypeStruct((64, 3, *shape), dtype)
+    for name, f, x in (
+        ("division", lambda x: x / (x + 1), of("complex64")),
+        ("frexp", jnp.frexp, of("float64")),
+        ("no entries", lambda x: (x[:0], jnp.cumsum(x[:0])), of("float32", 4)),
+        ("bits", lambda x: jax.lax.clz(x) ^ ~x % 7, of("uint64")),
+    ):
+        scan = el.Scan(lambda h, x, f=f: (h, f(x)), schedule=el.Fused())
+        yield name, jax.vmap(lambda xs, scan=scan: scan(0.0, xs)[1]), (x,)
+
+
 def fused(name: str, schedule: Any) -> tuple[Callable[..., Any], Any]:
     """The gradient of a loop over 8,192 rows that can be one kernel each way."""
     crowd = _crowded, lambda rows, _: (jnp.ones(()), jnp.ones((rows, 64)), None)

@@ -99,3 +99,7 @@ def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
         assert all("registers a thread" in kernel for kernel in case["kernels"])
         assert max(case["times"]) < 0.1
         assert not any("Fused" in said for said in case["said"])
+
+
+def test_operations_of_a_kernel_are_compiled():
+    assert len(found("h100", "operations")) == 4

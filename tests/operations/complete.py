@@ -86,11 +86,7 @@ def _modules() -> Iterator[ModuleType]:
 def primitives() -> set[str]:
     """The names of all primitives that JAX has."""
     every = (x for module in _modules() for x in vars(module).values())
-    return {
-        x.name.replace("_p", "") if 0 else x.name
-        for x in every
-        if isinstance(x, jex.Primitive)
-    }
+    return {x.name for x in every if isinstance(x, jex.Primitive)}
 
 
 def without_case(cases: Sequence[Case]) -> list[str]:

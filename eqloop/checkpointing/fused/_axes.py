@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._compat import scan_counts
+from ..._compat import close, scan_counts
 from ..._programs import (
     ELEMENTWISE,
     Formula,
@@ -46,10 +46,8 @@ def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
 
 
 def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
-    if not isinstance(closed, jex.ClosedJaxpr):
-        closed = jex.ClosedJaxpr(closed, ())
     ops = list[Op]()
-    return AxisProgram(list(ins), _opened(classes, closed, ins, ops), ops)
+    return AxisProgram(list(ins), _opened(classes, close(closed), ins, ops), ops)
 
 
 def open_call(
@@ -113,11 +111,9 @@ def _opened(
             classes.whole = whole
         elif eqn.primitive.name in _CALL_NAMES:
             inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
-            if not isinstance(inner, jex.ClosedJaxpr):
-                inner = jex.ClosedJaxpr(inner, ())
             around = classes.around
             classes.around = eqn if place_of(eqn.source_info) else around
-            outs = _opened(classes, inner, given, ops)
+            outs = _opened(classes, close(inner), given, ops)
             classes.around = around
         if outs is None:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
@@ -207,9 +203,7 @@ def _cond(classes: Classes, op: Op) -> None:
 
 def _scan(classes: Classes, op: Op) -> None:
     n, m = scan_counts(op.params)
-    closed = op.params["jaxpr"]
-    if not isinstance(closed, jex.ClosedJaxpr):
-        closed = jex.ClosedJaxpr(closed, ())
+    closed = close(op.params["jaxpr"])
     ins = [classes.array(aval) for aval in closed.in_avals]
     for a, b in zip(op.ins[: n + m], ins, strict=False):
         classes.tie(a, b)

@@ -9,13 +9,13 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import closed_under
-from ..._compat import scan_counts
+from ..._compat import close, scan_counts
 from ..._programs import aval_of, reached
 from ..._types import Value
 from ._classes import refuse, said
 from ._elementwise import chosen
 from ._entries import Parts, is_known
-from ._scope import BlockScope, any_row, arrays_of, closed_of, entry, leaves_of
+from ._scope import BlockScope, any_row, arrays_of, entry, leaves_of
 
 # An inner scan of no more steps is written out.
 _UNROLLED = 64
@@ -41,7 +41,7 @@ def _settled_marks(body: Any, consts: list[bool], carry: list[bool]) -> list[boo
 def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     p = eqn.params
     n, m = p["cond_nconsts"], p["body_nconsts"]
-    cond, body = closed_of(p["cond_jaxpr"]), closed_of(p["body_jaxpr"])
+    cond, body = close(p["cond_jaxpr"]), close(p["body_jaxpr"])
     of_cond, of_body, init = ins[:n], ins[n : n + m], ins[n + m :]
     avals = [aval_of(v) for v in eqn.invars[n + m :]]
     differ = _settled_marks(body, _differ(scope, of_body), _differ(scope, init))
@@ -77,7 +77,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
         return scope.run(branches[min(max(int(at), 0), len(branches) - 1)], given)
     # What rows share is a scalar, as long as they all take the same branch.
     marks = tuple(_differ(scope, given))
-    each = [reached(closed_of(branch), marks) for branch in branches]
+    each = [reached(close(branch), marks) for branch in branches]
     own = np.ndim(at) > 0
     differ = [own or any(flags) for flags in zip(*each, strict=True)]
 
@@ -102,7 +102,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
 
 def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     p = eqn.params
-    (n, m), body, length = scan_counts(p), closed_of(p["jaxpr"]), p["length"]
+    (n, m), body, length = scan_counts(p), close(p["jaxpr"]), p["length"]
     consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
     ys = [aval_of(v) for v in eqn.outvars[m:]]
     avals = [aval_of(v) for v in eqn.invars[n : n + m]]

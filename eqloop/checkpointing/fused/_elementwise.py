@@ -33,6 +33,8 @@ def bound(eqn: Any, xs: Sequence[Any]) -> Any:
             return xs[0]
         if is_known(xs[0]) and (dtypes[0].kind in "biu" or to.kind == "f"):
             return np.asarray(xs[0], dtypes[0]).astype(to)[()]
+    if name == "bitcast_convert_type" and is_known(xs[0]):  # which Triton refuses
+        return np.asarray(xs[0], dtypes[0]).view(to)[()]
     if (simple := simplified(name, xs)) is not None:
         return simple
     made = alike(dtypes, xs)

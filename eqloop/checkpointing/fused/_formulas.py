@@ -299,6 +299,12 @@ _LANCZOS = (
 _LANCZOS_FIRST = 0.99999999999980993227684700473478
 
 
+# The series of `lgamma` at 2, by zeta(k) - 1.
+_ZETAS = {k: sum(i**-k for i in range(2, 4000)) for k in range(13, 2, -1)}
+_AT_TWO = [(-1) ** k / k * zeta for k, zeta in _ZETAS.items()]
+_AT_TWO += [math.pi**2 / 12 - 0.5, 1 - np.euler_gamma, 0.0]
+
+
 def _lanczos(x: Value) -> tuple[Value, Value, Value, Value]:
     """The argument, the sum and its derivative, and the logarithm of `z + 7.5`."""
     z = jnp.where(x < 0.5, -x, x - 1)
@@ -314,6 +320,11 @@ def lgamma(x: Value) -> Value:
     z, total, _, log = _lanczos(x)
     value = 0.5 * math.log(2 * math.pi) + (z + 0.5 - (z + 7.5) / log) * log
     value = value + jnp.log(total)
+    if x.dtype == np.float32:  # XLA is exact at the zeros of this type alone
+        is_low = z < 0.5
+        near = _polynomial(jnp.where(is_low, z, z - 1), _AT_TWO)
+        near = near - jnp.where(is_low, jnp.log1p(z), 0)
+        value = jnp.where(z < 1.5, near, value)
     frac = jnp.abs(x) - jnp.floor(jnp.abs(x))
     frac = jnp.where(frac > 0.5, 1 - frac, frac)
     sine = jnp.log(jnp.sin(math.pi * frac))

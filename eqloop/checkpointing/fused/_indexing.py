@@ -51,7 +51,8 @@ def _taken(
 def _strided(a: np.ndarray) -> tuple[Callable[[Any], Value], int] | None:
     """How to read the rows of a table that lie in memory at equal distances."""
     flat = a.reshape(len(a), -1)
-    if not all(isinstance(x, InMemory) for x in flat.reshape(-1)) or len(a) < 2:
+    is_read = [isinstance(x, InMemory) for x in flat.reshape(-1)]
+    if len(a) < 2 or not is_read or not all(is_read):
         return None
     read = flat[0, 0].read
     at = np.array([[x.at if x.read is read else -1 for x in row] for row in flat])

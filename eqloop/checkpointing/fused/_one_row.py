@@ -5,7 +5,7 @@ but for the sizes in its parameters. So this undoes `vmap`, and does as much for
 that a user has written for all rows at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax import lax
 
 from ..._arrays import zero_array
 from ..._compat import scan_counts
-from ..._programs import NOTHING
+from ..._programs import NOTHING, resized
 from ..._types import Aval, Value
 from ._classes import (
     EMPTY,
@@ -106,44 +106,10 @@ _ALSO_PENDED = {
 }
 
 
-def resized(
-    name: str,
-    params: Mapping[str, Any],
-    old: tuple[int, ...],
-    new: tuple[int, ...],
-    out: tuple[int, ...],
-) -> dict[str, Any]:
-    """The parameters of an operation on arrays of other sizes.
-
-    Args:
-        name: The primitive.
-        params: Its parameters.
-        old: The shape of the first operand.
-        new: Its shape now.
-        out: The shape of the first result now.
-    """
-    of_sizes = lambda sizes: tuple(
-        b if n == a else n for n, a, b in zip(sizes, old, new, strict=True)
-    )
-    match name:
-        case "broadcast_in_dim" | "iota":
-            return {**params, "shape": out}
-        case "reshape":
-            return {**params, "new_sizes": out}
-        case "slice":
-            return {**params, "limit_indices": of_sizes(params["limit_indices"])}
-        case "dynamic_slice" | "gather":
-            return {**params, "slice_sizes": of_sizes(params["slice_sizes"])}
-    return {**params}
-
-
 def _same(row: OneRow, op: Op, *given: Value) -> Any:
-    old = op.ins[0].shape if op.ins else ()
-    new = given[0].shape if given else ()
-    out = row.type_of(op.outs[0]).shape
-    params = resized(op.name, op.params, old, new, out)
+    params = resized(op.eqn, given, row.type_of(op.outs[0]).shape).params
     if "sharding" in params:
-        params["sharding"] = None
+        params = {**params, "sharding": None}
     return op.eqn.primitive.bind(*given, **params)
 
 

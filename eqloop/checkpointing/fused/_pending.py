@@ -111,14 +111,16 @@ def _join(
     It is a map along axes of as many entries, and no array has both: so it makes no
     difference which of them are together.
     """
-    found = [{*classes.of(val)} for one in programs for val in one.vals()]
-    near = lambda root: frozenset[int]().union(*(of for of in found if root in of))
+    arrays = lambda: [{*classes.of(val)} for one in programs for val in one.vals()]
+    found = arrays()
     for other, size in others.items():
-        for row in rows:
-            is_free = not (classes.is_spoiled(row) or classes.is_spoiled(other))
-            if others.get(row) == size and is_free and other not in near(row):
-                classes.join(row, other)
-                found = [{row if r == other else r for r in of} for of in found]
+        for row in (row for row in rows if others.get(row) == size):
+            # Each may have become one with another meanwhile.
+            pair = one, new = classes.find(row), classes.find(other)
+            is_near = any(of.issuperset(pair) for of in found)
+            if not (is_near or any(map(classes.is_spoiled, pair))):
+                classes.join(one, new)
+                found = arrays()
                 break
 
 

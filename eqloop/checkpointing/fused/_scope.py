@@ -18,9 +18,11 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from ..._compat import close
 from ..._types import Value
-from ._entries import InMemory, Parts, ProductSum, parts_of, values_of
+from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
 from ._tiles import Tiles
 
 
@@ -58,7 +60,7 @@ class BlockScope:
     def run(self, program: Any, ins: Sequence[np.ndarray]) -> list[Any]:
         """The outputs of a program within this one."""
         assert self._run is not None
-        return self._run(closed_of(program), ins)
+        return self._run(close(program), ins)
 
     def value(self, x: Any) -> Any:
         """An entry that is a number now, and not to be read or to be computed."""
@@ -71,7 +73,7 @@ class BlockScope:
 
     def vector(self, x: Any, dtype: Any) -> Value:
         """An entry as a vector of the block."""
-        return jnp.broadcast_to(jnp.asarray(self.value(x), dtype), (self.block,))
+        return jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
 
     def vectors(self, array: np.ndarray, dtype: Any) -> list[Value]:
         """All entries, and their parts, as vectors."""
@@ -122,10 +124,18 @@ def valued(scope: BlockScope, a: np.ndarray) -> np.ndarray:
     return mapped(scope.value, a)
 
 
+def number(x: Any, dtype: Any) -> Value:
+    """A number for an operation; one that is no `int64` for MLIR is made of halves."""
+    if is_known(x) and dtype == np.uint64 and x >= 2**63:
+        half, rest = np.uint64(int(x) // 2), np.uint64(int(x) % 2)
+        return lax.add(lax.add(half, half), rest)
+    return jnp.asarray(x, dtype)
+
+
 def alike(dtypes: Sequence[Any], xs: Sequence[Any]) -> list[Value]:
     """Operands of one shape: scalars are as long as the others."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in xs))
-    made = [jnp.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
+    made = list(map(number, xs, dtypes))
     return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in made]
 
 
@@ -146,7 +156,7 @@ def leaves_of(
             continue
         _, part = parts_of(aval.dtype)
         for x in map(scope.value, array.reshape(-1)):
-            made = [jnp.asarray(v, part) for v in values_of(x, aval.dtype)]
+            made = [number(v, part) for v in values_of(x, aval.dtype)]
             values += [one_of(v) if v.ndim else v for v in made]
     return values
 
@@ -165,13 +175,6 @@ def arrays_of(values: Sequence[Value], avals: Any) -> list[np.ndarray]:
         arrays.append(from_vectors(values[at : at + n], aval.shape, aval.dtype))
         at += n
     return arrays
-
-
-def closed_of(program: Any) -> jex.ClosedJaxpr:
-    """A program without constants, if it has none of its own."""
-    if isinstance(program, jex.ClosedJaxpr):
-        return program
-    return jex.ClosedJaxpr(program, ())
 
 
 def any_row(flag: Value) -> Value:

@@ -55,10 +55,16 @@ def cases() -> Iterator[Case]:
             for dtype in ALL:
                 if (name, dtype) != ("clamp", "bool"):  # which XLA has not
                     args = paired(*(count * [dtype]))
+                    if name == "igamma":  # its loop has no end for two such numbers
+                        args = [np.where(_is_huge(x), x.dtype.type(9), x) for x in args]
                     yield Case(name, "", f, args, _ULPS.get(name))
     yield from _with_parameters()
     yield from _types()
     yield from _others()
+
+
+def _is_huge(x: Any) -> Any:
+    return np.isfinite(x) & (np.abs(x) > 1e4)
 
 
 def _with_parameters() -> Iterator[Case]:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -200,8 +201,9 @@ def _numbers(**kwargs: Any) -> lax.GatherDimensionNumbers:
     return lax.GatherDimensionNumbers(**kwargs)
 
 
-# The operand, the indices, the sizes of slices, and how they go together.
-_GATHERS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+# The operand, the indices, the sizes of parts, and how they go together: what is read,
+# or written.
+_PARTS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "rows": (
         (4, 3),
         (2, 1),
@@ -278,7 +280,7 @@ _GATHERS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 
 
 def _gather(how: str, mode: Any, fill: Any = None, flags: Any = (False, False)) -> Any:
-    _, _, sizes, numbers = _GATHERS[how]
+    _, _, sizes, numbers = _PARTS[how]
 
     def f(x: Any, at: Any) -> Any:
         return lax.gather(
@@ -295,9 +297,16 @@ def _gather(how: str, mode: Any, fill: Any = None, flags: Any = (False, False)) 
     return f
 
 
+def _read(how: str, mode: Any) -> tuple[int, ...]:
+    """The shape of what is read, or written."""
+    shape, at, *_ = _PARTS[how]
+    types = (jax.ShapeDtypeStruct(s, d) for s, d in ((shape, "f4"), (at, "i4")))
+    return jax.eval_shape(_gather(how, mode), *types).shape
+
+
 def _gathers() -> Iterator[Case]:
-    for how, mode in itertools.product(_GATHERS, _MODES):
-        shape, at, sizes, _ = _GATHERS[how]
+    for how, mode in itertools.product(_PARTS, _MODES):
+        shape, at, sizes, _ = _PARTS[how]
         wild = mode != lax.GatherScatterMode.PROMISE_IN_BOUNDS
         for dtype in ("int32", "uint8", "int8"):
             room = min(n - s + 1 for n, s in zip(shape, sizes, strict=True))
@@ -335,90 +344,6 @@ def _gathers() -> Iterator[Case]:
     )
 
 
-_SCATTERS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    "rows": (
-        (4, 3),
-        (2, 1),
-        (2, 3),
-        dict(
-            update_window_dims=(1,),
-            inserted_window_dims=(0,),
-            scatter_dims_to_operand_dims=(0,),
-        ),
-    ),
-    "columns": (
-        (3, 4),
-        (2, 1),
-        (3, 2),
-        dict(
-            update_window_dims=(0,),
-            inserted_window_dims=(1,),
-            scatter_dims_to_operand_dims=(1,),
-        ),
-    ),
-    "entries": (
-        (4, 4),
-        (3, 2),
-        (3,),
-        dict(
-            update_window_dims=(),
-            inserted_window_dims=(0, 1),
-            scatter_dims_to_operand_dims=(0, 1),
-        ),
-    ),
-    "turned": (
-        (4, 4),
-        (3, 2),
-        (3,),
-        dict(
-            update_window_dims=(),
-            inserted_window_dims=(0, 1),
-            scatter_dims_to_operand_dims=(1, 0),
-        ),
-    ),
-    "windows": (
-        (4, 4),
-        (2, 2),
-        (2, 2, 3),
-        dict(
-            update_window_dims=(1, 2),
-            inserted_window_dims=(),
-            scatter_dims_to_operand_dims=(0, 1),
-        ),
-    ),
-    "one": (
-        (4, 3),
-        (1,),
-        (3,),
-        dict(
-            update_window_dims=(0,),
-            inserted_window_dims=(0,),
-            scatter_dims_to_operand_dims=(0,),
-        ),
-    ),
-    "along": (
-        (2, 4),
-        (2, 3, 1),
-        (2, 3),
-        dict(
-            update_window_dims=(),
-            inserted_window_dims=(1,),
-            scatter_dims_to_operand_dims=(1,),
-            operand_batching_dims=(0,),
-            scatter_indices_batching_dims=(0,),
-        ),
-    ),
-    "none": (
-        (4, 3),
-        (0, 1),
-        (0, 3),
-        dict(
-            update_window_dims=(1,),
-            inserted_window_dims=(0,),
-            scatter_dims_to_operand_dims=(0,),
-        ),
-    ),
-}
 _WRITES = {
     "scatter": lax.scatter,
     "scatter-add": lax.scatter_add,
@@ -432,7 +357,14 @@ _WRITES = {
 def _scatter(
     name: str, how: str, mode: Any, unique: bool = False, order: bool = False
 ) -> Any:
-    numbers = lax.ScatterDimensionNumbers(**_SCATTERS[how][3])
+    given = _numbers(**_PARTS[how][3])
+    numbers = lax.ScatterDimensionNumbers(
+        given.offset_dims,
+        given.collapsed_slice_dims,
+        given.start_index_map,
+        given.operand_batching_dims,
+        given.start_indices_batching_dims,
+    )
 
     def f(x: Any, at: Any, up: Any) -> Any:
         return _WRITES[name](
@@ -452,8 +384,9 @@ def _scatters() -> Iterator[Case]:
     for name in _WRITES:
         if name == "scatter-sub" and not hasattr(lax, "scatter_sub"):
             continue
-        for how, mode in itertools.product(_SCATTERS, _MODES):
-            shape, at, up, _ = _SCATTERS[how]
+        for how, mode in itertools.product(_PARTS, _MODES):
+            shape, at, *_ = _PARTS[how]
+            up = _read(how, mode)
             wild = mode != lax.GatherScatterMode.PROMISE_IN_BOUNDS
             for dtype in ("int32", "uint8") if how == "rows" else ("int32",):
                 i = indices(dtype, *at, limit=4 if wild else 2, wild=wild)
