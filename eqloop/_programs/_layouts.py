@@ -18,6 +18,7 @@ devices have all of it from their compilers.
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax.sharding import AxisType
 
-from .._arrays import split
+from .._arrays import is_symbolic, split
 from .._compat import form_of, scan_counts
 from .._device import planning_device
 from .._types import Value
@@ -63,6 +64,8 @@ _PER_AXIS = {
     *("window_dimensions", "window_strides", "base_dilation", "window_dilation"),
 }
 _OF_AXES = {"dimension", "dimensions", "axis", "axes"}
+# What the library takes.
+_TAKEN = ("float32", "float16", "bfloat16", "complex64")
 _CALLS = {"jit", "custom_jvp_call", "custom_vjp_call"}
 _PASSING = {*_CALLS, *_ALONG_AXES, *ELEMENTWISE, "transpose", "broadcast_in_dim"}
 _PASSING |= {"dot_general", "conv_general_dilated"}
@@ -130,6 +133,30 @@ def _places(space: int) -> tuple[Axes, Axes]:
     """
     rows = 0, space + 1, *range(1, space + 1)
     return rows, (space + 1, space, *range(space))
+
+
+# What the library takes beside its products: for each patch of an image as long as so
+# many products by a loop of XLA's own, or with groups and in three dimensions, and for
+# each call. So stencils of few features are left to XLA's loops.
+_PATCH, _GROUPED_PATCH, _CALL = 12, 36, 8000
+
+
+def _gains(eqn: jex.JaxprEqn) -> bool:
+    """Whether the library takes a convolution, and is faster than a loop."""
+    params, (_, kernel) = eqn.params, map(aval_of, eqn.invars)
+    numbers, out = params["dimension_numbers"], aval_of(eqn.outvars[0]).shape
+    features, within, *window = (kernel.shape[i] for i in numbers.rhs_spec)
+    groups = max(params["feature_group_count"], params["batch_group_count"])
+    if kernel.dtype not in _TAKEN:
+        return False
+    if features == params["batch_group_count"] > 1:
+        return True  # these are slow by loops
+    patch = _PATCH if groups == 1 and len(window) < 3 else _GROUPED_PATCH
+    products = features // groups * within
+    sizes = [size for i, size in enumerate(out) if i != numbers.out_spec[1]]
+    if products <= patch or any(map(is_symbolic, (*sizes, *window))):
+        return products > patch
+    return math.prod((*sizes, *window)) * groups * (products - patch) > _CALL
 
 
 def _convolved(eqn: jex.JaxprEqn, values: Sequence[_Laid]) -> list[_Laid]:
@@ -223,7 +250,7 @@ def _computed(
             (x,) = values
             axes = tuple(x.axes[i] for i in params["permutation"])
             return [_Laid(x.array, axes, x.keeps)]
-        if name == "conv_general_dilated":
+        if name == "conv_general_dilated" and _gains(eqn):
             return _convolved(eqn, values)
         if name == "dot_general" and _is_alone():
             return _multiplied(eqn, values, wanted)
@@ -355,7 +382,8 @@ def _is_misplaced(eqn: jex.JaxprEqn, moved: set[int]) -> bool:
     name, params = eqn.primitive.name, eqn.params
     if name == "conv_general_dilated":
         rows, weights = _places(len(params["window_strides"]))
-        return tuple(params["dimension_numbers"]) != (rows, weights, rows)
+        is_plain = tuple(params["dimension_numbers"]) == (rows, weights, rows)
+        return not is_plain and _gains(eqn)
     if not _is_alone():
         return False
     ranks = [len(aval_of(x).shape) for x in eqn.invars]

@@ -321,9 +321,9 @@ def there_and_back(
     length: int, width: int
 ) -> tuple[ThereAndBack, jax.Array, jax.Array]:
     """A state of so many numbers; `xs` is `(length, width)`."""
-    weight = 0.9 * jr.orthogonal(jr.key(25), width)
-    init = jnp.zeros(width)
-    return ThereAndBack(weight), init, jr.normal(jr.key(26), (length, width))
+    weight = jr.orthogonal(jr.key(25), width)
+    xs = 0.1 * jr.normal(jr.key(26), (length, width))
+    return ThereAndBack(weight), jnp.zeros(width), xs
 
 
 def attention(length: int, tokens: int, width: int) -> tuple[Any, Any, Any]:

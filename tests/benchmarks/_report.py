@@ -13,7 +13,7 @@ def environments(records: Iterable[Record]) -> str:
     """The machines and versions that records are of, and when they were measured."""
     where = dict[str, list[Record]]()
     for record in records:
-        where.setdefault(_environment(record.environment), []).append(record)
+        where.setdefault(environment(record.environment), []).append(record)
     return "\n\n".join(
         f"{text}\n{_when(found, len(where) > 1)}" for text, found in where.items()
     )
@@ -29,7 +29,7 @@ def _when(records: Sequence[Record], has_others: bool) -> str:
     return f"- {count}{when}, at {', '.join(commits)}"
 
 
-def _environment(of: Environment) -> str:
+def environment(of: Environment) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in of.packages.items())
     return f"- {of.machine}\n- Python {of.python}; {packages}"
 

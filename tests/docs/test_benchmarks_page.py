@@ -94,7 +94,7 @@ def test_gains_are_ratios_of_programs_without_a_special_case():
 
 @pytest.mark.parametrize("special", SPECIAL_CASES, ids=lambda special: special.name)
 def test_a_special_case_is_switched_off_and_on_again(special):
-    module = importlib.import_module(f"eqloop.checkpointing.{special.module}")
+    module = importlib.import_module(f"eqloop.{special.module}")
     *path, name = special.function.split(".")
     owner = getattr(module, path[0]) if path else module
     own = vars(owner)[name]

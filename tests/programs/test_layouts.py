@@ -15,9 +15,11 @@ from eqloop._programs._layouts import laid_out
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    # The tests run with several devices, among which products would be left alone.
+def everywhere(monkeypatch):
+    # The tests run with several devices, among which products would be left alone, and
+    # their convolutions are so small that they would be.
     monkeypatch.setattr(_layouts, "_is_alone", lambda: True)
+    monkeypatch.setattr(_layouts, "_gains", lambda eqn: True)
 
 
 def program_of(f, *args):
@@ -154,6 +156,37 @@ def conv(x, w):
 def pooled(x):
     window = (1, 1, 2, 2)
     return lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+
+
+# Images, kernels, and whether the library is the faster one.
+GAINS = {
+    "sixteen features": ((4, 16, 32, 32), (16, 16, 3, 3), True),
+    "a stencil": ((1, 1, 64, 64), (1, 1, 3, 3), False),
+    "a small image": ((1, 4, 8, 8), (4, 4, 3, 3), False),
+    "its first layer": ((8, 3, 32, 32), (16, 3, 3, 3), True),
+    "in one dimension": ((4, 8, 256), (8, 8, 3), True),
+    "in three": ((1, 2, 16, 16, 16), (2, 2, 3, 3, 3), False),
+    "two groups": ((4, 16, 16, 16), (16, 8, 3, 3), True),
+    "a group for each feature": ((4, 16, 16, 16), (16, 1, 3, 3), False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", GAINS)
+def test_a_loop_of_xla_is_left_where_it_is_faster(case, dtype, monkeypatch):
+    monkeypatch.undo()
+    image, kernel, gains = GAINS[case]
+    f = lambda x, w: lax.conv_general_dilated(
+        x,
+        w,
+        (1,) * (len(image) - 2),
+        "SAME",
+        feature_group_count=image[1] // kernel[1],
+    )
+    with jax.enable_x64(dtype == "float64"):
+        types = (jax.ShapeDtypeStruct(shape, dtype) for shape in (image, kernel))
+        program = program_of(f, *types)
+    assert (laid_out(program) is not program) == (gains and dtype == "float32")
 
 
 BETWEEN = {
