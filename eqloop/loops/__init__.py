@@ -11,7 +11,6 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
   types, and `_backward.py` has what `backward=` does to a cotangent.
 - **Layers**: `_stacked_layers.py` scans over equal layers, each of which is a step
   (`_layer_step.py`). `_stack.py` stacks them and their `eqx.nn.State`.
-  `_layer_edits.py` lets `eqx.tree_at` edit one of them.
 - **Prefixes**: `_associative_scan.py`.
 """
 

@@ -170,6 +170,19 @@ def _types_differ(one: Value, other: Value) -> bool:
 # The state of layers.
 
 
+def layers_at(layers: Layer, index: int | slice) -> Layer:
+    """One layer, or some of them, of those that are stacked."""
+    taken = lambda leaf: leaf[index] if is_dynamic(leaf) else leaf
+    return jax.tree.map(
+        lambda leaf: (
+            eqx.filter_eval_shape(taken, leaf)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else taken(leaf)
+        ),
+        layers,
+    )
+
+
 def with_array_state(layer: Layer) -> Layer:
     """A layer whose initial state consists of arrays, so that it can be stacked."""
 

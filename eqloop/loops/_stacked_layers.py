@@ -23,7 +23,6 @@ from ..checkpointing import (
     left_open,
     plan,
 )
-from ._layer_edits import as_it_was, is_edited, layers_at, look_at
 from ._layer_step import NAME, WORDS, LayerStep, make_layer
 from ._loop import check_schedule, check_unroll, checks_no_values, planned_by
 from ._open_loop import LoopOpener
@@ -33,6 +32,7 @@ from ._stack import (
     Layer,
     depth_of,
     has_arrays,
+    layers_at,
     num_layers,
     stack,
     state_of,
@@ -213,8 +213,6 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         return [self[i] for i in range(len(self))]
 
     def __len__(self) -> int:
-        if is_edited(self):
-            return len(as_it_was(self))
         if self._depth is not None and not has_arrays(self.layers):
             return self._depth.number
         return num_layers(NAME, self.layers)
@@ -242,17 +240,16 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         """
         if not isinstance(index, slice):
             index = self._number_of(index)
-        if is_edited(self):
-            return look_at(self, index)
         if not has_arrays(self.layers):
             half = len(self) // 2
             raise TypeError(
                 f"{NAME}: none of the {len(self)} layers has leaves of its own here, "
                 f"as no leaf is an array, and each stands for all layers. To treat "
                 f"some of them in another way, to freeze them say, make two stacks, "
-                f"`first, last = layers[:{half}], layers[{half}:]`."
+                f"`first, last = layers[:{half}], layers[{half}:]`. To edit one by "
+                f"`eqx.tree_at`, replace arrays of all: `layers.w.at[{half}].set(new)`."
             )
-        layers = layers_at(self.layers, index, len(self))
+        layers = layers_at(self.layers, index)
         if isinstance(index, slice):
             return dataclasses.replace(self, layers=layers)
         return layers
