@@ -63,6 +63,12 @@ def without_entries(h, x):
     return h * 0.5, (jnp.cumsum(none), lax.dynamic_slice(none.T, (at, at), (2, 0)))
 
 
+def chosen(h, x):
+    """A choice by numbers below the range of it, and above."""
+    at = (x * 2).astype(jnp.int32) - 1
+    return h * 0.5, lax.select_n(at, h, h * 2, h * 3)
+
+
 STEPS = [
     halved_until_small,
     root_of_x,
@@ -72,6 +78,7 @@ STEPS = [
     interpolated,
     empty,
     without_entries,
+    chosen,
 ]
 
 

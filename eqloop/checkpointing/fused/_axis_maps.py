@@ -52,7 +52,10 @@ def axis_maps(eqn: jex.JaxprEqn) -> list[AxisMap]:
 
 
 def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[Val]:
-    if form_of(eqn) in _WITH_CONDITIONS or eqn.effects:
+    # The bits of keys of XLA's generator depend on how many keys there are.
+    dtypes = {aval_of(x).dtype.name for x in (*eqn.invars, *eqn.outvars)}
+    is_of_xla = not dtypes.isdisjoint(("key<rbg>", "key<urbg>"))
+    if form_of(eqn) in _WITH_CONDITIONS or eqn.effects or is_of_xla:
         raise NotInKernelError
     if (program := _program_of(eqn)) is not None:
         outs, ops = open_call(classes, program, ins)

@@ -140,9 +140,9 @@ def summed(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarra
 
 
 def chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
-    """The choice of a number, which is in range."""
+    """The choice of a number: the first one below range, and above it the last."""
     if is_known(at):
-        return choices[int(at)]
+        return choices[min(max(int(at), 0), len(choices) - 1)]
     count, part = parts_of(dtype)
     if count > 1:
         columns = zip(*(values_of(c, dtype) for c in choices), strict=True)
@@ -150,7 +150,7 @@ def chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:
     found = choices[0]
     for i, choice in enumerate(choices[1:], 1):
         if choice is not found:
-            hit = at if jnp.result_type(at).kind == "b" else at == i
+            hit = at if jnp.result_type(at).kind == "b" else at >= i
             found = where(hit, choice, found, dtype)
     return found
 

@@ -125,12 +125,15 @@ def _ordered(compare: Callable[..., Value]) -> Any:
 
 
 def _next_after(_: Params, x: Value, y: Value) -> Value:
-    bits, zero = _bits(x), lax.full_like(x, 0)
-    one = lax.full_like(bits, 1)
-    grows = (x < y) == (x > zero)
-    moved = jnp.where(grows, bits + one, bits - one)
-    moved = jnp.where(x == zero, _top(_bits(y)) | one, moved)
-    found = lax.bitcast_convert_type(jnp.where(x == y, _bits(y), moved), x.dtype)
+    # By their bits: processors may take subnormal numbers for zeros.
+    a, b = map(_bits, (x, y))
+    size, other = (bits ^ _top(bits) for bits in (a, b))
+    one, zero = lax.full_like(a, 1), lax.full_like(a, 0)
+    shrinks = (size > other) | (_top(a) != _top(b))
+    moved = jnp.where(shrinks, a - one, a + one)
+    moved = jnp.where(size == zero, _top(b) | one, moved)
+    is_same = (a == b) | ((size | other) == zero)
+    found = lax.bitcast_convert_type(jnp.where(is_same, b, moved), x.dtype)
     return jnp.where(is_nan(x) | is_nan(y), lax.full_like(x, jnp.nan), found)
 
 
