@@ -113,7 +113,7 @@ def _transposed(array: Value, order: Axes, eqn: jex.JaxprEqn) -> Value:
 
 def _bound(eqn: jex.JaxprEqn, values: Sequence[Value], **params: Any) -> list[Value]:
     """The results of an equation with other operands, and some other parameters."""
-    invars = [jex.Var(jax.typeof(value)) for value in values]
+    invars: list[jax.core.Atom] = [jex.Var(jax.typeof(value)) for value in values]
     params = eqn.params | params
     if "out_sharding" in params:  # it says nothing, see `_is_split`
         params["out_sharding"] = None
@@ -229,7 +229,9 @@ def _alike(
 def _moved_params(eqn: jex.JaxprEqn, axes: Axes) -> dict[str, Any]:
     """The parameters of an equation along axes whose operands lie so."""
     moved = dict[str, Any]()
-    for name, value in eqn.params.items() if eqn.primitive.name in _ALONG_AXES else ():
+    is_along = eqn.primitive.name in _ALONG_AXES
+    params: dict[str, Any] = eqn.params if is_along else {}
+    for name, value in params.items():
         if name in _PER_AXIS and value is not None:
             moved[name] = tuple(value[axes.index(i)] for i in range(len(axes)))
         elif name in _OF_AXES:
