@@ -26,6 +26,7 @@ from .._programs import (
     ProgramCall,
     aval_of,
     meshes_in,
+    run,
     warn_once,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
@@ -74,7 +75,7 @@ class FittedCall(ProgramCall):
                 "itself, which is taken as before. If that is the one, put `Fit` "
                 "inside: `jax.grad(el.Fit(f, …))`."
             )
-        return super().expand(*inputs)
+        return run(self.program, *inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         doubled = super().doubled(moves)
