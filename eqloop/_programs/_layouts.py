@@ -230,9 +230,9 @@ def _moved_params(eqn: jex.JaxprEqn, axes: Axes) -> dict[str, Any]:
     """The parameters of an equation along axes whose operands lie so."""
     moved = dict[str, Any]()
     is_along = eqn.primitive.name in _ALONG_AXES
-    params: dict[str, Any] = eqn.params if is_along else {}
-    for name, value in params.items():
-        if name in _PER_AXIS and value is not None:
+    given = {name: x for name, x in eqn.params.items() if is_along and x is not None}
+    for name, value in given.items():
+        if name in _PER_AXIS:
             moved[name] = tuple(value[axes.index(i)] for i in range(len(axes)))
         elif name in _OF_AXES:
             many = isinstance(value, tuple)
