@@ -63,6 +63,8 @@ _PER_AXIS = {
     *("start_indices", "limit_indices", "strides", "padding_config", "padding"),
     *("window_dimensions", "window_strides", "base_dilation", "window_dilation"),
 }
+# Where an array is says something of its axes.
+_EACH = ELEMENTWISE - {"device_put", "sharding_constraint"}
 _OF_AXES = {"dimension", "dimensions", "axis", "axes"}
 # What the library takes.
 _TAKEN = ("float32", "float16", "bfloat16", "complex64")
@@ -164,7 +166,7 @@ def _convolved(eqn: jex.JaxprEqn, values: Sequence[_Laid]) -> list[_Laid]:
     specs = eqn.params["dimension_numbers"]
     lies = lambda spec, places: tuple(places[spec.index(i)] for i in range(len(spec)))
     x, w, y = map(lies, specs, (rows, weights, rows))
-    operands = [x_.lying(at, eqn) for x_, at in zip(values, (x, w), strict=True)]
+    operands = [each.lying(at, eqn) for each, at in zip(values, (x, w), strict=True)]
     numbers = lax.ConvDimensionNumbers(rows, weights, rows)
     (out,) = _bound(eqn, operands, dimension_numbers=numbers)
     return [_Laid(out, y, keeps=True)]
@@ -215,7 +217,7 @@ def _alike(
     if eqn.primitive.name in _ALONG_AXES:
         rank = len(values[0].axes)
     else:
-        is_each = eqn.primitive.name in ELEMENTWISE and len(eqn.outvars) == 1
+        is_each = eqn.primitive.name in _EACH and len(eqn.outvars) == 1
         rank = len(aval_of(eqn.outvars[0]).shape) if is_each else 0
     whole = [x for x in values if len(x.axes) == rank]
     if not rank or not whole or any(len(x.axes) not in (0, rank) for x in values):
@@ -316,16 +318,15 @@ def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
     jaxpr = program.jaxpr
     if not _asks(own):
         return program
-    made_by = {out: eqn for eqn in own for out in eqn.outvars}
+    made_by = {id(out): eqn for eqn in own for out in eqn.outvars}
 
-    def run_laid_out(*flat: Value) -> list[Value]:
+    def evaluate(*flat: Value) -> list[Value]:
         outs = _through(program, [*map(_Laid.plain, flat)])
-        pairs = zip(outs, jaxpr.outvars, strict=True)
-        return [
-            x.value(made_by[var]) if var in made_by else x.array for x, var in pairs
-        ]
+        makers = [made_by.get(id(x)) for x in jaxpr.outvars]
+        pairs = zip(outs, makers, strict=True)
+        return [x.array if eqn is None else x.value(eqn) for x, eqn in pairs]
 
-    return jax.make_jaxpr(run_laid_out)(*program.in_avals)
+    return jax.make_jaxpr(evaluate)(*program.in_avals)
 
 
 def _without_moves(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
@@ -339,8 +340,8 @@ def _without_moves(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     counts = scan_counts(params) if is_scan else (params["cond_nconsts"],)
     before, many = (0, counts[0]) if is_scan else (*counts, params["body_nconsts"])
     body = params["jaxpr" if is_scan else "body_jaxpr"]
-    place = {var: before + i for i, var in enumerate(body.jaxpr.invars[:many])}
-    is_move = lambda e: e.primitive.name == "transpose" and e.invars[0] in place
+    place = {id(var): before + i for i, var in enumerate(body.jaxpr.invars[:many])}
+    is_move = lambda e: e.primitive.name == "transpose" and id(e.invars[0]) in place
     moves = list(filter(is_move, body.jaxpr.eqns))
     if not moves or any(is_ref(aval_of(x)) for x in eqn.invars):
         return None
@@ -350,7 +351,7 @@ def _without_moves(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
     def loop(*operands: Value) -> list[Value]:
         moved = [
-            _transposed(operands[place[e.invars[0]]], e.params["permutation"], e)
+            _transposed(operands[place[id(e.invars[0])]], e.params["permutation"], e)
             for e in moves
         ]
         if is_scan:
@@ -412,12 +413,13 @@ def run_laid_out(
         flat: Its inputs.
         programs: What it runs.
     """
-    # Without a trace, what fails in it is to say so itself.
-    is_traced = any(isinstance(x, jax.core.Tracer) for x in flat)
-    is_asked = is_traced and is_slow_in_loops()
-    if not is_asked or not any(map(_multiplies, programs)):
+    if not is_slow_in_loops() or not any(map(_multiplies, programs)):
         return f(*flat)
-    return run(laid_out(jax.make_jaxpr(f)(*map(jax.typeof, flat))), *flat)
+    program = jax.make_jaxpr(f)(*map(jax.typeof, flat))
+    # Without a trace, a check that fails raises its own error, and no callback does.
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in flat)
+    calls = (eqn.primitive.name.endswith("callback") for eqn in equations(program))
+    return f(*flat) if not is_traced and any(calls) else run(laid_out(program), *flat)
 
 
 def notes_of_layouts(program: jex.ClosedJaxpr) -> list[str]:

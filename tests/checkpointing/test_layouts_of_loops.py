@@ -236,3 +236,15 @@ def test_without_jit():
     with jax.disable_jit():
         found = jax.grad(ours)(*args)
     assert_close(found, compiled(jax.grad(theirs), *args))
+
+
+@pytest.mark.parametrize("kind", ["all", "recursive"])
+def test_a_gradient_that_is_not_compiled_as_a_whole(kind, monkeypatch):
+    theirs, ours, args = losses(SCHEDULES[kind])
+    seen = []
+    laid_out = lambda program: seen.append(program) or own(program)
+    own = _layouts.laid_out
+    monkeypatch.setattr(_layouts, "laid_out", laid_out)
+    found = jax.grad(ours)(*args)
+    assert seen
+    assert_close(found, compiled(jax.grad(theirs), *args))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eqloop._programs import _layouts
 from eqloop._programs._layouts import laid_out
@@ -222,6 +223,24 @@ def test_between_convolutions_nothing_is_transposed():
     f = lambda x, w: conv(jax.nn.relu(conv(x, w)) + conv(x, w), w)
     ours = assert_same(f, numbers((2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1))
     # The image and the kernel once, and the result.
+    assert operations(ours).count("transpose") == 3
+
+
+def test_outputs_that_are_known():
+    xs, w = numbers((3, 2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1) / 6
+    f = lambda xs, w: lax.scan(lambda h, x: (conv(h + x, w), (0.0, x)), xs[0], xs)
+    assert_same(f, xs, w)
+    assert_same(lambda x, w: (conv(x, w), 1.0, x), xs[0], w)
+
+
+def test_what_is_placed_lies_as_it_is_written():
+    x, w = numbers((2, 4, 6, 6), 0), numbers((4, 4, 3, 3), 1)
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("rows"))
+    f = lambda x, w: jnp.sin(lax.with_sharding_constraint(conv(x, w), rows))
+    ours = laid_out(program_of(f, x, w))
+    (eqn,) = (e for e in ours.jaxpr.eqns if e.primitive.name == "sharding_constraint")
+    assert eqn.invars[0].aval.shape == (2, 4, 6, 6)
     assert operations(ours).count("transpose") == 3
 
 
