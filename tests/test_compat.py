@@ -15,11 +15,11 @@ from packaging.requirements import Requirement
 
 import eqloop as el
 from eqloop import _compat, _programs, ir
+from eqloop._programs import _layouts
 from eqloop.checkpointing.engine import _kept_names
 from eqloop.debug import _can_fail
 from eqloop.ir import _primitives
 from eqloop.ir.codegen import _handlers
-from eqloop.tracing import _usage
 
 HOME = Path(el.__file__).parent
 COMPAT = HOME / "_compat.py"
@@ -199,7 +199,7 @@ def test_names_in_tables_are_those_of_primitives():
     names: set[str] = set().union(
         *(_can_fail._SAFE, _programs.READS, _programs.WRITES, _kept_names._DOTS),
         *(_primitives.FOLDABLE, _primitives.COMMUTATIVE, _primitives.DISTINCT),
-        *(_handlers._STATEMENTS, _handlers.OPERATIONS, _usage._RULES),
+        *(_handlers._STATEMENTS, _handlers.OPERATIONS, _layouts._ALONG_AXES),
     )
     assert names - found <= UNLISTED
 

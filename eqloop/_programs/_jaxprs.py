@@ -78,11 +78,15 @@ def program_from(
     return jex.ClosedJaxpr(jaxpr_of(eqns, invars, outvars), [])
 
 
+def variables(types: Iterable[Any]) -> list[Any]:
+    """New variables of these types."""
+    return [jex.Var(aval) for aval in types]
+
+
 def alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     """A program of one equation, with an input for each of its operands."""
     # New variables, as an operand may be a literal, or be there twice.
-    invars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.invars]
-    outvars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
+    invars, outvars = (variables(map(aval_of, v)) for v in (eqn.invars, eqn.outvars))
     return program_from([eqn.replace(invars=invars, outvars=outvars)], invars, outvars)
 
 

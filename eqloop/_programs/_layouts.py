@@ -34,18 +34,12 @@ from .._device import planning_device
 from .._types import Value
 from ._calculus import evaluated, interpreted, run, value_of
 from ._effects import is_ref
-from ._equations import (
-    ELEMENTWISE,
-    Rewrite,
-    as_written,
-    aval_of,
-    equations,
-    formula_of,
-)
+from ._equations import ELEMENTWISE, Rewrite, as_written, aval_of, equations, formula_of
 from ._jaxprs import (
     Rewriter,
     rewritable_programs,
     rewrite_everywhere,
+    variables,
     with_equations,
     with_parts,
 )
@@ -107,15 +101,14 @@ class _Laid:
 def _transposed(array: Value, order: Axes, eqn: jex.JaxprEqn) -> Value:
     if order == tuple(range(len(order))):
         return array
-    move = lambda x: lax.transpose(x, order)
-    (move,) = jax.make_jaxpr(move)(jax.typeof(array)).eqns
+    (move,) = jax.make_jaxpr(lambda x: lax.transpose(x, order))(jax.typeof(array)).eqns
     # It is at the line that it is for.
     return _bound(move.replace(source_info=eqn.source_info), [array])[0]
 
 
 def _bound(eqn: jex.JaxprEqn, values: Sequence[Value], **params: Any) -> list[Value]:
     """The results of an equation with other operands, and some other parameters."""
-    invars: list[jax.core.Atom] = [jex.Var(jax.typeof(value)) for value in values]
+    invars = variables(map(jax.typeof, values))
     params = eqn.params | params
     if "out_sharding" in params:  # it says nothing, see `_is_split`
         params["out_sharding"] = None
