@@ -235,15 +235,6 @@ def share_name(run: Callable[..., Any], other: Callable[..., Any]) -> None:
         setattr(run, _NAME, info)
 
 
-# JAX 0.12 has backward rules that hand out a log beside their cotangents.
-HAS_LOGS: bool = hasattr(jax.custom_vjp, "defvjp_with_logs")
-
-
-def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
-    """Cotangents, and what backward rules log: a dictionary (JAX 0.12)."""
-    return pull.with_logs(cts)
-
-
 def batching_rule(eqn: jex.JaxprEqn) -> Any:
     """The function that a user has given a `custom_vmap` as its rule, if it shows."""
     # JAX 0.10 to 0.12 wraps it. Where the function has been differentiated, the rule is

@@ -91,22 +91,20 @@ class TangentSource:
             for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
         )
 
-    def pull(
-        self, inputs: Sequence[Value], cts: Sequence[Value]
-    ) -> tuple[list[Value], PyTree]:
-        """The cotangents of all tangents that the doubled formula takes, and a log.
+    def pull(self, inputs: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+        """The cotangents of all tangents that the doubled formula takes.
 
         The reverse mode of the doubled formula would be right, too, but slower: it runs
         the tangents along with the primal, and a transpose does not depend on them.
         """
         formula, doubled = self.formula, self.doubled
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
-        pulled, log = formula.pull_logs(
+        pulled = formula.pull(
             formula.in_tree.unflatten(doubled.takes),
             formula.in_tree.unflatten(doubled.primals(inputs)),
             formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
         )
-        return pick(formula.flat_in(pulled), doubled.takes), log
+        return pick(formula.flat_in(pulled), doubled.takes)
 
     def mapped(self, change: Callable[[Any], Any]) -> Self:
         """The same with other formulas of the same meaning."""

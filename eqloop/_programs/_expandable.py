@@ -83,7 +83,7 @@ def _dce_rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
 
 def _transpose_rule(cts: Any, *args: Any, _prim: Any, call_jaxpr: Any) -> list[Any]:
     is_linear = list(map(ad.is_undefined_primal, args))
-    return put([None] * len(args), is_linear, _prim.transposed(is_linear, args, cts)[0])
+    return put([None] * len(args), is_linear, _prim.transposed(is_linear, args, cts))
 
 
 partial_eval.dce_rules[PRIMITIVE] = _dce_rule

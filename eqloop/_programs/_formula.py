@@ -53,7 +53,6 @@ from .._compat import (
 )
 from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
-from ._calculus import is_only_transposed
 from ._doubled import Doubled, TangentSource
 from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
@@ -116,16 +115,7 @@ class Formula(HoldsPrograms):
         It is given the inputs alone, so it has to run the formula again if it needs
         anything else. `sweep_forward` may store more.
         """
-        return self.pull_logs(perturbed, inputs, cts)[0]
-
-    def pull_logs(
-        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """The same, and a log of the backward rules in it; `None` if nothing logs.
-
-        Each formula has one of the two.
-        """
-        return self.pull(perturbed, inputs, cts), None
+        raise AssertionError("abstract: each formula has its own")
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         """The formula after it has been differentiated once.
@@ -157,7 +147,7 @@ class Formula(HoldsPrograms):
         moves_out = self.out_tree.unflatten(self.moves_out(marks))
         return primal(*inputs), (Static(marks), inputs), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode, the way back.
 
         Args:
@@ -165,11 +155,10 @@ class Formula(HoldsPrograms):
             cts: The cotangents of the outputs.
 
         Returns:
-            The cotangents of all inputs, symbolic zeros among them; and a log, as that
-            of `pull_logs`.
+            The cotangents of all inputs, symbolic zeros among them.
         """
         marks, inputs = residuals
-        return self.pull_logs(self.in_tree.unflatten(marks.value), inputs, cts)
+        return self.pull(self.in_tree.unflatten(marks.value), inputs, cts)
 
     def check(self, *in_avals: PyTree) -> None:
         """Called by JAX for each formula that is made: as part of the user's call."""
@@ -213,16 +202,8 @@ class Formula(HoldsPrograms):
 
     # What JAX asks for.
 
-    @property
-    def is_expandable(self) -> bool:
-        """Whether its equation is one that `checkify` can look into."""
-        # Of what it transposes JAX takes logs, and of its own primitive alone.
-        return not any(map(is_only_transposed, self.jaxprs))
-
     def staging(self, trace: Any, source_info: Any, *inputs: PyTree) -> PyTree:
         flat = self.flat_in(inputs)
-        if not self.is_expandable:
-            return super().staging(trace, source_info, *inputs)
         outs = trace.default_process_primitive(
             PRIMITIVE, flat, formula_params(self), source_info
         )
@@ -268,27 +249,20 @@ class Formula(HoldsPrograms):
 
     @rule
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        return self.vjp_bwd_retval_logs(res, outgrad)[0]
+        return self.zero_cts() if res is None else self.sweep_back(res, outgrad)
 
     @rule
-    def vjp_bwd_retval_logs(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        """The same, and a log of the backward rules in it (asked for by JAX 0.12)."""
-        none = self.zero_cts(), None
-        return none if res is None else self.sweep_back(res, outgrad)
-
-    @rule
-    def transpose(self, out_ct: PyTree, *args: PyTree) -> PyTree:
+    def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
         # In place of linear inputs JAX passes accumulators of their cotangents.
         flat = self.flat_in(args)
         is_linear = list(map(is_accumulator, flat))
-        cts, log = self.transposed(is_linear, flat, self.flat_out(out_ct))
+        cts = self.transposed(is_linear, flat, self.flat_out(out_ct))
         for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
             accumulator.accum(ct)
-        return log
 
     def transposed(
         self, is_linear: Sequence[bool], flat: Sequence[Value], cts: Sequence[Value]
-    ) -> tuple[list[Value], PyTree]:
+    ) -> list[Value]:
         """The cotangents of linear inputs, such as the tangents of another formula.
 
         Their values do not matter, so `flat` may have anything in their place.
@@ -299,8 +273,8 @@ class Formula(HoldsPrograms):
             for zero, x, linear in zip(zeros, flat, is_linear, strict=True)
         ]
         unflatten, cts = self.in_tree.unflatten, self.out_tree.unflatten(cts)
-        cts, log = self.pull_logs(unflatten(is_linear), unflatten(inputs), cts)
-        return pick(self.flat_in(cts), is_linear), log
+        cts = self.pull(unflatten(is_linear), unflatten(inputs), cts)
+        return pick(self.flat_in(cts), is_linear)
 
     @rule
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
@@ -443,14 +417,12 @@ class Selected(Formula):
             outs=tuple(pick(doubled.outs, shown)),
         )
 
-    def pull_logs(
-        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         if (source := self.source) is not None and self.may_pull(perturbed):
-            pulled, log = source.pull(self.flat_in(inputs), cts)
+            pulled = source.pull(self.flat_in(inputs), cts)
             zeros = self.flat_in(self.zero_cts())
-            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled)), log
-        return self.formula.pull_logs(perturbed, inputs, self._among_zeros(cts))
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
+        return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -464,7 +436,7 @@ class Selected(Formula):
         )
         return out, (Static(False), residuals), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         is_linear, residuals = residuals
         if is_linear.value:
             return super().sweep_back(residuals, cts)

@@ -67,7 +67,7 @@ def _trace_rule(trace: Any, *tracers: Any, _prim: Any) -> list[Value]:
 
     def as_ever(primitive: object) -> list[Value]:
         called, params = JAX_PRIMITIVE, {"_prim": primitive}
-        if isinstance(primitive, Formula) and primitive.is_expandable:
+        if isinstance(primitive, Formula):
             called, params = PRIMITIVE, formula_params(primitive)
         return trace.default_process_primitive(called, tracers, params)
 

@@ -92,7 +92,7 @@ class ProgramCall(Formula):
         outs, residuals = split(found, len(moves_out))
         return outs, (Static((marks, structures[-1])), residuals), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         known, residuals = residuals
         marks, structure = known.value
         wanted = instantiated(pick(self.flat_out(cts), self.moves_out(marks)))
@@ -102,11 +102,9 @@ class ProgramCall(Formula):
             return list(jax.tree.unflatten(structure, residuals)(cts))
 
         cts = put(self.zero_cts(), marks, self.called(back, *residuals, *wanted))
-        return tuple(cts), None
+        return tuple(cts)
 
-    def pull_logs(
-        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         _, residuals, _ = self.sweep_forward(perturbed, *inputs)
         return self.sweep_back(residuals, cts)
 

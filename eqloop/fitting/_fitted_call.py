@@ -145,11 +145,9 @@ class FittedCall(ProgramCall):
         need = "to decide what its gradient stores"
         refuse_symbolic_sizes("Fit", _values(self.program), need, instead)
 
-    def pull_logs(
-        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
-        return super(FittedCall, again).pull_logs(perturbed, inputs, cts)
+        return super(FittedCall, again).pull(perturbed, inputs, cts)
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree

@@ -320,8 +320,8 @@ class _Backwards(Formula):
         marks = self._marks(perturbed)
         return self.settled(marks, True)(*inputs), (), self.moves_out(marks)
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
-        return tuple(cts), None
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+        return tuple(cts)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return tuple(cts)

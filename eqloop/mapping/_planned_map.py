@@ -115,7 +115,7 @@ class PlannedMap(Formula):
         residuals = (Static((marks, moving)), (pull, here))
         return tied(here, out), residuals, self.out_tree.unflatten(moves_out)
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         if self.policy is None:
             return super().sweep_back(residuals, cts)
         static, (pull, here) = residuals
@@ -124,7 +124,7 @@ class PlannedMap(Formula):
         after = jax.tree.leaves((here, cts))
         number = self.f.meter.back.open(after, jnp.float32)
         number, *cts = pull((number, *cts))
-        return tuple(map(put, self.zero_cts(), marks, tied(number, cts))), None
+        return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         marks = _flags(map(inexact_only, perturbed, self.in_avals))

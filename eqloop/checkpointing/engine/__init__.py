@@ -19,8 +19,7 @@ which one to choose. In the order in which to read it:
 - **The way back**: a sweep through the loop, which is what an order is given to go back
   by (`_sweep.py`), what it does to a step (`_backward_step.py`), the same in two
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
-  (`_derived.py`). What backward rules log on the way comes out beside the cotangents
-  (`_logs.py`).
+  (`_derived.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`).
 - **Other loops in its place** (`_substitute.py`) run for a gradient. Many leaves that a

@@ -63,7 +63,7 @@ from ._alike_equations import (
 from ._forward import Active
 from ._layout import Saves, Stored
 from ._problem import Problem
-from ._substitute import Differentiable, Outputs, P
+from ._substitute import Outputs, P, Substitute
 from ._transformed import with_cotangents
 from .reversals._together import can_join
 
@@ -81,8 +81,12 @@ _Packs = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packing(Differentiable):
+class Packing(Substitute):
     """A step whose carry is packed.
+
+    It has maps for the way back of the original as well:
+
+        cotangents of inputs  <--cotangents--  way back  <--ends--  those of outputs
 
     Attributes:
         step: The step. Its carry has the packs, and then the leaves that are in none.
@@ -150,6 +154,7 @@ class Packing(Differentiable):
         return [*consts, *packs, *tables], self.packed(init), list(xs)
 
     def marks(self, marks: PyTree) -> PyTree:
+        """Which of its inputs are marked if these of the original are."""
         # A pack is marked if any of its rows is.
         consts, init, xs = marks
         packs = _joined(consts, self.consts, any)
@@ -160,17 +165,23 @@ class Packing(Differentiable):
         return self.unpacked(carry), list(ys), stored
 
     def ends(self, cts: PyTree) -> PyTree:
+        """The cotangents of its outputs, from those of the original's."""
         carry, ys, stored = cts
         return self.packed(carry, _joined_cotangents), ys, stored
 
     def for_ends(self, problem: P, active: Active, cts: PyTree) -> P:
+        """The loop whose way back takes these cotangents of the original's outputs.
+
+        `active` says which inputs of the original are differentiated.
+        """
         has_ct = [[not is_zero(ct) for ct in group] for group in cts[:2]]
         needed = with_cotangents(self.original, active, *has_ct).carry
         if self.is_even(needed):
             return problem
         return dataclasses.replace(problem, step=self.of_some(needed))
 
-    def cotangents(self, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def cotangents(self, cts: PyTree) -> PyTree:
+        """The cotangents of the original's inputs."""
         consts, init, xs = cts
         consts, packs, _ = split(consts, self.original.num_consts, len(self.consts))
         for own, pack in zip(self.consts, packs, strict=True):
@@ -178,7 +189,7 @@ class Packing(Differentiable):
             types = [self.original.const_types[const] for const in own]
             for const, ct in zip(own, _rows(pack, types), strict=True):
                 consts[const] = _sum(consts[const], ct)
-        return (consts, self.unpacked(init), xs), None
+        return consts, self.unpacked(init), xs
 
     def of_some(self, needed: Flags) -> Step:
         """A step that can stand for the packed one on the way back of some leaves.

@@ -29,7 +29,7 @@ Steps that are reversed together bypass `Sweep.take` (`_joined` in
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -62,13 +62,12 @@ from ..steps._step import NoWayBackError, StepResult, reaching
 from ._forward import Active
 from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
 from ._listing import is_listing, stands_for_residuals
-from ._logs import logging_of
 from ._packing import packing_of
 from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
 from ._problem import Problem
 from ._reverse import AbstractReverse
 from ._row_order import in_row_order
-from ._substitute import Differentiable, MaybeSaves, Outputs
+from ._substitute import MaybeSaves, Outputs
 from ._transformed import (
     activity,
     batched_problem,
@@ -80,10 +79,6 @@ from ._transformed import (
 )
 from .leaves._needed_leaves import leaves_computed, without_leaves
 from .orders._all_at_once import pull_residuals, store_residuals
-
-# What runs in place of a loop where that is differentiated; each in place of the one
-# before it, if both do.
-SUBSTITUTES: tuple[Callable[..., Differentiable | None], ...] = (logging_of, packing_of)
 
 
 def planned_loop(
@@ -144,13 +139,11 @@ class PlannedLoop(MaskableLoop):
         gives = active.carry, y_active, tuple(self._nothing_stored.flat)
         return Doubled.of(formula, active, gives)
 
-    def pull_logs(
-        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         # JAX transposes the tangents of a loop in a program without its primal, so both
         # sweeps run here. The bar of the primal has been shown already.
         if all(map(is_zero, self.flat_out(cts))):
-            return self.zero_cts(), None
+            return self.zero_cts()
         again = self.with_bars(Again())
         # All leaves that vary are perturbed here, as in `jax.checkpoint`, and nobody
         # knows which cotangents will be read. To be safe, the plan has it that those
@@ -169,9 +162,9 @@ class PlannedLoop(MaskableLoop):
         formula, takes, gives = smaller
         take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
-        pulled, log = formula.pull_logs(take(perturbed), take(inputs), given)
+        pulled = formula.pull(take(perturbed), take(inputs), given)
         cts = put(self.flat_in(self.zero_cts()), takes, formula.flat_in(pulled))
-        return self.in_tree.unflatten(cts), log
+        return self.in_tree.unflatten(cts)
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -190,25 +183,25 @@ class PlannedLoop(MaskableLoop):
         perturbed: PyTree,
         moves: Sequence[bool],
         inputs: PyTree,
-        kinds: Sequence[Callable[..., Differentiable | None]] = SUBSTITUTES,
+        may_pack: bool = True,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """What `sweep_forward` returns.
 
-        The plan counts the leaves of `init` as differentiated that `moves` marks. Loops
-        of these `kinds` may run in place of this one.
+        The plan counts the leaves of `init` as differentiated that `moves` marks. A
+        loop whose carry is packed runs in place of this one, if it may.
         """
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
-        for at, kind in enumerate(kinds, 1):
-            if (instead := kind(problem, active, self.saves)) is not None:
-                ins = instead.inputs(inputs)
-                loop = PlannedLoop(instead.of(problem), self.saves, ins)
-                marks = instead.marks(perturbed)
-                _, moves, _ = instead.marks((perturbed[0], moves, perturbed[2]))
-                out, swept, moved = loop._sweep(marks, moves, ins, kinds[at:])
-                moved = list(active.carry), *moved[1:]
-                static = Static((instead, (loop, active)))
-                return instead.outputs(*out), (static, swept), moved
+        packing = packing_of(problem, active, self.saves) if may_pack else None
+        if packing is not None:
+            ins = packing.inputs(inputs)
+            loop = PlannedLoop(packing.of(problem), self.saves, ins)
+            marks = packing.marks(perturbed)
+            _, moves, _ = packing.marks((perturbed[0], moves, perturbed[2]))
+            out, swept, moved = loop._sweep(marks, moves, ins, may_pack=False)
+            moved = list(active.carry), *moved[1:]
+            static = Static((packing, (loop, active)))
+            return packing.outputs(*out), (static, swept), moved
         # 1. The plan. Not before: it depends on which leaves vary, and types do not
         # tell. A gradient asks its schedule here, and nowhere else.
         problem.check(active, inputs)
@@ -247,22 +240,21 @@ class PlannedLoop(MaskableLoop):
         static = Static((None, (saves, active, y_active)))
         return (carry, ys, asked_for), (static, residuals), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         static, residuals = residuals
         # The forward sweep found no way back. Now there is a cotangent, and `pull`
         # tries again without the outputs that have none.
         if static.value is None:
             return super().sweep_back(residuals, cts)
         if all(map(is_zero, self.flat_out(cts))):
-            return self.zero_cts(), None
-        instead, swept = static.value
-        if instead is None:
-            return self._cotangents(swept, residuals, cts), None
+            return self.zero_cts()
+        packing, swept = static.value
+        if packing is None:
+            return self._cotangents(swept, residuals, cts)
         loop, active = swept
-        problem = instead.for_ends(loop.problem, active, cts)
+        problem = packing.for_ends(loop.problem, active, cts)
         loop = loop.with_params(problem=problem)
-        cts, _ = loop.sweep_back(residuals, instead.ends(cts))
-        return instead.cotangents(cts)
+        return packing.cotangents(loop.sweep_back(residuals, packing.ends(cts)))
 
     def _cotangents(
         self,

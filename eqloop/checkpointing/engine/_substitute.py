@@ -1,16 +1,14 @@
 """A loop that runs in place of another one.
 
-Its carry may be packed, it may have more `xs`, or its carry and its outputs have what
-is stored for the way back. There are maps for what goes in and what comes out, there
-and back:
+Its carry may be packed, or its carry and its outputs have what is stored for the way
+back. There are maps for what goes in and what comes out:
 
     inputs of the original  --inputs-->   problem  --outputs---->  its outputs
-    their cotangents  <--cotangents--  way back  <-----ends--  cotangents of these
 
 To the rest of the program the loop stays what it was: it is batched, and its outputs
-are left out, as the user wrote it. Some substitutes run where a loop is differentiated
-(`_planned_loop.py` lists them), others where it stores something (`_primal.py`). Those
-are not differentiated themselves, and have no maps for the way back.
+are left out, as the user wrote it. One substitute runs where a loop is differentiated,
+and has maps for the way back as well (`_packing.py`). The others run where a loop
+stores something (`_primal.py`), and are not differentiated themselves.
 """
 
 import abc
@@ -19,7 +17,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..._arrays import Arrays
 from ..._types import PyTree, Value
-from ._forward import Active
 from ._layout import AbstractLayout, Saves, Stored
 from ._problem import Problem
 
@@ -50,29 +47,6 @@ class Substitute(abc.ABC):
     def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
         """The outputs of the original, from its own."""
         return list(carry), list(ys), stored
-
-
-class Differentiable(Substitute):
-    """A substitute whose way back is that of the original."""
-
-    @abc.abstractmethod
-    def marks(self, marks: PyTree) -> PyTree:
-        """Which of its inputs are marked if these of the original are."""
-
-    def ends(self, cts: PyTree) -> PyTree:
-        """The cotangents of its outputs, from those of the original's."""
-        return cts
-
-    def for_ends(self, problem: P, active: Active, cts: PyTree) -> P:
-        """The loop whose way back takes these cotangents of the original's outputs.
-
-        `active` says which inputs of the original are differentiated.
-        """
-        return problem
-
-    @abc.abstractmethod
-    def cotangents(self, cts: PyTree) -> tuple[PyTree, PyTree]:
-        """The cotangents of the original's inputs, and a log or `None`."""
 
 
 def run_in_place_of(

@@ -13,26 +13,22 @@ import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing.engine import _packing
 from eqloop.checkpointing.engine._layout import Stored
-from eqloop.checkpointing.engine._planned_loop import SUBSTITUTES, PlannedLoop
+from eqloop.checkpointing.engine._planned_loop import PlannedLoop
 from eqloop.checkpointing.engine._primal import (
     lists_of,
     residuals_of,
     saves_of_gradient,
 )
 from eqloop.checkpointing.engine._problem import Counted
-from eqloop.checkpointing.engine._substitute import Differentiable
 from eqloop.checkpointing.engine._transformed import activity, all_active
 from eqloop.checkpointing.steps._loop import Loop
 
 from ...asserts import assert_close
 from ...marks import slow
-from ..logged import logging
 
 SEEDS = 0, slow(1), slow(2)
 LENGTH, COUNT = 7, 12
 OPERATIONS = (jnp.sin, jnp.tanh, jnp.cos, lambda v: v * v, lambda v: 0.3 * v + 1)
-
-logged = logging(lambda x, ct: {"ct": ct, "count": jnp.int32(-70_000)})
 
 
 def alike(draw: np.random.Generator) -> Any:
@@ -50,12 +46,6 @@ def alike(draw: np.random.Generator) -> Any:
         return after, [v * x[0] for v in leaves]
 
     return step, [jnp.float32(v) for v in draw.normal(size=COUNT)]
-
-
-def logs(draw: np.random.Generator) -> Any:
-    w = jnp.asarray(draw.normal(size=(3, 3)), jnp.float32)
-    step = lambda carry, x: ([logged(w @ carry[0]) + x[0]], [carry[0][0] * x[0]])
-    return step, [jnp.asarray(draw.normal(size=3), jnp.float32)]
 
 
 def delays(draw: np.random.Generator) -> Any:
@@ -100,26 +90,18 @@ def in_both(f: Any, inputs: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", [alike, logs])
-def test_loops_that_are_differentiated(
-    kind: Any, seed: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_loops_that_are_packed(seed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_packing, "_GAIN_ON_CPU", _packing._GAIN)
-    if kind is logs and not hasattr(jax.custom_vjp, "defvjp_with_logs"):
-        pytest.skip("JAX before 0.12 has no logs")
-    problem, inputs, scan = made(kind, seed, el.Recursive(2))
-    active = all_active(problem.step)
-    found = [one for of in SUBSTITUTES if (one := of(problem, active, None))]
-    assert len(found) == 1
-    (instead,) = found
-    assert isinstance(instead, Differentiable)
+    problem, inputs, scan = made(alike, seed, el.Recursive(2))
+    instead = _packing.packing_of(problem, all_active(problem.step))
+    assert instead is not None
 
     def pulled(*inputs: Any) -> Any:
         ends = jax.tree.map(jnp.ones_like, scan(*inputs))
         loop = functools.partial(PlannedLoop, instead.of(problem), None)
         out, pull = jax.vjp(lambda *ins: loop(ins)(*ins), *given(inputs))
         cts = instead.ends((*ends, Stored.of()))
-        return instead.outputs(*out)[:2], instead.cotangents(pull(cts))[0]
+        return instead.outputs(*out)[:2], instead.cotangents(pull(cts))
 
     def given(inputs: Any) -> Any:
         consts, init, xs = instead.inputs(inputs)
