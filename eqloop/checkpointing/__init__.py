@@ -67,7 +67,7 @@ from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
-from .fused._axis_maps import AxisMap, axis_maps, is_loop
+from .fused._axis_maps import AxisMap, axis_maps, has_steps
 from .fused._classes import NotInKernelError
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long, says_what_is_found
@@ -142,7 +142,7 @@ __all__ = [
     "is_budget",
     "is_fitting",
     "is_left_open",
-    "is_loop",
+    "has_steps",
     "key_of",
     "layout_by_inverse",
     "left_open",

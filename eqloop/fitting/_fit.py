@@ -236,7 +236,7 @@ class Fit(AbstractSameCall[P, R]):
             yield formula, tuple(map(is_inexact, formula.in_avals))
 
     def _plan_of(self, decision: Decision) -> FitPlan:
-        how = dict[str, Any](ways=decision.ways, split=decision.cut.split)
+        how = dict[str, Any](ways=decision.ways, split=decision.cut.split != "nowhere")
         return plan_of_decision(decision, dataclasses.replace(self, **how))
 
     @property

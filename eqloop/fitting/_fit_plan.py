@@ -147,7 +147,7 @@ class FitPlan:
 def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     """The plan of a decision."""
     choice, chosen = decision.choice, decision.chosen
-    whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
+    whole = decision.whole.time_of_everything
     # The compiler may find room that is not foreseen. Of what it finds, each part takes
     # the share that it is estimated to take.
     peaks, stored = choice.peaks(chosen), choice.stored(chosen)

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._device import remembered_per_device
-from .._programs import aval_of, axes_named, digest_of, formula_of, has_io, run
+from .._programs import (
+    aval_of,
+    axes_named,
+    digest_of,
+    formula_of,
+    has_io,
+    moving_variables,
+    run,
+)
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     LoopOption,
@@ -20,8 +28,9 @@ from ..checkpointing import (
     options_of,
     work_of,
 )
-from ._again import Roles, again, twice
-from ._choice import Option
+from ._again import Program, Roles, again, twice
+from ._by_rows import ByRows
+from ._choice import Choice, Option
 from ._parts import OpenLoop, Part, with_schedules
 from ._written import flattened, most_written, written
 
@@ -55,6 +64,8 @@ class Way:
             policy keeps.
         rows: How many of its rows are run at a time, there and back.
         is_twice: Whether it is run once for its value, and again for its gradient.
+        inside: If it is all that is along a dimension: how its own parts are run, for
+            the rows of a chunk, or for all at once.
     """
 
     stores: str
@@ -63,22 +74,34 @@ class Way:
     policy: Callable[..., bool] | None = None
     rows: int | None = None
     is_twice: bool = False
+    inside: "tuple[Way, ...]" = ()
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
         if self.schedules and len(self.schedules) != len(part.loops):
             return False
-        by_rows = part.by_rows
+        by_rows, inside = part.by_rows, self.inside
+        if len(inside) != len(part.inner) or not all(map(Way.fits, inside, part.inner)):
+            return False
         return self.rows is None or (by_rows is not None and self.rows < by_rows.length)
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
         if self.schedules:
             part = with_schedules(part, self.schedules)
+        known = dict[Any, Value](zip(part.reads, inputs, strict=True))
         if self.rows is not None and part.by_rows is not None:
-            known = dict(zip(part.reads, inputs, strict=True))
-            found = part.by_rows.run(self.rows, known)
+            moving = moving_variables(part.program, roles.moving)
+            pieces = [
+                way.piece_of(part.by_rows, own, moving)
+                for own, way in zip(part.inner, self.inside, strict=True)
+            ]
+            by_rows = dataclasses.replace(part.by_rows, pieces=tuple(pieces))
+            found = by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
+        if self.inside:
+            run_parts(part.inner, self.inside, _roles_within(part, roles), known)
+            return [known[x] for x in part.gives]
         program = part.program
         if self.is_twice:
             return [*twice(program, roles)(*inputs)]
@@ -88,10 +111,55 @@ class Way:
         return [*of_arrays(*inputs)]
 
 
+    def piece_of(
+        self, by_rows: ByRows, part: Part, moving: set[Any]
+    ) -> tuple[ByRows, Callable[[Program], Program]]:
+        """A part of a chunk, and how its function is run, see `ByRows.pieces`."""
+        piece = by_rows.piece(part.eqns, part.gives)
+        if self.schedules:
+            eqns = with_schedules(part, self.schedules).eqns
+            piece = dataclasses.replace(piece, eqns=eqns)
+        if not self.is_again:
+            return piece, lambda f: f
+        # The numbers of the rows come first. What all rows share is not to be copied.
+        are_moving = [False, *(x in moving for x, _ in piece.inputs)]
+        shared = [False, *(rows is None for _, rows in piece.inputs)]
+        roles = Roles(tuple(are_moving), tuple(shared))
+        return piece, lambda f: again(f, self.policy, roles)
+
+
+def run_parts(
+    parts: Sequence[Part],
+    ways: Sequence[Way],
+    roles: Sequence[Roles],
+    known: dict[Any, Value],
+) -> None:
+    """Runs each part in its way, and adds what they give to what is known."""
+    for part, way, role in zip(parts, ways, roles, strict=True):
+        outs = way.run(part, [known[x] for x in part.reads], role)
+        known |= zip(part.gives, outs, strict=True)
+
+
+def roles_of(
+    parts: Sequence[Part], moving: set[Any], weights: set[Any]
+) -> list[Roles]:
+    """What parts read, if these variables are differentiated, and these are inputs."""
+    among = lambda part, those: tuple(x in those for x in part.reads)
+    return [Roles(among(part, moving), among(part, weights)) for part in parts]
+
+
+def _roles_within(part: Part, roles: Roles) -> list[Roles]:
+    """What the parts read that are inside of another."""
+    moving = moving_variables(part.program, roles.moving)
+    return roles_of(part.inner, moving, set(pick(part.reads, roles.weights)))
+
+
 EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
 # A part is run in so many chunks of rows, at the most, and each of them takes so long
 # besides its share of the work.
 _MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
+# So many ways to run the parts of a chunk are considered, for each of its sizes.
+_WAYS_INSIDE = 8
 _STRAIGHT = (
     EVERYTHING,
     Way("products", is_again=True, policy=keeps_products),
@@ -114,7 +182,9 @@ def options_of_parts(
     loops = {
         id(part): options
         for part, role in pairs
-        if part.loops and (options := _options_of_loops(part, role.moving, host))
+        if part.loops
+        and not part.inner
+        and (options := _options_of_loops(part, role.moving, host))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -125,7 +195,10 @@ def options_of_parts(
     factor = seen / estimated if estimated else 1.0
     found = list[list[tuple[Way, Option]]]()
     for part, role in pairs:
-        if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
+        if part.inner:
+            is_only = sum(bool(other.inner) for other in parts) == 1
+            found.append([*_of_dimension(part, role, host, is_only)])
+        elif not any(role.moving) or not any(map(is_inexact, part.program.out_avals)):
             found.append(_without_slope(part, role))
         elif part.is_loop and id(part) in loops:
             options = loops[id(part)]
@@ -142,6 +215,20 @@ def options_of_parts(
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
+
+
+def choice_among(
+    found: Sequence[Sequence[tuple[Way, Option]]],
+    parts: Sequence[Part],
+    inputs: Sequence[Any],
+    host: int,
+) -> tuple[list[list[Way]], Choice]:
+    """The ways to run each part, and what they take besides the inputs."""
+    values = [x for part in parts for x in (*part.reads, *part.gives)]
+    sizes = {id(x): nbytes([aval_of(x)]) for x in values}
+    there = set(map(id, inputs))
+    options = [[option.without(there) for _, option in part] for part in found]
+    return [[way for way, _ in part] for part in found], Choice(options, sizes, host)
 
 
 def _without_slope(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
@@ -325,27 +412,75 @@ def _of_rows(
     """The ways to run a part some rows at a time; all at once, it takes `again`."""
     if (by_rows := part.by_rows) is None:
         return
-    marked = {id(x) for x in pick(part.reads, roles.moving)}
-    weights = {id(x) for x in pick(part.reads, roles.weights)}
-    size = lambda xs: nbytes([aval_of(x) for x in xs])
-    moving = [(x, rows) for x, rows in by_rows.inputs if id(x) in marked]
-    # There are cotangents of all rows, except that those of weights are outputs; and
-    # sums over rows are there twice, as what is added is there by itself.
-    cts = size(x for x, _ in moving if id(x) not in weights) + size(part.gives)
-    cts += size(x for x, rows in moving if rows is None)
-    sizes, count = list[int](), 2
-    while count < 2 * min(by_rows.length, _MOST_CHUNKS):
-        sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
-        count *= 2
-    for rows, inner in itertools.product(dict.fromkeys(sizes), (_Loops(), *of_loops)):
+    cts = _cotangents(part, roles)
+    for rows, inner in itertools.product(_sizes(by_rows), (_Loops(), *of_loops)):
         chunks = -(-by_rows.length // rows)
         at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
         time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
-        each = f"{rows} rows" if rows > 1 else "a row"
-        stores = ", ".join(filter(None, [f"in {chunks} parts of {each}", inner.stores]))
+        stores = ", ".join(filter(None, [_in_chunks(by_rows, rows), inner.stores]))
         way = Way(stores, inner.schedules, rows=rows)
         shared = frozenset(id(x) for x, _ in by_rows.inputs)
         yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
+
+
+def _of_dimension(
+    part: Part, roles: Roles, host: int, is_only: bool
+) -> Iterator[tuple[Way, Option]]:
+    """The ways to run all that is along a dimension: by rows, or at once.
+
+    All at once it is only run if others are not. Else it would be cut nowhere.
+    """
+    found = options_of_parts(part.inner, _roles_within(part, roles), host)
+    ways, choice = choice_among(found, part.inner, part.reads, host)
+    of = lambda chosen: tuple(of[i] for of, i in zip(ways, chosen, strict=True))
+    by_rows, shared = part.by_rows, frozenset(map(id, part.reads))
+    assert by_rows is not None
+    cts = _cotangents(part, roles)
+    # By rows, all is run for its value as well. What runs all of it again tells how
+    # long that takes.
+    smallest = choice.nanoseconds(choice.smallest())
+    forward = max(smallest - choice.nanoseconds(choice.fastest), 0.0)
+    for chosen in choice.spread(_WAYS_INSIDE):
+        inside, stored = of(chosen), sum(choice.stored(chosen))
+        stores = ", ".join(dict.fromkeys(way.stores for way in inside))
+        time, peak = choice.nanoseconds(chosen), choice.peak(chosen)
+        if not is_only:
+            at_once = Option(time, stored, shared, max(peak - stored, 0))
+            yield Way(stores, inside=inside), at_once
+        for rows in _sizes(by_rows):
+            chunks = -(-by_rows.length // rows)
+            longer = forward + chunks * _NANOSECONDS_OF_CHUNK
+            inner = f"{_in_chunks(by_rows, rows)}: {stores}"
+            way = Way(inner, rows=rows, inside=inside)
+            working = cts + peak * rows // by_rows.length
+            yield way, Option(time + longer, 0, shared, working)
+
+
+def _sizes(by_rows: ByRows) -> Sequence[int]:
+    """How many rows may be run at a time."""
+    sizes, count = dict[int, None](), 2
+    while count < 2 * min(by_rows.length, _MOST_CHUNKS):
+        sizes[by_rows.size_of_chunks(min(count, by_rows.length))] = None
+        count *= 2
+    return [*sizes]
+
+
+def _in_chunks(by_rows: ByRows, rows: int) -> str:
+    each = f"{rows} rows" if rows > 1 else "a row"
+    return f"in {-(-by_rows.length // rows)} parts of {each}"
+
+
+def _cotangents(part: Part, roles: Roles) -> int:
+    """The bytes of cotangents that are there while a part is taken back by rows."""
+    assert part.by_rows is not None
+    moving = {id(x) for x in pick(part.reads, roles.moving)}
+    weights = {id(x) for x in pick(part.reads, roles.weights)}
+    size = lambda xs: nbytes([aval_of(x) for x in xs])
+    pairs = [(x, rows) for x, rows in part.by_rows.inputs if id(x) in moving]
+    # There are cotangents of all rows, except that those of weights are outputs; and
+    # sums over rows are there twice, as what is added is there by itself.
+    cts = size(x for x, _ in pairs if id(x) not in weights) + size(part.gives)
+    return cts + size(x for x, rows in pairs if rows is None)
 
 
 class _Alike:

@@ -177,7 +177,7 @@ def given(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 def cut(f: Callable[..., Any], *args: Any) -> Cut:
     with fitting():
-        return Cut.of(jax.make_jaxpr(f)(*args), split=True)
+        return Cut.of(jax.make_jaxpr(f)(*args), "ranges")
 
 
 def in_chunks(f: Callable[..., Any], rows: int, *args: Any) -> Any:
