@@ -290,15 +290,9 @@ class ByRows:
             return found[x] if x in found else given[x, rows]
 
         for piece, wrapped in self.pieces:
-            variables = [x for x, _ in piece.outs]
-
-            def some(numbers: Value, *values: Value) -> list[Value]:
-                given = dict(zip(piece.inputs, values, strict=True))
-                made = piece.on_chunk(size, numbers, given)
-                return [made[x] for x in variables]
-
             values = [read(x, rows) for x, rows in piece.inputs]
-            found |= zip(variables, wrapped(some)(numbers, *values), strict=True)
+            outs = wrapped(functools.partial(piece.results, size))(numbers, *values)
+            found |= zip((x for x, _ in piece.outs), outs, strict=True)
         each = () if self.pieces else zip(self.eqns, self.laid, strict=True)
         for eqn, laid in each:
             ins = laid.ins if laid else (None,) * len(eqn.invars)
@@ -306,6 +300,13 @@ class ByRows:
             outs = _evaluated(eqn, laid, self.length, size, numbers, values)
             found |= zip(eqn.outvars, outs, strict=True)
         return found
+
+    def results(self, size: int, numbers: Value, *values: Value) -> list[Value]:
+        """What it gives for some rows, from its inputs."""
+        found = self.on_chunk(
+            size, numbers, dict(zip(self.inputs, values, strict=True))
+        )
+        return [found[x] for x, _ in self.outs]
 
 
 def without_hints(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

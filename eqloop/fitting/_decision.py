@@ -25,16 +25,16 @@ _T = TypeVar("_T")
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# A function of so few equations is compiled in a moment, and one of so few may be fused.
+# A function of so few equations is compiled in a moment; of so few, it may be fused.
 _QUICKLY_COMPILED, _FUSED = 256, 64
 # The fastest is tried even if it is estimated to take so many times the budget, and so
 # is what runs no part by rows.
 _HOPEFUL = 1.3
 # Before one is refused, so is what should take so many times the budget.
 _HOPED = 1.5
-# To run a whole gradient is not worth it if it takes less, in nanoseconds. What takes
-# so many times less memory is run beside what was decided.
-_WORTH_RUNNING, _LEANER = 1e6, 4
+# What takes less memory stays in the caches of a processor. Beside what takes more, one
+# is run that takes so many times less.
+_CACHED, _LEANER = 2**25, 4
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -184,16 +184,14 @@ def _that_fit(
     return found
 
 
-def _faster_if_leaner(
-    best: Decision, wholes: Sequence[Whole], most: int
-) -> Decision:
+def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Decision:
     """A decision, or one that takes much less memory where that runs faster."""
     # Times of straight code are estimated, and what XLA makes of one that stores
     # everything may be far slower than of one that runs much of it again, or by rows.
     choice, chosen = best.choice, best.chosen
     loops = [part.is_loop for part in best.cut.parts]
-    time, of_loops = choice.nanoseconds(chosen), choice.nanoseconds(chosen, loops)
-    if time < _WORTH_RUNNING or of_loops >= time / 2:
+    is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
+    if best.peak_bytes < _CACHED or is_loops:
         return best
     limit = choice.peak(chosen) / _LEANER
     leaner = [(whole, whole.choice.within(limit)) for whole in wholes]
@@ -214,8 +212,10 @@ def _is_hopeful(whole: Whole, chosen: Chosen, most: int) -> bool:
 
 def _chosen_next(whole: Whole, most: int) -> Chosen | None:
     """What should be the fastest that fits, unless it was tried; `None` if nothing."""
-    choice, tried = whole.choice, whole.tried
-    chosen = choice.within(_estimate_for(most, tried))
+    choice, tried, limit = whole.choice, whole.tried, _estimate_for(most, whole.tried)
+    if (chosen := choice.within(limit)) is None:
+        smallest = choice.smallest()
+        chosen = smallest if choice.peak(smallest) <= _HOPEFUL * limit else None
     if not tried and choice.peak(choice.fastest) <= _HOPEFUL * most:
         chosen = choice.fastest
     return None if any(chosen == t.chosen for t in tried) else chosen

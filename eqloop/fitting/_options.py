@@ -110,7 +110,6 @@ class Way:
             of_arrays = again(of_arrays, self.policy, roles)
         return [*of_arrays(*inputs)]
 
-
     def piece_of(
         self, by_rows: ByRows, part: Part, moving: set[Any]
     ) -> tuple[ByRows, Callable[[Program], Program]]:
@@ -140,9 +139,7 @@ def run_parts(
         known |= zip(part.gives, outs, strict=True)
 
 
-def roles_of(
-    parts: Sequence[Part], moving: set[Any], weights: set[Any]
-) -> list[Roles]:
+def roles_of(parts: Sequence[Part], moving: set[Any], weights: set[Any]) -> list[Roles]:
     """What parts read, if these variables are differentiated, and these are inputs."""
     among = lambda part, those: tuple(x in those for x in part.reads)
     return [Roles(among(part, moving), among(part, weights)) for part in parts]

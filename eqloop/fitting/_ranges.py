@@ -135,8 +135,7 @@ class _RangeSearch:
 
     def __init__(self, program: jex.ClosedJaxpr, along_dimension: bool):
         self._along_dimension = along_dimension
-        # The one that was decided on, by one of its axes.
-        self._dimension: object = None
+        self._dimension: object = None  # the one that ranges are along
         self.eqns = program.jaxpr.eqns
         self._outs = {x for x in program.jaxpr.outvars if isinstance(x, jex.Var)}
         self._makers = dict[Any, tuple[int, int]]()
@@ -211,11 +210,16 @@ class _RangeSearch:
             if self._makers[x][0] in inside:
                 continue
             self.looked_at = 0
-            ranges = self._around(x, inside)
+            search = self._along if self._along_dimension else self._around
+            ranges = search(x, inside)
             is_valid = len(ranges) == 1 or (ranges and self.ordered(ranges))
             if is_valid and all(self._by_rows(r, ranges).can_be for r in ranges):
                 found += ranges
                 inside = inside.union(*(r.laid for r in ranges))
+                if self._along_dimension:
+                    i, n = self._makers[x]
+                    rows: Any = ranges[0].laid[i].outs[n]
+                    self._dimension = self._dimension_of(x, rows.axis)
             else:
                 in_vain += self.looked_at
         # Some have all been computed in larger ones.
@@ -227,23 +231,26 @@ class _RangeSearch:
     def _around(self, x: Any, taken: frozenset[int]) -> list[_Range]:
         """The ranges around a large value, along the best of its axes."""
         least, options = _size([x]) * _LARGE, list[tuple[float, list[_Range]]]()
-        i, n = self._makers[x]
         for axis, length in enumerate(aval_of(x).shape):
-            if self._dimension not in (None, self._dimension_of(x, axis)):
-                continue
+            i, n = self._makers[x]
             start = _Start(i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
                 besides, chunks, inside = self._prices(found)
-                if self._along_dimension:
-                    options.append((-inside, found))
-                    continue
                 if besides <= max(least, inside / _LITTLE):
                     options.append((besides + chunks, found))
         _, best = min(options, key=lambda option: option[0], default=(0.0, []))
-        if self._along_dimension and best and self._dimension is None:
-            place = next((x, rows.axis) for j, each in best[0].laid.items() for x, rows in zip(self.eqns[j].outvars, each.outs) if rows)
-            self._dimension = self._dimension_of(*place)
-        return best if self._along_dimension else self._trimmed(best, least)
+        return self._trimmed(best, least)
+
+    def _along(self, x: Any, taken: frozenset[int]) -> list[_Range]:
+        """All that is along the best axis of a value, of those of the dimension."""
+        options, (i, n) = list[tuple[int, _Range]](), self._makers[x]
+        for axis, length in enumerate(aval_of(x).shape):
+            if length > 1 and self._dimension in (None, self._dimension_of(x, axis)):
+                start = _Start(i, (1, n), RowAxis(axis))
+                if grown := self._grown(start, length, 0.0, taken):
+                    inside = sum(size for j in grown[0] for size in self._sizes[j])
+                    options.append((inside, _Range(length, grown[0])))
+        return [one for _, one in sorted(options, key=lambda option: -option[0])[:1]]
 
     def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float, float]:
         """About the bytes besides chunks, of small chunks, and of all rows at once."""
@@ -270,8 +277,7 @@ class _RangeSearch:
             laid, left = grown
             found.append(_Range(length, laid))
             taken = taken.union(laid)
-            reader = next((r for r in left if r[0] not in taken), None)
-            if reader is None or self._along_dimension:
+            if (reader := next((r for r in left if r[0] not in taken), None)) is None:
                 return found
             i, n = reader
             options = list[Any]()
@@ -314,7 +320,9 @@ class _RangeSearch:
         while tasks:
             task = tasks.popleft()
             i, (is_result, n) = task.operation, task.place
-            if i in grown.laid or (i in taken and (self._along_dimension or not is_result)):
+            if i in grown.laid or (
+                i in taken and (self._along_dimension or not is_result)
+            ):
                 continue
             found = layouts.of(self.eqns[i], task.place, task.rows)
             new = None if found is None else self._closed(grown, i, found, how)
@@ -366,7 +374,12 @@ class _RangeSearch:
             new.add(_Grown({i: each}, 2 << i, self._before[i], behind))
             for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
                 maker = self._maker(x)
-                if self._along_dimension or rows is None or maker is None or not how.is_large(x):
+                if (
+                    self._along_dimension
+                    or rows is None
+                    or maker is None
+                    or not how.is_large(x)
+                ):
                     continue
                 if laid_at(maker[0]) is None:
                     j, n = maker
