@@ -88,7 +88,7 @@ def decided(
         if _is_hopeful(whole, whole.choice.smallest(), most):
             fits = _that_fit([whole], most, [])
     if not fits:
-        fits = [least := _least(wholes[::-1], limit, most)]
+        fits = [least := _least(wholes, limit, most)]
         # Some parts may be faster where others take the most.
         choice = least.choice
         chosen = choice.faster(least.chosen, choice.peak(least.chosen))
@@ -163,25 +163,36 @@ def _that_fit(
     wholes: Sequence[Whole], most: int, fits: Sequence[Decision]
 ) -> list[Decision]:
     """Decisions that fit, besides others; not many are compiled to see that."""
-    found = list[Decision]()
+    found, time = list[Decision](), lambda t: t.choice.nanoseconds(t.chosen)
+    least = lambda: min(map(time, (*fits, *found)), default=math.inf)
     for _ in range(_MOST_COMPILED):
         options = [(whole, _chosen_next(whole, most)) for whole in wholes]
-        pairs = [(w.choice.nanoseconds(c), w, c) for w, c in options if c is not None]
-        if not pairs and not any(whole.tried for whole in wholes):
+        if not any(c for _, c in options) and not any(whole.tried for whole in wholes):
             # What is estimated may be too much. Then this tells how much.
-            whole = min(wholes, key=lambda w: w.choice.peak(w.choice.smallest()))
-            pairs = [(0.0, whole, whole.choice.smallest())]
-        if not pairs:
-            break
-        time, whole, chosen = min(pairs, key=operator.itemgetter(0))
-        times = (t.choice.nanoseconds(t.chosen) for t in (*fits, *found))
-        if time > (1 - WORTHWHILE) * min(times, default=math.inf):
+            smallest = [(whole, whole.choice.smallest()) for whole in wholes]
+            options = [min(smallest, key=lambda pair: pair[0].choice.peak(pair[1]))]
+        duration, whole, chosen = _fastest_of(options)
+        if whole is None or duration > (1 - WORTHWHILE) * least():
             break
         last = whole.decision(chosen)
         found += [last] if last.peak_bytes <= most else []
         if not last.is_compiled:
             break
+    # Ways of another kind may be estimated too large where those tried were not.
+    hoped = [(whole, whole.choice.within(_HOPED * most)) for whole in wholes]
+    duration, whole, chosen = _fastest_of(hoped)
+    if whole is not None and found and duration < _MUCH_FASTER * least():
+        last = whole.decision(chosen)
+        found += [last] if last.peak_bytes <= most else []
     return found
+
+
+def _fastest_of(
+    options: Sequence[tuple[Whole, Chosen | None]],
+) -> tuple[float, Whole | None, Chosen]:
+    """What should be the fastest of some choices, with its time."""
+    times = [(w.choice.nanoseconds(c), w, c) for w, c in options if c is not None]
+    return min(times, key=operator.itemgetter(0), default=(math.inf, None, ()))
 
 
 def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Decision:
@@ -195,14 +206,13 @@ def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Dec
         return best
     limit = choice.peak(chosen) / _LEANER
     leaner = [(whole, whole.choice.within(limit)) for whole in wholes]
-    pairs = [(w.choice.nanoseconds(c), w, c) for w, c in leaner if c is not None]
-    for _, whole, one in sorted(pairs, key=operator.itemgetter(0))[:1]:
-        if (other := whole.decision(one)).peak_bytes > most:
-            continue
-        factor = whole.time_over(one, best)
-        if factor is not None and factor < 1 - WORTHWHILE:
-            return dataclasses.replace(other, seen=factor * best.relative_time)
-    return best
+    _, whole, one = _fastest_of(leaner)
+    if whole is None or (other := whole.decision(one)).peak_bytes > most:
+        return best
+    factor = whole.time_over(one, best)
+    if factor is None or factor > 1 - WORTHWHILE:
+        return best
+    return dataclasses.replace(other, seen=factor * best.relative_time)
 
 
 def _is_hopeful(whole: Whole, chosen: Chosen, most: int) -> bool:
@@ -300,24 +310,26 @@ def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
         return most + estimated - size
     # It may be off by so many bytes, or by such a factor. The larger one is tried.
     size, estimated = above[0]
-    return max(most + estimated - size, most * estimated / size) - _MARGIN * most
+    free = (1 - _MARGIN) * most
+    return max(free + estimated - size, free * estimated / size)
 
 
 def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
     # Which of them takes the least, only the compiler knows.
-    for whole in wholes:
-        choice, smallest = whole.choice, whole.choice.smallest()
-        better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
-        for chosen in dict.fromkeys((smallest, better, choice.fastest)):
-            is_first = not any(whole.tried for whole in wholes)
-            if not is_first and not _is_hopeful(whole, chosen, most):
+    smallest = [(whole, whole.choice.smallest()) for whole in wholes]
+    smallest.sort(key=lambda pair: pair[0].choice.peak(pair[1]))
+    for k, (whole, chosen) in enumerate(smallest):
+        choice = whole.choice
+        better = choice.faster(chosen, _LITTLE_MORE * choice.peak(chosen))
+        for one in dict.fromkeys((chosen, better)):
+            if k and not _is_hopeful(whole, one, most):
                 continue
-            if (last := whole.decision(chosen)).peak_bytes <= most:
+            if (last := whole.decision(one)).peak_bytes <= most:
                 return last
     # Nobody is refused what the plain gradient takes: on a TPU that may be less than by
     # any schedule, as what lies close to its cores is not counted.
-    if (last := wholes[-1].without_any()).peak_bytes <= most:
+    if (last := wholes[0].without_any()).peak_bytes <= most:
         return last
     _refuse([one for whole in wholes for one in whole.tried], limit, most)
 

@@ -74,7 +74,9 @@ def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
         return form_params(eqn)["call_jaxpr"]
     if (formula := formula_of(eqn)) is not None:
         return formula.expanded
-    return alone(eqn) if has_steps(eqn) else None
+    # A primitive of another library has a program that tells the axes.
+    has_program = has_steps(eqn) or eqn.primitive.name in ("maybe_set", "vprim")
+    return alone(eqn) if has_program else None
 
 
 def has_steps(eqn: jex.JaxprEqn) -> bool:
