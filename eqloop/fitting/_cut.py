@@ -9,6 +9,7 @@ import jax.extend.core as jex
 from .._arrays import Flags, as_arrays
 from .._programs import moving_variables, pruned, value_of
 from .._types import Value
+from ..checkpointing import said
 from ..rescheduling import with_open_loops
 from ._by_rows import without_hints
 from ._choice import Choice
@@ -55,15 +56,12 @@ class Cut:
         return cls(flat, (part_at_once(flat),), is_at_once=True)
 
     @classmethod
-    def run_by(
-        cls, ways: Sequence[Way], program: jex.ClosedJaxpr, split: bool
-    ) -> "Cut":
+    def run_by(cls, ways: Sequence[Way], program: jex.ClosedJaxpr) -> "Cut":
         """The program in the parts that are run in these ways."""
         if ways == (TWICE,):
             return cls.at_once(program)
-        if any(way.inside for way in ways):
-            return cls.of(program, "dimension")
-        return cls.of(program, "ranges" if split else "nowhere")
+        found: list[Split] = [way.split for way in ways if way.rows or way.inside]
+        return cls.of(program, found[0]) if found else cls.of(program)
 
     @property
     def has_rows(self) -> bool:
@@ -124,6 +122,20 @@ def advice(cut: Cut) -> str:
         f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
         f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
     )
+
+
+def where_rows_meet(cut: Cut) -> str:
+    """A sentence on the operation after which rows are not by themselves any more."""
+    if sum(part.by_rows is not None for part in cut.parts) < 2:
+        return ""
+    k = next(i for i, part in enumerate(cut.parts) if part.by_rows)
+    first, later = cut.parts[k], cut.parts[k + 1 :]
+    assert first.by_rows is not None
+    sums = {x for x, rows in first.by_rows.outs if rows is None}
+    meet = [eqn for eqn in first.eqns if not sums.isdisjoint(eqn.outvars)]
+    given, read = set(map(id, first.gives)), lambda eqn: set(map(id, eqn.invars))
+    meet += [eqn for part in later for eqn in part.eqns if given & read(eqn)]
+    return f" Its {first.by_rows.length} rows see each other in {said(meet[0])}."
 
 
 def takes_gradient(program: jex.ClosedJaxpr) -> bool:

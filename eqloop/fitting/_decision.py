@@ -16,7 +16,7 @@ from .._programs import equations
 from .._types import Aval
 from ..checkpointing import key_of, recall, remember
 from ._choice import Chosen, spread
-from ._cut import Cut, advice
+from ._cut import Cut, advice, where_rows_meet
 from ._options import Way
 from ._remembered import as_text, from_text
 from ._whole import WORTHWHILE, Decision, Whole
@@ -98,8 +98,7 @@ def decided(
     best = _faster_if_leaner(best, wholes, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
-        found = {"ways": text, "split": float(best.cut.split != "nowhere")}
-        remember({key: found | ({"seen": best.seen} if best.seen else {})})
+        remember({key: {"ways": text} | ({"seen": best.seen} if best.seen else {})})
     return best
 
 
@@ -145,7 +144,7 @@ def recalled(
     ways = None if known is None else from_text(known["ways"])
     if known is None or ways is None:
         return None
-    cut = Cut.run_by(ways, program, bool(known["split"]))
+    cut = Cut.run_by(ways, program)
     most = limit.besides(types, marks, program.out_avals)
     if not cut.takes(ways):
         return None
@@ -351,6 +350,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         )
     said = least.whole.largest_of(least)
     largest = f" {said}" if said else ""
+    meet = "".join({where_rows_meet(one.cut) for one in tries})
     inputs = ", inputs and outputs included," if limit.is_total else ""
     how = "" if least.is_compiled else ", by an estimate"
     what = "the loop" if part.is_loop else "what begins"
@@ -359,5 +359,5 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         f"{format_limit(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{advice(least.cut)}.{largest}"
+        f"{advice(least.cut)}.{meet}{largest}"
     )

@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, Sharding
 from .._arrays import (
     Flags,
     automatic_sharding,
-    is_inexact,
     is_weak,
     pick,
     put,
@@ -171,7 +170,10 @@ class Fit(AbstractSameCall[P, R]):
         return opened.call.kept.join(with_weak_types(outs, opened.weak))
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> FitPlan:
-        """Decides what is stored in a gradient with respect to all inputs.
+        """Decides what is stored in a gradient.
+
+        It is the gradient that was taken last of this function and of arrays like
+        these, with the plan by which it ran, or else that by all inputs.
 
         Args:
             *args: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
@@ -193,7 +195,7 @@ class Fit(AbstractSameCall[P, R]):
     def frontier(self, *args: P.args, **kwargs: P.kwargs) -> FitFrontier:
         """The trade-off between memory and time, whatever the budget.
 
-        Up to ten whole gradients with respect to all inputs are compiled, and none run.
+        Up to ten whole gradients, by the inputs as for `plan`, are compiled, none run.
 
         Args:
             *args: The arguments of `f`, as for `plan`.
@@ -217,7 +219,7 @@ class Fit(AbstractSameCall[P, R]):
     def _opened_to_plan(
         self, args: Any, kwargs: Any
     ) -> Iterator[tuple[FittedCall, Flags]]:
-        """The call as it is planned: by all inputs that can be differentiated."""
+        """The call as it is planned, and by which of its inputs."""
         arrays, rest = open_gradient(self.f, args, kwargs)
         shardings = list(map(automatic_sharding, arrays))
         found: list[_OpenFit] = []
@@ -233,7 +235,7 @@ class Fit(AbstractSameCall[P, R]):
             formula = FittedCall(opened.program, opened.types, *how)
         with formula.planning():
             formula.refuse_symbolic()
-            yield formula, tuple(map(is_inexact, formula.in_avals))
+            yield formula, formula.last_marks
 
     def _plan_of(self, decision: Decision) -> FitPlan:
         how = dict[str, Any](ways=decision.ways, split=decision.cut.split != "nowhere")

@@ -97,7 +97,10 @@ class FitPlan:
 
     def __str__(self) -> str:
         head = ("part", "stores", "stored", "peak", "time", "place")
-        rows = [head, *_rows(self.parts)]
+        # Of what takes nothing, such as numbers for others, nothing is said.
+        weighs = lambda part: part.stored_bytes or part.relative_time > 0.005
+        heavy = list(filter(weighs, self.parts))
+        rows = [head, *_rows(heavy or self.parts)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         how = "compiled" if self.is_compiled else "estimated"

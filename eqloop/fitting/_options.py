@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -31,8 +30,8 @@ from ..checkpointing import (
 from ._again import Program, Roles, again, twice
 from ._by_rows import ByRows
 from ._choice import Choice, Option
-from ._parts import OpenLoop, Part, with_schedules
-from ._written import flattened, most_written, written
+from ._parts import OpenLoop, Part, Split, with_schedules
+from ._written import flattened, written
 
 # The operations whose results are worth keeping before all others.
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -64,8 +63,9 @@ class Way:
             policy keeps.
         rows: How many of its rows are run at a time, there and back.
         is_twice: Whether it is run once for its value, and again for its gradient.
-        inside: If it is all that is along a dimension: how its own parts are run, for
-            the rows of a chunk, or for all at once.
+        inside: How the parts of a part with rows are run, for the rows of a chunk, or
+            for all at once; empty if nothing is decided for them.
+        split: How that part was found.
     """
 
     stores: str
@@ -75,13 +75,16 @@ class Way:
     rows: int | None = None
     is_twice: bool = False
     inside: "tuple[Way, ...]" = ()
+    split: Split = "nowhere"
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
         if self.schedules and len(self.schedules) != len(part.loops):
             return False
         by_rows, inside = part.by_rows, self.inside
-        if len(inside) != len(part.inner) or not all(map(Way.fits, inside, part.inner)):
+        if inside and len(inside) != len(part.inner):
+            return False
+        if not all(map(Way.fits, inside, part.inner)):
             return False
         return self.rows is None or (by_rows is not None and self.rows < by_rows.length)
 
@@ -94,12 +97,12 @@ class Way:
             moving = moving_variables(part.program, roles.moving)
             pieces = [
                 way.piece_of(part.by_rows, own, moving)
-                for own, way in zip(part.inner, self.inside, strict=True)
+                for own, way in zip(part.inner, self.inside, strict=False)
             ]
             by_rows = dataclasses.replace(part.by_rows, pieces=tuple(pieces))
             found = by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
-        if self.inside:
+        if self.inside:  # all rows at once
             run_parts(part.inner, self.inside, _roles_within(part, roles), known)
             return [known[x] for x in part.gives]
         program = part.program
@@ -179,9 +182,7 @@ def options_of_parts(
     loops = {
         id(part): options
         for part, role in pairs
-        if part.loops
-        and not part.inner
-        and (options := _options_of_loops(part, role.moving, host))
+        if part.is_loop and (options := _options_of_loops(part, role.moving, host))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -192,23 +193,20 @@ def options_of_parts(
     factor = seen / estimated if estimated else 1.0
     found = list[list[tuple[Way, Option]]]()
     for part, role in pairs:
-        if part.inner:
-            is_only = sum(bool(other.inner) for other in parts) == 1
-            found.append([*_of_dimension(part, role, host, is_only)])
+        if part.by_rows is not None:
+            is_only = sum(other.by_rows is not None for other in parts) == 1
+            is_whole = is_only and part.split == "dimension"
+            found.append([*_of_rows(part, part.by_rows, role, host, is_whole)])
         elif not any(role.moving) or not any(map(is_inexact, part.program.out_avals)):
-            found.append(_without_slope(part, role))
-        elif part.is_loop and id(part) in loops:
+            option = Option(work_of(part.program), 0, frozenset(), 0)
+            found.append([(EVERYTHING, option)])
+        elif id(part) in loops:
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             straight = ((way, _of_straight(part, role, way)) for way in ways)
-            options = [(way, option.slower(factor)) for way, option in straight]
-            of_loops = [*_ways_of_loops(loops.get(id(part), []))]
-            (_, everything), (_, again) = options[0], options[-1]
-            options += _of_schedules(part, everything, of_loops)
-            options += _of_rows(part, role, again, of_loops)
-            found.append(options)
+            found.append([(way, option.slower(factor)) for way, option in straight])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
@@ -226,15 +224,6 @@ def choice_among(
     there = set(map(id, inputs))
     options = [[option.without(there) for _, option in part] for part in found]
     return [[way for way, _ in part] for part in found], Choice(options, sizes, host)
-
-
-def _without_slope(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
-    """The ways to run a part without a derivative, such as a count of hits."""
-    if part.by_rows is None:
-        return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
-    program = part.program
-    option = Option(work_of(program), 0, frozenset(), most_written(program))
-    return [(EVERYTHING, option), *_of_rows(part, roles, option, [])]
 
 
 def options_at_once(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
@@ -354,99 +343,32 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
-class _Loops(NamedTuple):
-    """How the loops of a part are run: without schedules, they store everything.
-
-    Attributes:
-        longer: How much longer that takes than the fastest way.
-        stored: The bytes that they store, for all rows.
-        peak: The bytes that they take at once.
-        fewer: By how many bytes that is less than storing everything.
-    """
-
-    schedules: tuple[LoopSchedule, ...] = ()
-    stores: str = ""
-    longer: float = 0.0
-    stored: int = 0
-    peak: int = 0
-    fewer: int = 0
-
-
-def _ways_of_loops(options: Sequence[Sequence[LoopOption]]) -> Iterator[_Loops]:
-    """The ways to run the loops of a part that has others in it."""
-    total = lambda field, each: sum(getattr(option, field) for option in each)
-    least = min((total("nanoseconds", each) for each in options), default=0.0)
-    for each in options:
-        peak = total("peak", each)
-        yield _Loops(
-            tuple(option.schedule for option in each),
-            "; ".join(dict.fromkeys(option.stores for option in each)),
-            total("nanoseconds", each) - least,
-            total("stored", each),
-            peak,
-            max(total("whole", each) - peak, 0),
-        )
-
-
-def _of_schedules(
-    part: Part, everything: Option, of_loops: Sequence[_Loops]
-) -> Iterator[tuple[Way, Option]]:
-    """The ways to run a part all at once, with schedules for its loops."""
-    for inner in of_loops:
-        option = dataclasses.replace(
-            everything,
-            nanoseconds=everything.nanoseconds + inner.longer,
-            stored=max(everything.stored - inner.fewer, inner.stored),
-            shared=frozenset(map(id, part.reads)),
-            working=max(everything.working, inner.peak - inner.stored),
-        )
-        yield Way(inner.stores, inner.schedules), option
-
-
 def _of_rows(
-    part: Part, roles: Roles, again: Option, of_loops: Sequence[_Loops]
+    part: Part, by_rows: ByRows, roles: Roles, host: int, is_whole: bool
 ) -> Iterator[tuple[Way, Option]]:
-    """The ways to run a part some rows at a time; all at once, it takes `again`."""
-    if (by_rows := part.by_rows) is None:
-        return
-    cts = _cotangents(part, roles)
-    for rows, inner in itertools.product(_sizes(by_rows), (_Loops(), *of_loops)):
-        chunks = -(-by_rows.length // rows)
-        at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
-        time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
-        stores = ", ".join(filter(None, [_in_chunks(by_rows, rows), inner.stores]))
-        way = Way(stores, inner.schedules, rows=rows)
-        shared = frozenset(id(x) for x, _ in by_rows.inputs)
-        yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
+    """The ways to run a part that has rows: some at a time, or all, if others do not.
 
-
-def _of_dimension(
-    part: Part, roles: Roles, host: int, is_only: bool
-) -> Iterator[tuple[Way, Option]]:
-    """The ways to run all that is along a dimension: by rows, or at once.
-
-    All at once it is only run if others are not. Else it would be cut nowhere.
+    If it is the whole function, all at once is what another cut has, in finer parts.
     """
     found = options_of_parts(part.inner, _roles_within(part, roles), host)
     ways, choice = choice_among(found, part.inner, part.reads, host)
-    of = lambda chosen: tuple(of[i] for of, i in zip(ways, chosen, strict=True))
-    by_rows, shared = part.by_rows, frozenset(map(id, part.reads))
-    assert by_rows is not None
-    cts = _cotangents(part, roles)
+    shared, cts = frozenset(map(id, part.reads)), _cotangents(part, by_rows, roles)
     # By rows, all is run for its value as well. A way back takes twice as long as that.
     forward = choice.nanoseconds(choice.fastest) / 3
     for chosen in choice.spread(_WAYS_INSIDE):
-        inside, stored = of(chosen), sum(choice.stored(chosen))
+        inside = tuple(of[i] for of, i in zip(ways, chosen, strict=True))
         stores = ", ".join(dict.fromkeys(way.stores for way in inside))
         time, peak = choice.nanoseconds(chosen), choice.peak(chosen)
-        if not is_only:
+        if not is_whole:
+            stored = sum(choice.stored(chosen))
             at_once = Option(time, stored, shared, max(peak - stored, 0))
-            yield Way(stores, inside=inside), at_once
+            yield Way(stores, inside=inside, split=part.split), at_once
         for rows in _sizes(by_rows):
             chunks = -(-by_rows.length // rows)
             longer = forward + chunks * _NANOSECONDS_OF_CHUNK
-            inner = f"{_in_chunks(by_rows, rows)}: {stores}"
-            way = Way(inner, rows=rows, inside=inside)
+            each = f"{rows} rows" if rows > 1 else "a row"
+            how = dict[str, Any](rows=rows, inside=inside, split=part.split)
+            way = Way(f"in {chunks} parts of {each}: {stores}", **how)
             working = cts + peak * rows // by_rows.length
             yield way, Option(time + longer, 0, shared, working)
 
@@ -460,18 +382,12 @@ def _sizes(by_rows: ByRows) -> Sequence[int]:
     return [*sizes]
 
 
-def _in_chunks(by_rows: ByRows, rows: int) -> str:
-    each = f"{rows} rows" if rows > 1 else "a row"
-    return f"in {-(-by_rows.length // rows)} parts of {each}"
-
-
-def _cotangents(part: Part, roles: Roles) -> int:
+def _cotangents(part: Part, by_rows: ByRows, roles: Roles) -> int:
     """The bytes of cotangents that are there while a part is taken back by rows."""
-    assert part.by_rows is not None
-    moving = {id(x) for x in pick(part.reads, roles.moving)}
+    marked = {id(x) for x in pick(part.reads, roles.moving)}
     weights = {id(x) for x in pick(part.reads, roles.weights)}
     size = lambda xs: nbytes([aval_of(x) for x in xs])
-    pairs = [(x, rows) for x, rows in part.by_rows.inputs if id(x) in moving]
+    pairs = [(x, rows) for x, rows in by_rows.inputs if id(x) in marked]
     # There are cotangents of all rows, except that those of weights are outputs; and
     # sums over rows are there twice, as what is added is there by itself.
     cts = size(x for x, _ in pairs if id(x) not in weights) + size(part.gives)

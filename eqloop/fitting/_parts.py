@@ -57,7 +57,8 @@ class Part:
         gives: The variables that they define, and others read.
         loops: The loops that are left open, if it is one or holds some.
         by_rows: How to run it some rows at a time, if that can be.
-        inner: If it is all that is along a dimension, the parts that a chunk has.
+        inner: If it has rows, its own parts, and those of a chunk.
+        split: How they were found.
     """
 
     eqns: tuple[jex.JaxprEqn, ...]
@@ -66,6 +67,7 @@ class Part:
     loops: "tuple[OpenLoop, ...]" = ()
     by_rows: ByRows | None = None
     inner: "tuple[Part, ...]" = ()
+    split: Split = "nowhere"
 
     @property
     def is_loop(self) -> bool:
@@ -187,8 +189,7 @@ def with_schedules(part: Part, schedules: Sequence[LoopSchedule]) -> Part:
     left = iter(schedules)
     taken = lambda loop: with_schedule(loop.eqn, next(left))
     eqns = tuple(_at_open_loops(OpenLoop(eqn), taken) for eqn in part.eqns)
-    by_rows = part.by_rows and dataclasses.replace(part.by_rows, eqns=eqns)
-    return dataclasses.replace(part, eqns=eqns, by_rows=by_rows)
+    return dataclasses.replace(part, eqns=eqns)
 
 
 def _at_open_loops(
@@ -229,9 +230,8 @@ def _at_loops_of_rule(
 
 def parts_of(program: jex.ClosedJaxpr, split: Split = "nowhere") -> list[Part]:
     """The parts of a program in which nothing is called, in their order."""
-    along = split == "dimension"
     none = [(eqn, None) for eqn in program.jaxpr.eqns]
-    units = none if split == "nowhere" else ranges_of(program, along)
+    units = none if split == "nowhere" else ranges_of(program, split == "dimension")
     eqns, by_rows = [list(each) for each in zip(*units, strict=True)] or [[], []]
     program = with_equations(program, eqns)
     loops = list(map(open_loops, eqns))
@@ -245,8 +245,8 @@ def parts_of(program: jex.ClosedJaxpr, split: Split = "nowhere") -> list[Part]:
                 dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
             )
             inside = tuple(loop for eqn in rows.eqns for loop in open_loops(eqn))
-            part = Part(rows.eqns, (*read,), (*gives,), inside, rows)
-            inner = tuple(parts_of(part.program)) if along else ()
+            part = Part(rows.eqns, (*read,), (*gives,), inside, rows, split=split)
+            inner = tuple(parts_of(part.program))
             parts.append(dataclasses.replace(part, inner=inner))
             continue
         # Parts by rows may make the same values once more.

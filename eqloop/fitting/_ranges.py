@@ -189,8 +189,9 @@ class _RangeSearch:
             both = [*eqn.invars, *eqn.outvars]
             for one in self._maps.setdefault(id(eqn), (eqn, axis_maps(eqn)))[1]:
                 pairs = zip(both, (*one.ins, *one.outs), strict=True)
-                of = lambda x, i: i is not None and isinstance(x, jex.Var)
-                for a, b in itertools.pairwise((x, i) for x, i in pairs if of(x, i)):
+                is_axis = lambda x, i: i is not None and isinstance(x, jex.Var)
+                axes = [root(x, i or 0) for x, i in pairs if is_axis(x, i)]
+                for a, b in itertools.pairwise(axes):
                     parent[root(*a)] = root(*b)
         return root
 

@@ -147,6 +147,7 @@ def in_chunks(f: Callable[..., Any], rows: int, again: bool, *args: Any) -> Any:
             is_again=again and not inside,
             rows=rows if inside else None,
             inside=inside,
+            split=part.split,
         )
 
     return el.Fit(f, 1, ways=tuple(map(way, parts)))

@@ -184,7 +184,10 @@ def in_chunks(f: Callable[..., Any], rows: int, *args: Any) -> Any:
     """The function with all parts that can be in chunks of so many rows."""
     parts = cut(f, *args).parts
     assert any(part.by_rows for part in parts)
-    ways = (Way("rows", rows=rows) if part.by_rows else EVERYTHING for part in parts)
+    ways = (
+        Way("rows", rows=rows, split="ranges") if part.by_rows else EVERYTHING
+        for part in parts
+    )
     return el.Fit(f, 1, ways=tuple(ways))
 
 
