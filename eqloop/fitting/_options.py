@@ -31,7 +31,7 @@ from ._again import Program, Roles, again, twice
 from ._by_rows import ByRows
 from ._choice import Choice, Option
 from ._parts import OpenLoop, Part, Split, with_schedules
-from ._written import flattened, written
+from ._written import flattened, most_written, written
 
 # The operations whose results are worth keeping before all others.
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -198,7 +198,8 @@ def options_of_parts(
             is_whole = is_only and part.split == "dimension"
             found.append([*_of_rows(part, part.by_rows, role, host, is_whole)])
         elif not any(role.moving) or not any(map(is_inexact, part.program.out_avals)):
-            option = Option(work_of(part.program), 0, frozenset(), 0)
+            program = part.program
+            option = Option(work_of(program), 0, frozenset(), most_written(program))
             found.append([(EVERYTHING, option)])
         elif id(part) in loops:
             options = loops[id(part)]
