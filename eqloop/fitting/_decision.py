@@ -34,7 +34,7 @@ _HOPEFUL = 1.3
 _HOPED = 1.5
 # What takes less memory stays in the caches of a processor. Beside what takes more, one
 # is run that takes so many times less.
-_CACHED, _LEANER = 2**25, 4
+_CACHED, _LEANER = 2**22, 4
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -77,16 +77,15 @@ def decided(
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
     about = marks, types, limit.host
     wholes = [plain := Whole(Cut.of(program), *about)]
-    by_rows = lambda split: Whole(Cut.of(program, split), *about, plain)
-    if split and (whole := by_rows("dimension")).cut.has_rows:
-        wholes = [plain, whole]
     fits = _simplest(plain, most)
     if not any(decision.is_fastest for decision in fits):
+        if split:
+            # Rows around single values are for what needs them: it takes longer.
+            wholes += [Whole(Cut.of(program, "dimension"), *about, plain)]
+            if plain.choice.within(most) is None:
+                wholes += [Whole(Cut.of(program, "ranges"), *about, plain)]
+            wholes = [one for one in wholes if one is plain or one.cut.has_rows]
         fits += _that_fit(wholes, most, fits)
-    if split and not fits and (whole := by_rows("ranges")).cut.has_rows:
-        wholes.append(whole)
-        if _is_hopeful(whole, whole.choice.smallest(), most):
-            fits = _that_fit([whole], most, [])
     if not fits:
         fits = [least := _least(wholes, limit, most)]
         # Some parts may be faster where others take the most.
