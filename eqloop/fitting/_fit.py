@@ -61,8 +61,9 @@ class Fit(AbstractSameCall[P, R]):
     gradient. Call it like `f`. What is stored for the way back is decided for the whole
     function together: for each loop of this library that has no schedule of its own,
     how many carries; and for what lies between loops, which values, products first. The
-    rest is computed again. Where that is not enough, parts of `f` run some of their
-    rows at a time. Random numbers are those of `f`; values and derivatives are, to
+    rest is computed again. Where that is not enough, some rows run at a time: of the
+    dimension that goes through `f`, such as its batch, or around single large values.
+    What is stored of them is decided for so many rows. Random numbers are those of `f`; values and derivatives are, to
     rounding, in every mode of differentiation.
 
     A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
@@ -98,12 +99,10 @@ class Fit(AbstractSameCall[P, R]):
         foreign: Whether to decide for JAX's own loops in `f` as well, as
             [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
             a reverse mode, with 64 checkpoints.
-        split: Whether parts of `f` may run some of their rows at a time. That is for
-            parts that hold far more inside than they are given and give, such as a loss
-            over many classes, attention without a fused kernel or distances of all
-            pairs. Rows are entries along an axis that every operation of the part maps,
-            or adds up: rows that see each other, as in a cumulative sum along them, are
-            none.
+        split: Whether some rows may be run at a time, of the whole of `f` or of parts
+            of it. Rows are entries along an axis that operations map, or add up: the
+            examples of a batch, the edges of a graph, the classes of a loss. Where they
+            see each other, as in a cumulative sum along them, they are there at once.
         device: What it is planned for, as for [`planning_for`][eqloop.planning_for]: by
             default, the device that it runs on.
         ways: What each part stores, in place of a search: that of a `pinned` plan.

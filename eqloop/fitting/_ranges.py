@@ -8,6 +8,11 @@ computed in both:
 
     a b --dot--> scores --logsumexp of each row------>    rows of a, and all of b
                      `----logsumexp of each column--->    rows of b, and all of a
+
+Or all that is along one dimension is in ranges: axes of values belong together if they
+are those of one map. From a value, a range then grows as far as it can, there and back,
+so that a whole function may be one. Where rows see each other it ends, and what comes
+after is another one.
 """
 
 import collections
