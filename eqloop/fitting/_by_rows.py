@@ -451,7 +451,7 @@ def _loop(
     count = len(values) - len(x_axes)
     ins = [*laid.ins[:count], *map(_of_step, laid.ins[count:], x_axes)]
     outs = [*laid.outs[:num_carry], *(_of_step(y, 0) for y in laid.outs[num_carry:])]
-    step = by_rows(program, ins, outs, length)
+    step = by_rows(program, tuple(ins), tuple(outs), length)
     if found is None:
         return _scan(eqn, lambda *flat: step(size, numbers, flat), values)
     pairs = zip(program.in_avals, ins, strict=True)
@@ -478,10 +478,11 @@ def _scan(
     return [*carry, *ys]
 
 
+@functools.lru_cache(maxsize=512)
 def by_rows(
     program: jex.ClosedJaxpr,
-    ins: Sequence[RowAxis | None],
-    outs: Sequence[RowAxis | None],
+    ins: tuple[RowAxis | None, ...],
+    outs: tuple[RowAxis | None, ...],
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
