@@ -30,8 +30,9 @@ _QUICKLY_COMPILED, _FUSED = 256, 64
 # The fastest is tried even if it is estimated to take so many times the budget, and so
 # is what runs no part by rows.
 _HOPEFUL = 1.3
-# Before one is refused, so is what should take so many times the budget.
-_HOPED = 1.5
+# Before one is refused, so is what should take so many times the budget; and what does,
+# if it should take such a part of the time of all that fits.
+_HOPED, _FASTER = 1.5, 0.85
 # What takes less memory stays in the caches of a processor. Beside what takes more, one
 # is run that takes so many times less.
 _CACHED, _LEANER = 2**22, 4
@@ -179,7 +180,7 @@ def _that_fit(
     # Ways of another kind may be estimated too large where those tried were not.
     hoped = [(whole, whole.choice.within(_HOPED * most)) for whole in wholes]
     duration, whole, chosen = _fastest_of(hoped)
-    if whole is not None and found and duration < _MUCH_FASTER * least():
+    if whole is not None and found and duration < _FASTER * least():
         last = whole.decision(chosen)
         found += [last] if last.peak_bytes <= most else []
     return found
