@@ -63,8 +63,8 @@ class Fit(AbstractSameCall[P, R]):
     how many carries; and for what lies between loops, which values, products first. The
     rest is computed again. Where that is not enough, some rows run at a time: of the
     dimension that goes through `f`, such as its batch, or around single large values.
-    What is stored of them is decided for so many rows. Random numbers are those of `f`; values and derivatives are, to
-    rounding, in every mode of differentiation.
+    What is stored of them is decided for so many rows. Random numbers are those of `f`;
+    values and derivatives are, to rounding, in every mode of differentiation.
 
     A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
     `SlicedScan`, `ForLoop`, [`StackedLayers`][eqloop.StackedLayers] or
