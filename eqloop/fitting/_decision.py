@@ -34,8 +34,8 @@ _HOPEFUL = 1.3
 # if it should take such a part of the time of all that fits.
 _HOPED, _FASTER = 1.5, 0.85
 # What takes less memory stays in the caches of a processor. Beside what takes more, one
-# is run that takes so many times less.
-_CACHED, _LEANER = 2**22, 4
+# is run that takes such a part of it.
+_CACHED, _LEANER = 2**22, (0.25, 0.5)
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -203,9 +203,10 @@ def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Dec
     is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
     if best.peak_bytes < _CACHED or is_loops:
         return best
-    limit = choice.peak(chosen) / _LEANER
-    leaner = [(whole, whole.choice.within(limit)) for whole in wholes]
-    _, whole, one = _fastest_of(leaner)
+    within = lambda part: [(w, w.choice.within(part * peak)) for w in wholes]
+    peak = choice.peak(chosen)
+    leaner = (_fastest_of(within(part)) for part in _LEANER)
+    _, whole, one = next((x for x in leaner if x[1]), (0.0, None, ()))
     if whole is None or (other := whole.decision(one)).peak_bytes > most:
         return best
     factor = whole.time_over(one, best)
