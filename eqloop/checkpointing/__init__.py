@@ -67,8 +67,8 @@ from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
-from .fused._axis_maps import AxisMap, axis_maps, is_loop
-from .fused._classes import NotInKernelError
+from .fused._axis_maps import AxisMap, axis_maps, has_steps
+from .fused._classes import NotInKernelError, said
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long, says_what_is_found
 from .planning._trials import can_be_run, run_times
@@ -138,11 +138,11 @@ __all__ = [
     "format_axis",
     "frontier_of",
     "gradient_loops",
+    "has_steps",
     "hoist",
     "is_budget",
     "is_fitting",
     "is_left_open",
-    "is_loop",
     "key_of",
     "layout_by_inverse",
     "left_open",
@@ -161,6 +161,7 @@ __all__ = [
     "run_loop",
     "run_times",
     "run_while",
+    "said",
     "says_if_long",
     "says_what_is_found",
     "stored_by_rules",

@@ -218,7 +218,7 @@ def _at_inner(problem: Any, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]) -> A
 
 @dataclasses.dataclass(frozen=True)
 class OpenStep:
-    """The step of a loop of known length that is left open, or was.
+    """The step of a loop of known length.
 
     Attributes:
         eqn: The equation of the loop.
@@ -237,8 +237,6 @@ class OpenStep:
         formula = formula_of(eqn)
         problem = formula.problem if isinstance(formula, PlannedLoop) else None
         if not isinstance(problem, Counted):
-            return None
-        if not isinstance(problem.planner, Fitted | Pinned):
             return None
         step = problem.step
         return cls(eqn, step.jaxpr, step.num_carry, problem.loop.x_axes)

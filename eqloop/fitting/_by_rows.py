@@ -9,6 +9,7 @@ parameters, it stays as it is.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,9 +34,9 @@ from .._programs import (
     value_of,
 )
 from .._types import Aval, Value
-from ..checkpointing import AxisMap, OpenStep, axis_maps, is_loop
+from ..checkpointing import AxisMap, OpenStep, axis_maps, has_steps
 from ..mapping import mapped_in_chunks
-from ._rules import with_rule
+from ._rules import Program, with_rule
 from ._written import flattened
 
 
@@ -163,6 +164,9 @@ class ByRows:
         inputs: The variables that are given, with the axis of their rows. One that is
             read in several ways is there several times.
         outs: The results, with the axis of their rows; sums come first.
+        pieces: If something is decided within a chunk, the parts that it runs one after
+            the other, and what becomes of the function of the numbers of the rows, and
+            of its inputs, that runs each of them.
     """
 
     eqns: tuple[jex.JaxprEqn, ...]
@@ -170,13 +174,38 @@ class ByRows:
     length: int
     inputs: tuple[tuple[Any, RowAxis | None], ...]
     outs: tuple[tuple[Any, RowAxis | None], ...]
+    pieces: "tuple[tuple[ByRows, Callable[[Program], Program]], ...]" = ()
+
+    @classmethod
+    def of(
+        cls,
+        eqns: Sequence[jex.JaxprEqn],
+        laid: Sequence[Laid | None],
+        length: int,
+        is_out: Callable[[Any], bool],
+    ) -> "ByRows":
+        """Operations with what they read, and those of their results that are outs."""
+        inputs, lies = dict[tuple[Any, RowAxis | None], None](), dict[Any, Any]()
+        for eqn, each in zip(eqns, laid, strict=True):
+            ins = each.ins if each else (None,) * len(eqn.invars)
+            for x, rows in zip(eqn.invars, ins, strict=True):
+                if isinstance(x, jex.Var) and x not in lies:
+                    inputs[x, rows] = None
+            outs = each.outs if each else (None,) * len(eqn.outvars)
+            lies |= zip(eqn.outvars, outs, strict=True)
+        given = [(x, rows) for x, rows in lies.items() if is_out(x)]
+        given.sort(key=lambda out: out[1] is not None)
+        return cls(tuple(eqns), tuple(laid), length, tuple(inputs), tuple(given))
+
+    def piece(self, eqns: Sequence[jex.JaxprEqn], gives: Sequence[Any]) -> "ByRows":
+        """Some of these operations, and which of their results the others read."""
+        laid = dict(zip(map(id, self.eqns), self.laid, strict=True))
+        own = [laid[id(eqn)] for eqn in eqns]
+        return ByRows.of(eqns, own, self.length, set(gives).__contains__)
 
     @property
     def can_be(self) -> bool:
         """Whether all operations do the same to fewer rows."""
-        counts = {x for eqn in filter(is_loop, self.eqns) for x in eqn.outvars}
-        if not counts.isdisjoint(self._sums):
-            return False
         size = -(-self.length // 2)
         shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
         types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]
@@ -231,6 +260,7 @@ class ByRows:
         """The program of a chunk, see `ChunkFunction.trace`."""
         consts = [x for x, rows in self.inputs if rows is None]
         xs = [(x, rows) for x, rows in self.inputs if rows is not None]
+        same = {x for eqn in filter(has_steps, self.eqns) for x in eqn.outvars}
 
         def chunk(*flat: Value) -> list[Value]:
             given: dict[Any, Value]
@@ -240,8 +270,10 @@ class ByRows:
                 shape = _shape_of_chunk(aval_of(x), rows, size)
                 given[x, rows] = part.reshape(shape)
             found = self.on_chunk(size, numbers, given)
-            sums = [found[x] for x in self._sums]
-            return sums + [_apart(found[x], r) for x, r in self.outs if r is not None]
+            # What is the same for all rows is added once.
+            once = lambda x: _if_first(numbers, found[x]) if x in same else found[x]
+            ys = [_apart(found[x], rows) for x, rows in self.outs if rows is not None]
+            return [*map(once, self._sums), *ys]
 
         types = function.stacked(function.x_types, size, function.x_axes)
         return traced(chunk, [*function.const_types, *types])
@@ -257,12 +289,24 @@ class ByRows:
                 return value_of(x)
             return found[x] if x in found else given[x, rows]
 
-        for eqn, laid in zip(self.eqns, self.laid, strict=True):
+        for piece, wrapped in self.pieces:
+            values = [read(x, rows) for x, rows in piece.inputs]
+            outs = wrapped(functools.partial(piece.results, size))(numbers, *values)
+            found |= zip((x for x, _ in piece.outs), outs, strict=True)
+        each = () if self.pieces else zip(self.eqns, self.laid, strict=True)
+        for eqn, laid in each:
             ins = laid.ins if laid else (None,) * len(eqn.invars)
             values = list(map(read, eqn.invars, ins))
             outs = _evaluated(eqn, laid, self.length, size, numbers, values)
             found |= zip(eqn.outvars, outs, strict=True)
         return found
+
+    def results(self, size: int, numbers: Value, *values: Value) -> list[Value]:
+        """What it gives for some rows, from its inputs."""
+        found = self.on_chunk(
+            size, numbers, dict(zip(self.inputs, values, strict=True))
+        )
+        return [found[x] for x, _ in self.outs]
 
 
 def without_hints(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -312,7 +356,9 @@ def _evaluated(
     form, (rows, *_) = form_of(eqn), laid.outs
     if form == "custom_jvp_call":
         outs = _with_rule(eqn, laid, length, size, numbers, values)
-    elif is_loop(eqn):
+    elif form == "cond":
+        outs = _branch(eqn, laid, length, size, numbers, values)
+    elif has_steps(eqn):
         outs = _loop(eqn, laid, length, size, numbers, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         # Where all rows begin each time, and the entries of a row.
@@ -329,12 +375,34 @@ def _evaluated(
             entries = laid.ins[0].entries if laid.ins[0] else 1
             first = (numbers[:1, None] * entries).astype(values[1].dtype)
             values[1] = values[1] - jnp.where(is_it, first, jnp.zeros_like(first))
+        if rows is None and form.startswith("scatter"):
+            values[0] = _if_first(numbers, values[0])  # what is added to
         shape = _shape_of_chunk(aval_of(eqn.outvars[0]), rows, size)
         outs = evaluated(resized(eqn, values, shape), values)
     for x, out, rows in zip(eqn.outvars, outs, laid.outs, strict=True):
         if out.shape != _shape_of_chunk(aval_of(x), rows, size):
             raise NotByRowsError
     return outs
+
+
+def _if_first(numbers: Value, value: Value) -> Value:
+    """A value where the first row of all is among these, and zeros for others."""
+    return jnp.where(numbers[0] == 0, value, jnp.zeros_like(value))
+
+
+def _branch(
+    eqn: jex.JaxprEqn,
+    laid: Laid,
+    length: int,
+    size: int,
+    numbers: Value,
+    values: list[Value],
+) -> Sequence[Value]:
+    """A branch that all rows take."""
+    index, *operands = values
+    ways = [by_rows(b, laid.ins[1:], laid.outs, length) for b in eqn.params["branches"]]
+    bound = [functools.partial(way, size) for way in ways]
+    return lax.switch(index, bound, numbers, operands)
 
 
 def _with_rule(
@@ -383,7 +451,7 @@ def _loop(
     count = len(values) - len(x_axes)
     ins = [*laid.ins[:count], *map(_of_step, laid.ins[count:], x_axes)]
     outs = [*laid.outs[:num_carry], *(_of_step(y, 0) for y in laid.outs[num_carry:])]
-    step = by_rows(program, ins, outs, length)
+    step = by_rows(program, tuple(ins), tuple(outs), length)
     if found is None:
         return _scan(eqn, lambda *flat: step(size, numbers, flat), values)
     pairs = zip(program.in_avals, ins, strict=True)
@@ -410,10 +478,11 @@ def _scan(
     return [*carry, *ys]
 
 
+@functools.lru_cache(maxsize=512)
 def by_rows(
     program: jex.ClosedJaxpr,
-    ins: Sequence[RowAxis | None],
-    outs: Sequence[RowAxis | None],
+    ins: tuple[RowAxis | None, ...],
+    outs: tuple[RowAxis | None, ...],
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
@@ -427,7 +496,7 @@ def by_rows(
     laid = dict[int, Laid]()
 
     def lay(i: int, found: Laid | None) -> None:
-        if found is None or (None in found.outs and not is_loop(jaxpr.eqns[i])):
+        if found is None or (None in found.outs and not has_steps(jaxpr.eqns[i])):
             raise NotByRowsError
         laid[i] = found
         lies.update(zip(jaxpr.eqns[i].outvars, found.outs, strict=True))

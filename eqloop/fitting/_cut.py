@@ -2,19 +2,28 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.extend.core as jex
 
-from .._arrays import Flags, as_arrays, nbytes
+from .._arrays import Flags, as_arrays
 from .._programs import moving_variables, pruned, value_of
 from .._types import Value
+from ..checkpointing import said
 from ..rescheduling import with_open_loops
-from ._again import Roles
 from ._by_rows import without_hints
 from ._choice import Choice
 from ._maxima import with_maxima_by_axis
-from ._options import TWICE, Way, options_at_once, options_of_parts
-from ._parts import Part, flat_program, part_at_once, parts_of
+from ._options import (
+    TWICE,
+    Way,
+    choice_among,
+    options_at_once,
+    options_of_parts,
+    roles_of,
+    run_parts,
+)
+from ._parts import Part, Split, flat_program, part_at_once, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +32,20 @@ class Cut:
 
     Attributes:
         program: The program, in which nothing is called.
-        split: Whether parts are such that some can be run by rows.
+        split: Which of its parts can be run by rows.
         is_at_once: Whether all of it is one part, whatever is in it.
     """
 
     program: jex.ClosedJaxpr
     parts: tuple[Part, ...]
-    split: bool = False
+    split: Split = "nowhere"
     is_at_once: bool = False
 
     @classmethod
-    def of(cls, program: jex.ClosedJaxpr, split: bool = False) -> "Cut":
+    def of(cls, program: jex.ClosedJaxpr, split: Split = "nowhere") -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
         flat = flat_program(program)
-        if split:
+        if split != "nowhere":
             flat = pruned(with_maxima_by_axis(without_hints(flat)))
         return cls(flat, tuple(parts_of(flat, split)), split)
 
@@ -47,11 +56,12 @@ class Cut:
         return cls(flat, (part_at_once(flat),), is_at_once=True)
 
     @classmethod
-    def run_by(
-        cls, ways: Sequence[Way], program: jex.ClosedJaxpr, split: bool
-    ) -> "Cut":
+    def run_by(cls, ways: Sequence[Way], program: jex.ClosedJaxpr) -> "Cut":
         """The program in the parts that are run in these ways."""
-        return cls.at_once(program) if ways == (TWICE,) else cls.of(program, split)
+        if ways == (TWICE,):
+            return cls.at_once(program)
+        found: list[Split] = [way.split for way in ways if way.rows or way.inside]
+        return cls.of(program, found[0]) if found else cls.of(program)
 
     @property
     def has_rows(self) -> bool:
@@ -65,9 +75,7 @@ class Cut:
         jaxpr = self.program.jaxpr
         known = dict(zip(jaxpr.invars, inputs, strict=True))
         known |= zip(jaxpr.constvars, as_arrays(self.program.consts), strict=True)
-        for part, way, role in zip(self.parts, ways, self._roles(marks), strict=True):
-            outs = way.run(part, [known[x] for x in part.reads], role)
-            known |= zip(part.gives, outs, strict=True)
+        run_parts(self.parts, ways, roles_of(self.parts, *self._moving(marks)), known)
         is_literal = lambda x: isinstance(x, jex.Literal)
         return [value_of(x) if is_literal(x) else known[x] for x in jaxpr.outvars]
 
@@ -82,34 +90,18 @@ class Cut:
             marks: Which inputs are differentiated.
             host: How many bytes may be stored in the memory of the host.
         """
-        jaxpr = self.program.jaxpr
-        # Inputs are there anyway.
-        inputs = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
-        sizes = {
-            id(x): nbytes([x.aval])
-            for part in self.parts
-            for x in (*part.reads, *part.gives)
-        }
-        roles = self._roles(marks)
+        roles = roles_of(self.parts, *self._moving(marks))
         if self.is_at_once:
             found = list(map(options_at_once, self.parts, roles))
         else:
             found = options_of_parts(self.parts, roles, host)
-        ways = [[way for way, _ in of_part] for of_part in found]
-        options = [[option.without(inputs) for _, option in part] for part in found]
-        return ways, Choice(options, sizes, host)
+        jaxpr = self.program.jaxpr
+        return choice_among(found, self.parts, (*jaxpr.invars, *jaxpr.constvars), host)
 
-    def _roles(self, marks: Flags) -> list[Roles]:
-        """What each part reads, if some inputs of the program are differentiated."""
+    def _moving(self, marks: Flags) -> tuple[set[Any], set[Any]]:
+        """The variables that are differentiated, and the inputs among them."""
         moving = moving_variables(self.program, marks)
-        weights = moving.intersection(self.program.jaxpr.invars)
-        return [
-            Roles(
-                tuple(x in moving for x in part.reads),
-                tuple(x in weights for x in part.reads),
-            )
-            for part in self.parts
-        ]
+        return moving, moving.intersection(self.program.jaxpr.invars)
 
 
 def advice(cut: Cut) -> str:
@@ -130,6 +122,20 @@ def advice(cut: Cut) -> str:
         f"pass `foreign=True`, so that `Fit` decides for loops of JAX as well, such as "
         f"the {loop.loop_name} at {loop.place or 'an unknown line'}; or {smaller}"
     )
+
+
+def where_rows_meet(cut: Cut) -> str:
+    """A sentence on the operation after which rows are not by themselves any more."""
+    if sum(part.by_rows is not None for part in cut.parts) < 2:
+        return ""
+    k = next(i for i, part in enumerate(cut.parts) if part.by_rows)
+    first, later = cut.parts[k], cut.parts[k + 1 :]
+    assert first.by_rows is not None
+    sums = {x for x, rows in first.by_rows.outs if rows is None}
+    meet = [eqn for eqn in first.eqns if not sums.isdisjoint(eqn.outvars)]
+    given, read = set(map(id, first.gives)), lambda eqn: set(map(id, eqn.invars))
+    meet += [eqn for part in later for eqn in part.eqns if given & read(eqn)]
+    return f" Its {first.by_rows.length} rows see each other in {said(meet[0])}."
 
 
 def takes_gradient(program: jex.ClosedJaxpr) -> bool:

@@ -15,8 +15,8 @@ from .._device import remembered_per_device
 from .._programs import equations
 from .._types import Aval
 from ..checkpointing import key_of, recall, remember
-from ._choice import spread
-from ._cut import Cut, advice
+from ._choice import Chosen, spread
+from ._cut import Cut, advice, where_rows_meet
 from ._options import Way
 from ._remembered import as_text, from_text
 from ._whole import WORTHWHILE, Decision, Whole
@@ -25,13 +25,17 @@ _T = TypeVar("_T")
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
-# A function of so few equations is compiled in a moment.
-_QUICKLY_COMPILED = 256
+# A function of so few equations is compiled in a moment; of so few, it may be fused.
+_QUICKLY_COMPILED, _FUSED = 256, 64
 # The fastest is tried even if it is estimated to take so many times the budget, and so
 # is what runs no part by rows.
 _HOPEFUL = 1.3
-# So is what should be much faster than all that fits.
-_HOPED = 1.5
+# Before one is refused, so is what should take so many times the budget; and what does,
+# if it should take such a part of the time of all that fits.
+_HOPED, _FASTER = 1.5, 0.85
+# What takes less memory stays in the caches of a processor. Beside what takes more, one
+# is run that takes such a part of it.
+_CACHED, _LEANER = 2**22, (0.25, 0.5)
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -76,18 +80,13 @@ def decided(
     wholes = [plain := Whole(Cut.of(program), *about)]
     fits = _simplest(plain, most)
     if not any(decision.is_fastest for decision in fits):
-        smallest = plain.choice.peak(plain.choice.smallest())
-        is_hopeful = not split or smallest <= _HOPEFUL * most
-        if is_hopeful and _may_be_faster(plain, most, fits):
-            fits += _that_fit(plain, most)
-    if split and not any(decision.is_fastest for decision in fits):
-        by_rows = Whole(Cut.of(program, split=True), *about)
-        if by_rows.cut.has_rows:
-            wholes = [by_rows, plain]
-    if not fits:
-        fits = next(filter(None, (_that_fit(whole, most) for whole in wholes)), [])
-    elif _may_be_faster(wholes[0], most, fits):
-        fits += _that_fit(wholes[0], most, 1)
+        if split:
+            # Rows around single values are for what needs them: it takes longer.
+            wholes += [Whole(Cut.of(program, "dimension"), *about, plain)]
+            if plain.choice.within(most) is None:
+                wholes += [Whole(Cut.of(program, "ranges"), *about, plain)]
+            wholes = [one for one in wholes if one is plain or one.cut.has_rows]
+        fits += _that_fit(wholes, most, fits)
     if not fits:
         fits = [least := _least(wholes, limit, most)]
         # Some parts may be faster where others take the most.
@@ -96,11 +95,10 @@ def decided(
         faster = least.whole.decision(chosen)
         fits += [faster] if faster.peak_bytes <= most else []
     best = min(fits, key=time)
-    best = best.whole.faster_if_leaner(best, most)
+    best = _faster_if_leaner(best, wholes, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
-        found = {"ways": text, "split": float(best.cut.split)}
-        remember({key: found | ({"seen": best.seen} if best.seen else {})})
+        remember({key: {"ways": text} | ({"seen": best.seen} if best.seen else {})})
     return best
 
 
@@ -113,24 +111,16 @@ def _simplest(plain: Whole, most: int) -> list[Decision]:
     it is not wanted, that is the plain gradient.
     """
     program, parts = plain.cut.program, plain.cut.parts
-    is_short = sum(1 for _ in equations(program)) <= _QUICKLY_COMPILED
-    if not is_short or any(part.loops or part.has_effects for part in parts):
+    count = sum(1 for _ in equations(program))
+    has_others = any(part.loops or part.has_effects for part in parts)
+    if count > _QUICKLY_COMPILED or has_others:
         return []
     if (found := plain.decision(plain.choice.fastest)).peak_bytes > most:
-        if not found.is_compiled:
+        if not found.is_compiled or count > _FUSED:
             return []
         whole = Whole(Cut.at_once(program), plain.marks, plain.types)
         found = whole.decision((1,))
     return [found] if found.peak_bytes <= most else []
-
-
-def _may_be_faster(whole: Whole, most: int, fits: Sequence[Decision]) -> bool:
-    """Whether something that should fit should be faster than what does fit."""
-    if not fits:
-        return True
-    chosen, choice = whole.choice.within(most), whole.choice
-    in_time = (1 - WORTHWHILE) * min(t.choice.nanoseconds(t.chosen) for t in fits)
-    return chosen is not None and choice.nanoseconds(chosen) < in_time
 
 
 class Recalled(NamedTuple):
@@ -154,7 +144,7 @@ def recalled(
     ways = None if known is None else from_text(known["ways"])
     if known is None or ways is None:
         return None
-    cut = Cut.run_by(ways, program, bool(known["split"]))
+    cut = Cut.run_by(ways, program)
     most = limit.besides(types, marks, program.out_avals)
     if not cut.takes(ways):
         return None
@@ -168,34 +158,77 @@ def _key_of_decision(*about: object) -> str:
     return key_of(("fit", *about))
 
 
-def _that_fit(whole: Whole, most: int, times: int = _MOST_COMPILED) -> list[Decision]:
-    """Decisions that fit, of which so many and one more were compiled at the most."""
-    choice, tries, compiled = whole.choice, list[Decision](), 0
-    while compiled < times:
-        chosen = choice.within(_estimate_for(most, tries))
-        if not tries and choice.peak(choice.fastest) <= _HOPEFUL * most:
-            chosen = choice.fastest
-        if not tries and chosen is None:
+def _that_fit(
+    wholes: Sequence[Whole], most: int, fits: Sequence[Decision]
+) -> list[Decision]:
+    """Decisions that fit, besides others; not many are compiled to see that."""
+    found, time = list[Decision](), lambda t: t.choice.nanoseconds(t.chosen)
+    least = lambda: min(map(time, (*fits, *found)), default=math.inf)
+    for _ in range(_MOST_COMPILED):
+        options = [(whole, _chosen_next(whole, most)) for whole in wholes]
+        if not any(c for _, c in options) and not any(whole.tried for whole in wholes):
             # What is estimated may be too much. Then this tells how much.
-            chosen = choice.smallest()
-        if chosen is None or any(chosen == t.chosen for t in tries):
+            smallest = [(whole, whole.choice.smallest()) for whole in wholes]
+            options = [min(smallest, key=lambda pair: pair[0].choice.peak(pair[1]))]
+        duration, whole, chosen = _fastest_of(options)
+        if whole is None or duration > (1 - WORTHWHILE) * least():
             break
-        fits = [choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most]
-        if fits and choice.nanoseconds(chosen) > (1 - WORTHWHILE) * min(fits):
-            break
-        compiled += not whole.is_known(chosen)
-        tries.append(last := whole.decision(chosen))
-        is_small = last.peak_bytes <= most
-        if not last.is_compiled or (is_small and not any(chosen)):
+        last = whole.decision(chosen)
+        found += [last] if last.peak_bytes <= most else []
+        if not last.is_compiled:
             break
     # Ways of another kind may be estimated too large where those tried were not.
-    hoped = choice.within(_HOPED * most)
-    time = min(
-        (choice.nanoseconds(t.chosen) for t in tries if t.peak_bytes <= most), default=0
-    )
-    if hoped is not None and choice.nanoseconds(hoped) < _MUCH_FASTER * time:
-        tries.append(whole.decision(hoped))
-    return [t for t in tries if t.peak_bytes <= most]
+    hoped = [(whole, whole.choice.within(_HOPED * most)) for whole in wholes]
+    duration, whole, chosen = _fastest_of(hoped)
+    if whole is not None and found and duration < _FASTER * least():
+        last = whole.decision(chosen)
+        found += [last] if last.peak_bytes <= most else []
+    return found
+
+
+def _fastest_of(
+    options: Sequence[tuple[Whole, Chosen | None]],
+) -> tuple[float, Whole | None, Chosen]:
+    """What should be the fastest of some choices, with its time."""
+    times = [(w.choice.nanoseconds(c), w, c) for w, c in options if c is not None]
+    return min(times, key=operator.itemgetter(0), default=(math.inf, None, ()))
+
+
+def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Decision:
+    """A decision, or one that takes much less memory where that runs faster."""
+    # Times of straight code are estimated, and what XLA makes of one that stores
+    # everything may be far slower than of one that runs much of it again, or by rows.
+    choice, chosen = best.choice, best.chosen
+    loops = [part.is_loop for part in best.cut.parts]
+    is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
+    if best.peak_bytes < _CACHED or is_loops:
+        return best
+    within = lambda part: [(w, w.choice.within(part * peak)) for w in wholes]
+    peak = choice.peak(chosen)
+    leaner = (_fastest_of(within(part)) for part in _LEANER)
+    _, whole, one = next((x for x in leaner if x[1]), (0.0, None, ()))
+    if whole is None or (other := whole.decision(one)).peak_bytes > most:
+        return best
+    factor = whole.time_over(one, best)
+    if factor is None or factor > 1 - WORTHWHILE:
+        return best
+    return dataclasses.replace(other, seen=factor * best.relative_time)
+
+
+def _is_hopeful(whole: Whole, chosen: Chosen, most: int) -> bool:
+    """Whether something may fit though it is estimated not to."""
+    return whole.is_known(chosen) or whole.choice.peak(chosen) <= _HOPED * most
+
+
+def _chosen_next(whole: Whole, most: int) -> Chosen | None:
+    """What should be the fastest that fits, unless it was tried; `None` if nothing."""
+    choice, tried, limit = whole.choice, whole.tried, _estimate_for(most, whole.tried)
+    if (chosen := choice.within(limit)) is None:
+        smallest = choice.smallest()
+        chosen = smallest if choice.peak(smallest) <= _HOPEFUL * limit else None
+    if not tried and choice.peak(choice.fastest) <= _HOPEFUL * most:
+        chosen = choice.fastest
+    return None if any(chosen == t.chosen for t in tried) else chosen
 
 
 def pinned(
@@ -223,9 +256,11 @@ def unbeaten(
     on for a limit, if one fits: the others that fit are not faster.
     """
     about = marks, types, limit.host
-    wholes = [Whole(Cut.of(program), *about)]
-    cut = Cut.of(program, split=True) if split else wholes[0].cut
-    wholes += [Whole(cut, *about)] if cut.has_rows else []
+    wholes = [plain := Whole(Cut.of(program), *about)]
+    if split:
+        for each in ("dimension", "ranges"):
+            whole = Whole(Cut.of(program, each), *about, plain)
+            wholes += [whole] if whole.cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
         for whole in wholes
@@ -275,25 +310,26 @@ def _estimate_for(most: int, tries: Sequence[Decision]) -> float:
         return most + estimated - size
     # It may be off by so many bytes, or by such a factor. The larger one is tried.
     size, estimated = above[0]
-    return max(most + estimated - size, most * estimated / size) - _MARGIN * most
+    free = (1 - _MARGIN) * most
+    return max(free + estimated - size, free * estimated / size)
 
 
 def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
     """A decision that takes little memory, and fits."""
-    whole, choice = wholes[0], wholes[0].choice
-    smallest = choice.smallest()
-    better = choice.faster(smallest, _LITTLE_MORE * choice.peak(smallest))
-    # Which of them takes the least, only the compiler knows. They do not depend on the
-    # budget. So what an error says would do is to do.
-    options = dict.fromkeys((smallest, better, choice.fastest))
-    pairs = [(whole, chosen) for chosen in options]
-    pairs += [(other, other.choice.smallest()) for other in wholes[1:]]
-    for whole, chosen in pairs:
-        if (last := whole.decision(chosen)).peak_bytes <= most:
-            return last
-    # Nobody is refused what the plain gradient takes. On a TPU that may be less than by
-    # any schedule: what lies close to its cores is not counted.
-    if (last := wholes[-1].plain()).peak_bytes <= most:
+    # Which of them takes the least, only the compiler knows.
+    smallest = [(whole, whole.choice.smallest()) for whole in wholes]
+    smallest.sort(key=lambda pair: pair[0].choice.peak(pair[1]))
+    for k, (whole, chosen) in enumerate(smallest):
+        choice = whole.choice
+        better = choice.faster(chosen, _LITTLE_MORE * choice.peak(chosen))
+        for one in dict.fromkeys((chosen, better)):
+            if k and not _is_hopeful(whole, one, most):
+                continue
+            if (last := whole.decision(one)).peak_bytes <= most:
+                return last
+    # Nobody is refused what the plain gradient takes: on a TPU that may be less than by
+    # any schedule, as what lies close to its cores is not counted.
+    if (last := wholes[0].without_any()).peak_bytes <= most:
         return last
     _refuse([one for whole in wholes for one in whole.tried], limit, most)
 
@@ -315,6 +351,7 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         )
     said = least.whole.largest_of(least)
     largest = f" {said}" if said else ""
+    meet = "".join({where_rows_meet(one.cut) for one in tries})
     inputs = ", inputs and outputs included," if limit.is_total else ""
     how = "" if least.is_compiled else ", by an estimate"
     what = "the loop" if part.is_loop else "what begins"
@@ -323,5 +360,5 @@ def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
         f"{format_limit(limit.nbytes)}. It needs{inputs} at least "
         f"{format_bytes(needed)}, which is {needed} bytes{how}.{more_memory} Most is "
         f"taken on the way back through {what} at {part.place or 'an unknown line'}: "
-        f"{advice(least.cut)}.{largest}"
+        f"{advice(least.cut)}.{meet}{largest}"
     )

@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, Sharding
 from .._arrays import (
     Flags,
     automatic_sharding,
-    is_inexact,
     is_weak,
     pick,
     put,
@@ -62,9 +61,10 @@ class Fit(AbstractSameCall[P, R]):
     gradient. Call it like `f`. What is stored for the way back is decided for the whole
     function together: for each loop of this library that has no schedule of its own,
     how many carries; and for what lies between loops, which values, products first. The
-    rest is computed again. Where that is not enough, parts of `f` run some of their
-    rows at a time. Random numbers are those of `f`; values and derivatives are, to
-    rounding, in every mode of differentiation.
+    rest is computed again. Where that is not enough, some rows run at a time: of the
+    dimension that goes through `f`, such as its batch, or around single large values.
+    What is stored of them is decided for so many rows. Random numbers are those of `f`;
+    values and derivatives are, to rounding, in every mode of differentiation.
 
     A loop is decided for if it was given no schedule: a [`Scan`][eqloop.Scan],
     `SlicedScan`, `ForLoop`, [`StackedLayers`][eqloop.StackedLayers] or
@@ -99,12 +99,10 @@ class Fit(AbstractSameCall[P, R]):
         foreign: Whether to decide for JAX's own loops in `f` as well, as
             [`Reschedule`][eqloop.Reschedule] runs them. `jax.lax.while_loop` then gets
             a reverse mode, with 64 checkpoints.
-        split: Whether parts of `f` may run some of their rows at a time. That is for
-            parts that hold far more inside than they are given and give, such as a loss
-            over many classes, attention without a fused kernel or distances of all
-            pairs. Rows are entries along an axis that every operation of the part maps,
-            or adds up: rows that see each other, as in a cumulative sum along them, are
-            none.
+        split: Whether some rows may be run at a time, of the whole of `f` or of parts
+            of it. Rows are entries along an axis that operations map, or add up: the
+            examples of a batch, the edges of a graph, the classes of a loss. Where they
+            see each other, as in a cumulative sum along them, they are there at once.
         device: What it is planned for, as for [`planning_for`][eqloop.planning_for]: by
             default, the device that it runs on.
         ways: What each part stores, in place of a search: that of a `pinned` plan.
@@ -171,7 +169,10 @@ class Fit(AbstractSameCall[P, R]):
         return opened.call.kept.join(with_weak_types(outs, opened.weak))
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> FitPlan:
-        """Decides what is stored in a gradient with respect to all inputs.
+        """Decides what is stored in a gradient.
+
+        It is the gradient that was taken last of this function and of arrays like
+        these, with the plan by which it ran, or else that by all inputs.
 
         Args:
             *args: The arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for an
@@ -193,7 +194,7 @@ class Fit(AbstractSameCall[P, R]):
     def frontier(self, *args: P.args, **kwargs: P.kwargs) -> FitFrontier:
         """The trade-off between memory and time, whatever the budget.
 
-        Up to ten whole gradients with respect to all inputs are compiled, and none run.
+        Up to ten whole gradients, by the inputs as for `plan`, are compiled, none run.
 
         Args:
             *args: The arguments of `f`, as for `plan`.
@@ -217,7 +218,7 @@ class Fit(AbstractSameCall[P, R]):
     def _opened_to_plan(
         self, args: Any, kwargs: Any
     ) -> Iterator[tuple[FittedCall, Flags]]:
-        """The call as it is planned: by all inputs that can be differentiated."""
+        """The call as it is planned, and by which of its inputs."""
         arrays, rest = open_gradient(self.f, args, kwargs)
         shardings = list(map(automatic_sharding, arrays))
         found: list[_OpenFit] = []
@@ -233,10 +234,10 @@ class Fit(AbstractSameCall[P, R]):
             formula = FittedCall(opened.program, opened.types, *how)
         with formula.planning():
             formula.refuse_symbolic()
-            yield formula, tuple(map(is_inexact, formula.in_avals))
+            yield formula, formula.last_marks
 
     def _plan_of(self, decision: Decision) -> FitPlan:
-        how = dict[str, Any](ways=decision.ways, split=decision.cut.split)
+        how = dict[str, Any](ways=decision.ways, split=decision.cut.split != "nowhere")
         return plan_of_decision(decision, dataclasses.replace(self, **how))
 
     @property

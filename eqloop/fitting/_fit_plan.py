@@ -97,7 +97,10 @@ class FitPlan:
 
     def __str__(self) -> str:
         head = ("part", "stores", "stored", "peak", "time", "place")
-        rows = [head, *_rows(self.parts)]
+        # Of what takes nothing, such as numbers for others, nothing is said.
+        weighs = lambda part: part.stored_bytes or part.relative_time > 0.005
+        heavy = list(filter(weighs, self.parts))
+        rows = [head, *_rows(heavy or self.parts)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         how = "compiled" if self.is_compiled else "estimated"
@@ -147,7 +150,7 @@ class FitPlan:
 def plan_of_decision(decision: Decision, pinned: Callable[..., Any]) -> FitPlan:
     """The plan of a decision."""
     choice, chosen = decision.choice, decision.chosen
-    whole = choice.nanoseconds((0,) * len(chosen)) or 1.0
+    whole = decision.whole.time_of_everything
     # The compiler may find room that is not foreseen. Of what it finds, each part takes
     # the share that it is estimated to take.
     peaks, stored = choice.peaks(chosen), choice.stored(chosen)

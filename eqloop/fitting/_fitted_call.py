@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from .._arrays import (
     Flags,
     automatic_sharding,
+    is_inexact,
     pick,
     refuse_symbolic_sizes,
     symbolic_sizes,
@@ -25,6 +26,7 @@ from .._programs import (
     Formula,
     ProgramCall,
     aval_of,
+    digest_of,
     meshes_in,
     run,
     warn_once,
@@ -36,6 +38,9 @@ from ._cut import Cut, takes_gradient
 from ._decision import Limit, Recalled, decided, pinned, recalled
 from ._options import Way
 from ._whole import Decision
+
+# By which inputs programs were differentiated last, by their digests.
+_last_marks = dict[str, Flags]()
 
 
 class FittedCall(ProgramCall):
@@ -91,12 +96,19 @@ class FittedCall(ProgramCall):
     ) -> Callable[[Sequence[Value]], Sequence[Value]]:
         known = self._decided(marks) or self.decision(marks)
         cut, ways = known.cut, known.ways
+        _last_marks[digest_of(self.program)] = marks
 
         def run_parts(inputs: Sequence[Value]) -> Sequence[Value]:
             with jax.named_scope(FITTED):
                 return cut.run(ways, inputs, marks)
 
         return run_parts
+
+    @property
+    def last_marks(self) -> Flags:
+        """The inputs by which it was differentiated last, or all that can be."""
+        every = tuple(map(is_inexact, self.in_avals))
+        return _last_marks.get(digest_of(self.program), every)
 
     def called(self, f: Callable[..., list[Value]], *flat: Value) -> list[Value]:
         return f(*flat)  # it is not in a loop
@@ -128,7 +140,7 @@ class FittedCall(ProgramCall):
         if self.ways is None:
             with self.planning():
                 return recalled(self.program, marks, *self._limits)
-        cut = Cut.run_by(self.ways, self.program, self.split)
+        cut = Cut.run_by(self.ways, self.program)
         if not cut.takes(self.ways):
             raise ValueError(
                 f"Fit: this plan is for another function, or for inputs of other "
@@ -159,7 +171,7 @@ class FittedCall(ProgramCall):
         # What was decided for an example holds for a batch, if that has the same parts.
         ways = self.ways
         if ways is not None and not symbolic_sizes(_values(program)):
-            cut = Cut.run_by(ways, program, self.split)
+            cut = Cut.run_by(ways, program)
             ways = ways if cut.takes(ways) else None
         return self._of(program, tuple(types), ways), args, out_dims
 

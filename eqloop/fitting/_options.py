@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -12,7 +11,15 @@ import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._device import remembered_per_device
-from .._programs import aval_of, axes_named, digest_of, formula_of, has_io, run
+from .._programs import (
+    aval_of,
+    axes_named,
+    digest_of,
+    formula_of,
+    has_io,
+    moving_variables,
+    run,
+)
 from .._types import Aval, PyTree, Value
 from ..checkpointing import (
     LoopOption,
@@ -20,9 +27,10 @@ from ..checkpointing import (
     options_of,
     work_of,
 )
-from ._again import Roles, again, twice
-from ._choice import Option
-from ._parts import OpenLoop, Part, with_schedules
+from ._again import Program, Roles, again, twice
+from ._by_rows import ByRows
+from ._choice import Choice, Option
+from ._parts import OpenLoop, Part, Split, with_schedules
 from ._written import flattened, most_written, written
 
 # The operations whose results are worth keeping before all others.
@@ -55,6 +63,9 @@ class Way:
             policy keeps.
         rows: How many of its rows are run at a time, there and back.
         is_twice: Whether it is run once for its value, and again for its gradient.
+        inside: How the parts of a part with rows are run, for the rows of a chunk, or
+            for all at once; empty if nothing is decided for them.
+        split: How that part was found.
     """
 
     stores: str
@@ -63,22 +74,37 @@ class Way:
     policy: Callable[..., bool] | None = None
     rows: int | None = None
     is_twice: bool = False
+    inside: "tuple[Way, ...]" = ()
+    split: Split = "nowhere"
 
     def fits(self, part: Part) -> bool:
         """Whether it is a way to run such a part."""
         if self.schedules and len(self.schedules) != len(part.loops):
             return False
-        by_rows = part.by_rows
+        by_rows, inside = part.by_rows, self.inside
+        if inside and len(inside) != len(part.inner):
+            return False
+        if not all(map(Way.fits, inside, part.inner)):
+            return False
         return self.rows is None or (by_rows is not None and self.rows < by_rows.length)
 
     def run(self, part: Part, inputs: Sequence[Value], roles: Roles) -> list[Value]:
         """Runs a part."""
         if self.schedules:
             part = with_schedules(part, self.schedules)
+        known = dict[Any, Value](zip(part.reads, inputs, strict=True))
         if self.rows is not None and part.by_rows is not None:
-            known = dict(zip(part.reads, inputs, strict=True))
-            found = part.by_rows.run(self.rows, known)
+            moving = moving_variables(part.program, roles.moving)
+            pieces = [
+                way.piece_of(part.by_rows, own, moving)
+                for own, way in zip(part.inner, self.inside, strict=False)
+            ]
+            by_rows = dataclasses.replace(part.by_rows, pieces=tuple(pieces))
+            found = by_rows.run(self.rows, known)
             return [found[x] for x in part.gives]
+        if self.inside:  # all rows at once
+            run_parts(part.inner, self.inside, _roles_within(part, roles), known)
+            return [known[x] for x in part.gives]
         program = part.program
         if self.is_twice:
             return [*twice(program, roles)(*inputs)]
@@ -87,11 +113,53 @@ class Way:
             of_arrays = again(of_arrays, self.policy, roles)
         return [*of_arrays(*inputs)]
 
+    def piece_of(
+        self, by_rows: ByRows, part: Part, moving: set[Any]
+    ) -> tuple[ByRows, Callable[[Program], Program]]:
+        """A part of a chunk, and how its function is run, see `ByRows.pieces`."""
+        piece = by_rows.piece(part.eqns, part.gives)
+        if self.schedules:
+            eqns = with_schedules(part, self.schedules).eqns
+            piece = dataclasses.replace(piece, eqns=eqns)
+        if not self.is_again:
+            return piece, lambda f: f
+        # The numbers of the rows come first. What all rows share is not to be copied.
+        are_moving = [False, *(x in moving for x, _ in piece.inputs)]
+        shared = [False, *(rows is None for _, rows in piece.inputs)]
+        roles = Roles(tuple(are_moving), tuple(shared))
+        return piece, lambda f: again(f, self.policy, roles)
+
+
+def run_parts(
+    parts: Sequence[Part],
+    ways: Sequence[Way],
+    roles: Sequence[Roles],
+    known: dict[Any, Value],
+) -> None:
+    """Runs each part in its way, and adds what they give to what is known."""
+    for part, way, role in zip(parts, ways, roles, strict=True):
+        outs = way.run(part, [known[x] for x in part.reads], role)
+        known |= zip(part.gives, outs, strict=True)
+
+
+def roles_of(parts: Sequence[Part], moving: set[Any], weights: set[Any]) -> list[Roles]:
+    """What parts read, if these variables are differentiated, and these are inputs."""
+    among = lambda part, those: tuple(x in those for x in part.reads)
+    return [Roles(among(part, moving), among(part, weights)) for part in parts]
+
+
+def _roles_within(part: Part, roles: Roles) -> list[Roles]:
+    """What the parts read that are inside of another."""
+    moving = moving_variables(part.program, roles.moving)
+    return roles_of(part.inner, moving, set(pick(part.reads, roles.weights)))
+
 
 EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
 # A part is run in so many chunks of rows, at the most, and each of them takes so long
 # besides its share of the work.
 _MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
+# So many ways to run the parts of a chunk are considered, for each of its sizes.
+_WAYS_INSIDE = 8
 _STRAIGHT = (
     EVERYTHING,
     Way("products", is_again=True, policy=keeps_products),
@@ -114,7 +182,7 @@ def options_of_parts(
     loops = {
         id(part): options
         for part, role in pairs
-        if part.loops and (options := _options_of_loops(part, role.moving, host))
+        if part.is_loop and (options := _options_of_loops(part, role.moving, host))
     }
     # The times of loops are seen, and those of other parts estimated. So these are
     # taken to be off by as much as estimates of the loops were.
@@ -125,32 +193,38 @@ def options_of_parts(
     factor = seen / estimated if estimated else 1.0
     found = list[list[tuple[Way, Option]]]()
     for part, role in pairs:
-        if not any(role.moving) or not any(is_inexact(aval_of(x)) for x in part.gives):
-            found.append(_without_slope(part, role))
-        elif part.is_loop and id(part) in loops:
+        if part.by_rows is not None:
+            is_only = sum(other.by_rows is not None for other in parts) == 1
+            is_whole = is_only and part.split == "dimension"
+            found.append([*_of_rows(part, part.by_rows, role, host, is_whole)])
+        elif not any(role.moving) or not any(map(is_inexact, part.program.out_avals)):
+            program = part.program
+            option = Option(work_of(program), 0, frozenset(), most_written(program))
+            found.append([(EVERYTHING, option)])
+        elif id(part) in loops:
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
             ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
             straight = ((way, _of_straight(part, role, way)) for way in ways)
-            options = [(way, option.slower(factor)) for way, option in straight]
-            of_loops = [*_ways_of_loops(loops.get(id(part), []))]
-            (_, everything), (_, again) = options[0], options[-1]
-            options += _of_schedules(part, everything, of_loops)
-            options += _of_rows(part, role, again, of_loops)
-            found.append(options)
+            found.append([(way, option.slower(factor)) for way, option in straight])
     for options in found:
         options.sort(key=lambda pair: pair[1].nanoseconds)
     return list(map(_without_the_beaten, found))
 
 
-def _without_slope(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
-    """The ways to run a part without a derivative, such as a count of hits."""
-    if part.by_rows is None:
-        return [(EVERYTHING, Option(0.0, 0, frozenset(), 0))]
-    program = part.program
-    option = Option(work_of(program), 0, frozenset(), most_written(program))
-    return [(EVERYTHING, option), *_of_rows(part, roles, option, [])]
+def choice_among(
+    found: Sequence[Sequence[tuple[Way, Option]]],
+    parts: Sequence[Part],
+    inputs: Sequence[Any],
+    host: int,
+) -> tuple[list[list[Way]], Choice]:
+    """The ways to run each part, and what they take besides the inputs."""
+    values = [x for part in parts for x in (*part.reads, *part.gives)]
+    sizes = {id(x): nbytes([aval_of(x)]) for x in values}
+    there = set(map(id, inputs))
+    options = [[option.without(there) for _, option in part] for part in found]
+    return [[way for way, _ in part] for part in found], Choice(options, sizes, host)
 
 
 def options_at_once(part: Part, roles: Roles) -> list[tuple[Way, Option]]:
@@ -270,82 +344,55 @@ def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     return dataclasses.replace(numbered, shared=frozenset(shared), working=working)
 
 
-class _Loops(NamedTuple):
-    """How the loops of a part are run: without schedules, they store everything.
-
-    Attributes:
-        longer: How much longer that takes than the fastest way.
-        stored: The bytes that they store, for all rows.
-        peak: The bytes that they take at once.
-        fewer: By how many bytes that is less than storing everything.
-    """
-
-    schedules: tuple[LoopSchedule, ...] = ()
-    stores: str = ""
-    longer: float = 0.0
-    stored: int = 0
-    peak: int = 0
-    fewer: int = 0
-
-
-def _ways_of_loops(options: Sequence[Sequence[LoopOption]]) -> Iterator[_Loops]:
-    """The ways to run the loops of a part that has others in it."""
-    total = lambda field, each: sum(getattr(option, field) for option in each)
-    least = min((total("nanoseconds", each) for each in options), default=0.0)
-    for each in options:
-        peak = total("peak", each)
-        yield _Loops(
-            tuple(option.schedule for option in each),
-            "; ".join(dict.fromkeys(option.stores for option in each)),
-            total("nanoseconds", each) - least,
-            total("stored", each),
-            peak,
-            max(total("whole", each) - peak, 0),
-        )
-
-
-def _of_schedules(
-    part: Part, everything: Option, of_loops: Sequence[_Loops]
-) -> Iterator[tuple[Way, Option]]:
-    """The ways to run a part all at once, with schedules for its loops."""
-    for inner in of_loops:
-        option = dataclasses.replace(
-            everything,
-            nanoseconds=everything.nanoseconds + inner.longer,
-            stored=max(everything.stored - inner.fewer, inner.stored),
-            shared=frozenset(map(id, part.reads)),
-            working=max(everything.working, inner.peak - inner.stored),
-        )
-        yield Way(inner.stores, inner.schedules), option
-
-
 def _of_rows(
-    part: Part, roles: Roles, again: Option, of_loops: Sequence[_Loops]
+    part: Part, by_rows: ByRows, roles: Roles, host: int, is_whole: bool
 ) -> Iterator[tuple[Way, Option]]:
-    """The ways to run a part some rows at a time; all at once, it takes `again`."""
-    if (by_rows := part.by_rows) is None:
-        return
+    """The ways to run a part that has rows: some at a time, or all, if others do not.
+
+    If it is the whole function, all at once is what another cut has, in finer parts.
+    """
+    found = options_of_parts(part.inner, _roles_within(part, roles), host)
+    ways, choice = choice_among(found, part.inner, part.reads, host)
+    shared, cts = frozenset(map(id, part.reads)), _cotangents(part, by_rows, roles)
+    # By rows, all is run for its value as well. A way back takes twice as long as that.
+    forward = choice.nanoseconds(choice.fastest) / 3
+    for chosen in choice.spread(_WAYS_INSIDE):
+        inside = tuple(of[i] for of, i in zip(ways, chosen, strict=True))
+        stores = ", ".join(dict.fromkeys(way.stores for way in inside))
+        time, peak = choice.nanoseconds(chosen), choice.peak(chosen)
+        if not is_whole:
+            stored = sum(choice.stored(chosen))
+            at_once = Option(time, stored, shared, max(peak - stored, 0))
+            yield Way(stores, inside=inside, split=part.split), at_once
+        for rows in _sizes(by_rows):
+            chunks = -(-by_rows.length // rows)
+            longer = forward + chunks * _NANOSECONDS_OF_CHUNK
+            each = f"{rows} rows" if rows > 1 else "a row"
+            how = dict[str, Any](rows=rows, inside=inside, split=part.split)
+            way = Way(f"in {chunks} parts of {each}: {stores}", **how)
+            working = cts + peak * rows // by_rows.length
+            yield way, Option(time + longer, 0, shared, working)
+
+
+def _sizes(by_rows: ByRows) -> Sequence[int]:
+    """How many rows may be run at a time."""
+    sizes, count = dict[int, None](), 2
+    while count < 2 * min(by_rows.length, _MOST_CHUNKS):
+        sizes[by_rows.size_of_chunks(min(count, by_rows.length))] = None
+        count *= 2
+    return [*sizes]
+
+
+def _cotangents(part: Part, by_rows: ByRows, roles: Roles) -> int:
+    """The bytes of cotangents that are there while a part is taken back by rows."""
     marked = {id(x) for x in pick(part.reads, roles.moving)}
     weights = {id(x) for x in pick(part.reads, roles.weights)}
     size = lambda xs: nbytes([aval_of(x) for x in xs])
-    moving = [(x, rows) for x, rows in by_rows.inputs if id(x) in marked]
+    pairs = [(x, rows) for x, rows in by_rows.inputs if id(x) in marked]
     # There are cotangents of all rows, except that those of weights are outputs; and
     # sums over rows are there twice, as what is added is there by itself.
-    cts = size(x for x, _ in moving if id(x) not in weights) + size(part.gives)
-    cts += size(x for x, rows in moving if rows is None)
-    sizes, count = list[int](), 2
-    while count < 2 * min(by_rows.length, _MOST_CHUNKS):
-        sizes.append(by_rows.size_of_chunks(min(count, by_rows.length)))
-        count *= 2
-    for rows, inner in itertools.product(dict.fromkeys(sizes), (_Loops(), *of_loops)):
-        chunks = -(-by_rows.length // rows)
-        at_once = max(again.working - cts - inner.fewer, inner.peak, 0)
-        time = again.nanoseconds + inner.longer + chunks * _NANOSECONDS_OF_CHUNK
-        each = f"{rows} rows" if rows > 1 else "a row"
-        stores = ", ".join(filter(None, [f"in {chunks} parts of {each}", inner.stores]))
-        way = Way(stores, inner.schedules, rows=rows)
-        shared = frozenset(id(x) for x, _ in by_rows.inputs)
-        yield way, Option(time, 0, shared, cts + at_once * rows // by_rows.length)
+    cts = size(x for x, _ in pairs if id(x) not in weights) + size(part.gives)
+    return cts + size(x for x, rows in pairs if rows is None)
 
 
 class _Alike:

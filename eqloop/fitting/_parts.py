@@ -8,7 +8,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -36,6 +36,10 @@ from ._rules import differentiated, rule_with_loops, with_rule_program
 
 _T = TypeVar("_T")
 
+# Which operations can be run some rows at a time: none of them, those around large
+# values, or all that is along one dimension.
+Split: TypeAlias = Literal["nowhere", "ranges", "dimension"]
+
 # The fewest equations of a part, and the most parts that straight code is cut into.
 _FEWEST, _MOST = 4, 128
 # What stays by itself, since it holds programs that may take much memory.
@@ -53,6 +57,8 @@ class Part:
         gives: The variables that they define, and others read.
         loops: The loops that are left open, if it is one or holds some.
         by_rows: How to run it some rows at a time, if that can be.
+        inner: If it has rows, its own parts, and those of a chunk.
+        split: How they were found.
     """
 
     eqns: tuple[jex.JaxprEqn, ...]
@@ -60,6 +66,8 @@ class Part:
     gives: tuple[jex.Var, ...]
     loops: "tuple[OpenLoop, ...]" = ()
     by_rows: ByRows | None = None
+    inner: "tuple[Part, ...]" = ()
+    split: Split = "nowhere"
 
     @property
     def is_loop(self) -> bool:
@@ -181,8 +189,7 @@ def with_schedules(part: Part, schedules: Sequence[LoopSchedule]) -> Part:
     left = iter(schedules)
     taken = lambda loop: with_schedule(loop.eqn, next(left))
     eqns = tuple(_at_open_loops(OpenLoop(eqn), taken) for eqn in part.eqns)
-    by_rows = part.by_rows and dataclasses.replace(part.by_rows, eqns=eqns)
-    return dataclasses.replace(part, eqns=eqns, by_rows=by_rows)
+    return dataclasses.replace(part, eqns=eqns)
 
 
 def _at_open_loops(
@@ -221,14 +228,10 @@ def _at_loops_of_rule(
     return one.eqn if new is rule else with_rule_program(one.eqn, new)
 
 
-def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
-    """The parts of a program in which nothing is called, in their order.
-
-    Args:
-        program: The program.
-        split: Whether those that can be run some rows at a time are parts.
-    """
-    units = ranges_of(program) if split else [(eqn, None) for eqn in program.jaxpr.eqns]
+def parts_of(program: jex.ClosedJaxpr, split: Split = "nowhere") -> list[Part]:
+    """The parts of a program in which nothing is called, in their order."""
+    none = [(eqn, None) for eqn in program.jaxpr.eqns]
+    units = none if split == "nowhere" else ranges_of(program, split == "dimension")
     eqns, by_rows = [list(each) for each in zip(*units, strict=True)] or [[], []]
     program = with_equations(program, eqns)
     loops = list(map(open_loops, eqns))
@@ -242,7 +245,9 @@ def parts_of(program: jex.ClosedJaxpr, split: bool = False) -> list[Part]:
                 dict.fromkeys(x for x, _ in xs) for xs in (rows.inputs, rows.outs)
             )
             inside = tuple(loop for eqn in rows.eqns for loop in open_loops(eqn))
-            parts.append(Part(rows.eqns, (*read,), (*gives,), inside, rows))
+            part = Part(rows.eqns, (*read,), (*gives,), inside, rows, split=split)
+            inner = tuple(parts_of(part.program))
+            parts.append(dataclasses.replace(part, inner=inner))
             continue
         # Parts by rows may make the same values once more.
         made = dict.fromkeys(x for eqn in own for x in eqn.outvars)

@@ -8,10 +8,16 @@ computed in both:
 
     a b --dot--> scores --logsumexp of each row------>    rows of a, and all of b
                      `----logsumexp of each column--->    rows of b, and all of a
+
+Or all that is along one dimension is in ranges: axes of values belong together if they
+are those of one map. From a value, a range then grows as far as it can, there and back,
+so that a whole function may be one. Where rows see each other it ends, and what comes
+after is another one.
 """
 
 import collections
 import dataclasses
+import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +30,7 @@ import numpy as np
 from .._arrays import is_inexact, nbytes
 from .._compat import form_of
 from .._programs import aval_of, equations_of, evaluated, literal_value
-from ..checkpointing import AxisMap
+from ..checkpointing import AxisMap, axis_maps, has_steps
 from ._by_rows import ByRows, Laid, Layouts, Place, RowAxis
 
 # Values are large if they have this part of the bytes of that where a range begins.
@@ -110,13 +116,18 @@ class _Grown:
 
 
 def ranges_of(
-    program: jex.ClosedJaxpr,
+    program: jex.ClosedJaxpr, along_dimension: bool
 ) -> list[tuple[jex.JaxprEqn, ByRows | None]]:
     """The operations of a program in a new order, with the range that each is in.
 
     Those of a range are one after the other. Some are in several ranges.
+
+    Args:
+        program: The program.
+        along_dimension: Whether all operations along one dimension are in ranges, each
+            in one, or those around large values.
     """
-    search = _RangeSearch(program)
+    search = _RangeSearch(program, along_dimension)
     return [
         (search.eqns[i], by_rows)
         for numbers, by_rows in search.ordered(search.found())
@@ -127,7 +138,9 @@ def ranges_of(
 class _RangeSearch:
     """A search for ranges in a program in which nothing is called."""
 
-    def __init__(self, program: jex.ClosedJaxpr):
+    def __init__(self, program: jex.ClosedJaxpr, along_dimension: bool):
+        self._along_dimension = along_dimension
+        self._dimension: object = None  # the one that ranges are along
         self.eqns = program.jaxpr.eqns
         self._outs = {x for x in program.jaxpr.outvars if isinstance(x, jex.Var)}
         self._makers = dict[Any, tuple[int, int]]()
@@ -165,6 +178,28 @@ class _RangeSearch:
         """Whether a computed value depends on an input of the program."""
         return bool(self._before[self._makers[x][0]] & 1)
 
+    @functools.cached_property
+    def _dimension_of(self) -> Callable[[Any, int], object]:
+        """The dimension of an axis of a value: that of all axes that belong to it."""
+        # Axes of which an operation is one map are joined, in a disjoint-set forest.
+        parent = dict[tuple[Any, int], tuple[Any, int]]()
+
+        def root(x: Any, axis: int) -> tuple[Any, int]:
+            one = x, axis
+            while parent.setdefault(one, one) != one:
+                parent[one] = one = parent[parent[one]]
+            return one
+
+        for eqn in self.eqns:
+            both = [*eqn.invars, *eqn.outvars]
+            for one in self._maps.setdefault(id(eqn), (eqn, axis_maps(eqn)))[1]:
+                pairs = zip(both, (*one.ins, *one.outs), strict=True)
+                is_axis = lambda x, i: i is not None and isinstance(x, jex.Var)
+                axes = [root(x, i or 0) for x, i in pairs if is_axis(x, i)]
+                for a, b in itertools.pairwise(axes):
+                    parent[root(*a)] = root(*b)
+        return root
+
     # Ranges that save memory.
 
     def found(self) -> list[_Range]:
@@ -181,11 +216,16 @@ class _RangeSearch:
             if self._makers[x][0] in inside:
                 continue
             self.looked_at = 0
-            ranges = self._around(x, inside)
+            search = self._along if self._along_dimension else self._around
+            ranges = search(x, inside)
             is_valid = len(ranges) == 1 or (ranges and self.ordered(ranges))
             if is_valid and all(self._by_rows(r, ranges).can_be for r in ranges):
                 found += ranges
                 inside = inside.union(*(r.laid for r in ranges))
+                if self._along_dimension:
+                    i, n = self._makers[x]
+                    rows: Any = ranges[0].laid[i].outs[n]
+                    self._dimension = self._dimension_of(x, rows.axis)
             else:
                 in_vain += self.looked_at
         # Some have all been computed in larger ones.
@@ -206,6 +246,17 @@ class _RangeSearch:
                     options.append((besides + chunks, found))
         _, best = min(options, key=lambda option: option[0], default=(0.0, []))
         return self._trimmed(best, least)
+
+    def _along(self, x: Any, taken: frozenset[int]) -> list[_Range]:
+        """All that is along the best axis of a value, of those of the dimension."""
+        options, (i, n) = list[tuple[int, _Range]](), self._makers[x]
+        for axis, length in enumerate(aval_of(x).shape):
+            if length > 1 and self._dimension in (None, self._dimension_of(x, axis)):
+                start = _Start(i, (1, n), RowAxis(axis))
+                if grown := self._grown(start, length, 0.0, taken):
+                    inside = sum(size for j in grown[0] for size in self._sizes[j])
+                    options.append((inside, _Range(length, grown[0])))
+        return [one for _, one in sorted(options, key=lambda option: -option[0])[:1]]
 
     def _prices(self, ranges: Sequence[_Range]) -> tuple[float, float, float]:
         """About the bytes besides chunks, of small chunks, and of all rows at once."""
@@ -275,7 +326,9 @@ class _RangeSearch:
         while tasks:
             task = tasks.popleft()
             i, (is_result, n) = task.operation, task.place
-            if i in grown.laid or (i in taken and not is_result):
+            if i in grown.laid or (
+                i in taken and (self._along_dimension or not is_result)
+            ):
                 continue
             found = layouts.of(self.eqns[i], task.place, task.rows)
             new = None if found is None else self._closed(grown, i, found, how)
@@ -292,7 +345,9 @@ class _RangeSearch:
         """What may be in a range that has these operations."""
         for i, laid in new.items():
             for x, rows in zip(self.eqns[i].outvars, laid.outs, strict=True):
-                if rows is not None and _size([x]) * _FORWARD >= how.least:
+                if rows is not None and (
+                    self._along_dimension or _size([x]) * _FORWARD >= how.least
+                ):
                     for k, n in self._readers.get(x, []):
                         yield _Start(k, (0, n), rows)
             for x, rows in zip(self.eqns[i].invars, laid.ins, strict=True):
@@ -302,6 +357,8 @@ class _RangeSearch:
 
     def _grows(self, x: Any) -> bool:
         """Whether a value takes more than what it is computed from."""
+        if self._along_dimension:
+            return True
         # What depends on no input is computed for each of those who need it.
         read = {y for y in self.eqns[self._makers[x][0]].invars if self._maker(y)}
         return not self._depends(x) or _size(read) < _size([x])
@@ -317,11 +374,18 @@ class _RangeSearch:
             if i in new.laid:
                 continue
             self.looked_at += 1
+            if self._along_dimension and i in how.others:
+                return None
             behind = 0 if i in how.others else self._behind[i]
             new.add(_Grown({i: each}, 2 << i, self._before[i], behind))
             for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
                 maker = self._maker(x)
-                if rows is None or maker is None or not how.is_large(x):
+                if (
+                    self._along_dimension
+                    or rows is None
+                    or maker is None
+                    or not how.is_large(x)
+                ):
                     continue
                 if laid_at(maker[0]) is None:
                     j, n = maker
@@ -351,12 +415,16 @@ class _RangeSearch:
             made = None if maker is None else laid_at(maker[0])
             if maker is not None and made is not None:
                 given = made.outs[maker[1]]
-                if given is None or given != rows:
+                is_same = given is rows is None and has_steps(self.eqns[maker[0]])
+                if not is_same and (given is None or given != rows):
                     return False
         for x, rows in zip(self.eqns[i].outvars, each.outs, strict=True):
             for j, n in self._readers.get(x, []):
                 reader = laid_at(j)
-                if reader is not None and (rows is None or reader.ins[n] != rows):
+                if reader is None:
+                    continue
+                is_same = rows is reader.ins[n] is None and has_steps(self.eqns[i])
+                if not is_same and (rows is None or reader.ins[n] != rows):
                     return False
         return True
 
@@ -406,22 +474,12 @@ class _RangeSearch:
 
     def _by_rows(self, found: _Range, every: Sequence[_Range]) -> ByRows:
         """The operations of a range, with what they read and what others need of it."""
-        inputs = dict[tuple[Any, RowAxis | None], None]()
-        lies, holders = dict[Any, RowAxis | None](), _holders(every)
-        order = sorted(found.laid)
-        for i in order:
-            eqn, each = self.eqns[i], found.laid[i]
-            lies |= zip(eqn.outvars, each.outs, strict=True)
-            for x, rows in zip(eqn.invars, each.ins, strict=True):
-                if isinstance(x, jex.Var) and x not in lies:
-                    inputs[x, rows] = None
-        outs = [(x, lies[x]) for x in lies if self._is_out(x, found, holders)]
-        return ByRows(
-            eqns=tuple(self.eqns[i] for i in order),
-            laid=tuple(found.laid[i] for i in order),
+        holders, order = _holders(every), sorted(found.laid)
+        return ByRows.of(
+            eqns=[self.eqns[i] for i in order],
+            laid=[found.laid[i] for i in order],
             length=found.length,
-            inputs=tuple(inputs),
-            outs=tuple(sorted(outs, key=lambda out: out[1] is not None)),
+            is_out=lambda x: self._is_out(x, found, holders),
         )
 
     def _is_out(

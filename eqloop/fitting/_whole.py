@@ -26,8 +26,6 @@ from ._options import EVERYTHING, Way
 
 # Another is not tried if it should save less than this part of the time.
 WORTHWHILE = 0.05
-# To run a whole gradient is not worth it if it takes less, in nanoseconds.
-_WORTH_RUNNING = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +48,8 @@ class Decision:
     @property
     def relative_time(self) -> float:
         """How long it takes, relative to storing everything."""
-        choice = self.choice
-        whole = choice.nanoseconds(choice.fastest) or 1.0
-        return self.seen or choice.nanoseconds(self.chosen) / whole
+        whole = self.whole.time_of_everything
+        return self.seen or self.choice.nanoseconds(self.chosen) / whole
 
     @property
     def cut(self) -> Cut:
@@ -67,17 +64,22 @@ class Decision:
     @property
     def is_fastest(self) -> bool:
         """Whether everything is stored of each part."""
-        return not any(self.chosen)
+        return not any(self.chosen) and self.whole.plain is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The whole gradient of a function, in any of the ways to run its parts."""
+    """The whole gradient of a function, in any of the ways to run its parts.
+
+    Attributes:
+        plain: The same in other parts, if by the fastest ways not all is stored here.
+    """
 
     cut: Cut
     marks: Flags
     types: tuple[Aval, ...]
     host: int = 0
+    plain: "Whole | None" = None
     tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
@@ -94,11 +96,17 @@ class Whole:
         """What these take."""
         return self._found[1]
 
+    @property
+    def time_of_everything(self) -> float:
+        """How long it takes if everything is stored, in nanoseconds."""
+        choice = (self.plain or self).choice
+        return choice.nanoseconds(choice.fastest) or 1.0
+
     def decision(self, chosen: Chosen) -> Decision:
         """What it is to choose these ways, of which the whole is compiled once."""
         return self._decision(self._ways(chosen), chosen)
 
-    def plain(self) -> Decision:
+    def without_any(self) -> Decision:
         """What it is to decide nothing."""
         ways = (EVERYTHING,) * len(self.ways)
         return self._decision(ways, self.choice.fastest)
@@ -127,31 +135,21 @@ class Whole:
         gradient = self._gradient(decision.ways)
         return largest_array(lambda inputs: gradient(*inputs), self._inputs)
 
-    def faster_if_leaner(self, best: Decision, most: int) -> Decision:
-        """A decision, or one that takes half the memory where that runs faster."""
-        # Times of straight code are estimated, and what XLA makes of one that stores
-        # everything may be far slower than of one that runs much of it again.
-        choice, chosen = self.choice, best.chosen
-        loops = [part.is_loop for part in self.cut.parts]
-        leaner = choice.within(choice.peak(chosen) / 2)
-        is_straight = choice.nanoseconds(chosen, loops) < choice.nanoseconds(chosen) / 2
-        is_quick = choice.nanoseconds(chosen) < _WORTH_RUNNING
-        if leaner in (None, chosen) or is_quick or not is_straight:
-            return best
-        other = self.decision(leaner)
-        if other.peak_bytes > most or not can_be_run(self.cut.program):
-            return best
-        key = key_of((self._key(best.ways), self._key(other.ways)))
+    def time_over(self, chosen: Chosen, other: "Decision") -> float | None:
+        """How long it takes, over the time of another decision; `None` if unknown."""
+        if not can_be_run(self.cut.program):
+            return None
+        key = key_of((self._key(self._ways(chosen)), other.whole._key(other.ways)))
         if (known := recall(key)) is None:
-            both = [self._gradient(decision.ways) for decision in (best, other)]
-            seen = run_times(both, self._inputs) or [(1.0, 0.0)] * 2
-            (time, scatter), (leaner_time, other_scatter) = seen
+            gradient = other.whole._gradient(other.ways)
+            both = [gradient, self._gradient(self._ways(chosen))]
+            if (seen := run_times(both, self._inputs)) is None:
+                return None
+            (other_time, other_scatter), (time, scatter) = seen
             # Noise does not decide.
-            most_likely = leaner_time * (1 + scatter + other_scatter)
-            remember({key: (known := {"factor": most_likely / time})})
-        seen = known["factor"] * best.relative_time
-        is_faster = known["factor"] < 1 - WORTHWHILE
-        return dataclasses.replace(other, seen=seen) if is_faster else best
+            most_likely = time * (1 + scatter + other_scatter)
+            remember({key: (known := {"factor": most_likely / other_time})})
+        return known["factor"]
 
     def is_known(self, chosen: Chosen) -> bool:
         """Whether the whole was compiled before."""
@@ -166,7 +164,7 @@ class Whole:
 
     def _bytes(self, ways: Sequence[Way]) -> int | None:
         sizes = [temporary_bytes(self._gradient(ways), *self._inputs)]
-        if any(way.rows is not None for way in ways):
+        if sum(way.rows is not None for way in ways) > 1:
             # Where nobody wants the value, XLA leaves out some of the loops over rows,
             # and may find less room for the others.
             alone = lambda *inputs: self._gradient(ways)(*inputs)[1]

@@ -6,6 +6,7 @@ python -m tests.fits --by-hand             # beside divisions by hand
 python -m tests.fits --target h100         # by the compiler of another device
 python -m tests.fits --scale 0.5 --write   # and keeps them for the guide's table
 python -m tests.fits --model --write       # that of a language model on a GPU
+python -m tests.fits --rows --write        # that of some rows at a time
 """
 
 import argparse
@@ -17,6 +18,7 @@ import jax
 from ._functions import NAMES, function
 from ._measure import Row, against_hand, measured, on_target
 from ._page import model_rows, note, of_rows
+from ._rows import rows_of_losses
 
 _HEAD = (
     "| function | budget, of all | taken, of the budget | taken, of all "
@@ -42,6 +44,8 @@ def main() -> int:
         return _on_target(options)
     if options.model:
         return _of_model(options)
+    if options.rows:
+        return _of_rows(options)
     if options.by_hand:
         return _beside_hand(options)
     print(_HEAD, flush=True)
@@ -65,6 +69,16 @@ def _of_model(options: argparse.Namespace) -> int:
         print(name, found, flush=True)
         if options.write:
             note(model={name: found})
+        jax.clear_caches()
+    return 0
+
+
+def _of_rows(options: argparse.Namespace) -> int:
+    """Prints what losses take by some rows at a time."""
+    for name, rows in rows_of_losses():
+        print(name, *rows, sep="\n    ", flush=True)
+        if options.write:
+            note(rows={name: rows})
         jax.clear_caches()
     return 0
 
@@ -124,6 +138,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of the functions")
     parser.add_argument("--target", metavar="NAME", help="such as h100 or v5e")
     parser.add_argument("--by-hand", action="store_true")
+    parser.add_argument("--rows", action="store_true", help="beside rows by hand")
     parser.add_argument("--model", action="store_true", help="GPT-2 on an H100")
     parser.add_argument("--write", action="store_true", help="the guide's tables")
     return parser.parse_args()

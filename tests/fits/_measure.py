@@ -62,35 +62,35 @@ def measured(function: Function, count: int, rounds: int) -> list[Row]:
         count: How many budgets there are, from the least to all.
         rounds: How often each is run.
     """
-    _forget()
-    plain = _made(function, function.plain)
+    forget()
+    plain = compiled(function, function.plain)
     whole = temp_bytes(plain.run)
     least = least_budget(function)
     # As if nothing had been found out.
-    _forget()
+    forget()
     made = {"plain": plain}
     budgets = {"plain": None}
     for i in range(count):
         part = i / (count - 1) if count > 1 else 0.5
         budget = round(least + part * (whole - least))
         name = f"{budget / whole:.2f}"
-        made[name] = _made(function, el.Fit(function.plain, budget))
+        made[name] = compiled(function, el.Fit(function.plain, budget))
         budgets[name] = budget
         if not i:
             # With what was found out the first time.
             forget_programs()
-            made["again"] = _made(function, el.Fit(function.plain, budget))
+            made["again"] = compiled(function, el.Fit(function.plain, budget))
             budgets["again"] = budget
     checkpointed = {"each part": function.by_parts}
     checkpointed["the function"] = jax.checkpoint(function.plain)
     for name, loss in checkpointed.items():
         # JAX 0.10 has no such gradient of a loop in which there is a loop of ours.
         try:
-            made[name] = _made(function, loss)
+            made[name] = compiled(function, loss)
         except NotImplementedError:
             continue
         budgets[name] = None
-    times = _seconds(function, [one.run for one in made.values()], rounds)
+    times = seconds_of(function, [one.run for one in made.values()], rounds)
     return [
         Row(
             name=name,
@@ -129,15 +129,15 @@ def against_hand(function: Function, count: int, rounds: int) -> list[Against]:
         count: How many budgets there are.
         rounds: How often each gradient is run.
     """
-    _forget()
-    by_hand = [_made(function, division) for division in divisions(function)]
-    whole = temp_bytes(_made(function, function.plain).run)
+    forget()
+    by_hand = [compiled(function, division) for division in divisions(function)]
+    whole = temp_bytes(compiled(function, function.plain).run)
     least = least_budget(function)
     budgets = [
         round(least + i / max(count - 1, 1) * (whole - least)) for i in range(count)
     ]
-    fits = [_made(function, el.Fit(function.plain, budget)) for budget in budgets]
-    times = _seconds(function, [one.run for one in (*by_hand, *fits)], rounds)
+    fits = [compiled(function, el.Fit(function.plain, budget)) for budget in budgets]
+    times = seconds_of(function, [one.run for one in (*by_hand, *fits)], rounds)
     hands, own = times[: len(by_hand)], times[len(by_hand) :]
     found = list[Against]()
     for budget, taking in zip(budgets, own, strict=True):
@@ -256,7 +256,7 @@ def _gradient(function: Function, loss: Callable[..., Any]) -> Any:
     return jax.jit(jax.value_and_grad(loss))
 
 
-def _made(function: Function, loss: Callable[..., Any]) -> _Made:
+def compiled(function: Function, loss: Callable[..., Any]) -> _Made:
     found: list[float] = []
 
     def listen(event: str, duration: float, **_: object) -> None:
@@ -271,7 +271,7 @@ def _made(function: Function, loss: Callable[..., Any]) -> _Made:
     return _Made(run, seconds, len(found))
 
 
-def _seconds(
+def seconds_of(
     function: Function, programs: Sequence[Callable[..., Any]], rounds: int
 ) -> list[float]:
     """The least time of each, run in turn: of the processor, which others share."""
@@ -285,7 +285,7 @@ def _seconds(
     return best
 
 
-def _forget() -> None:
+def forget() -> None:
     """Everything that was compiled or found out."""
     forget_programs()
     el.measurements(None)

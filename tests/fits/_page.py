@@ -39,7 +39,7 @@ def note(**found: Any) -> None:
 def page(text: str, known: dict[str, Any]) -> str:
     """The guide, with the tables of what is known."""
     for part, found in known.items():
-        tables = {"model": _model, "functions": _functions}[part](found)
+        tables = {"model": _model, "functions": _functions, "rows": _rows}[part](found)
         ends = rf"(<!-- fits: {part} -->\n).*?(<!-- /fits -->)"
         text = re.sub(ends, rf"\1\n{tables}\n\n\2", text, flags=re.DOTALL)
     return text
@@ -102,3 +102,20 @@ def _functions(known: dict[str, Any]) -> str:
     head = f"at most {_MOST_TIME}: memory, time"
     by_hand = "`jax.checkpoint`: memory, time"
     return table(("function", "least: memory, time", head, by_hand), cells)
+
+
+def _rows(known: dict[str, Any]) -> str:
+    names = [row["name"] for row in next(iter(known.values()))]
+    head = ("memory, time, compilations", *known)
+    cells = [
+        (
+            name if name != "plain" else "as it is",
+            *(_cell(of[i]) for of in known.values()),
+        )
+        for i, name in enumerate(names)
+    ]
+    return table(head, cells)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['memory']:.3f}, {row['time']:.2f}, {row['planning']:.1f}"

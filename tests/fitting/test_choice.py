@@ -157,12 +157,15 @@ class Told:
 
     choice: Choice
     sizes: dict[tuple[int, ...], int]
+    tried: list[_decision.Decision] = dataclasses.field(default_factory=list)
 
     def is_known(self, chosen):
         return False
 
     def decision(self, chosen):
-        return _decision.Decision(self, (), self.sizes[chosen], True, chosen)
+        found = _decision.Decision(self, (), self.sizes[chosen], True, chosen)
+        self.tried.append(found)
+        return found
 
 
 def test_what_should_be_much_faster_is_tried_though_it_is_estimated_to_be_too_large():
@@ -171,5 +174,5 @@ def test_what_should_be_much_faster_is_tried_though_it_is_estimated_to_be_too_la
     sizes = {(0,): 300, (1,): 80, (2,): 95}
     for time, found in ((20.0, [(2,), (1,)]), (80.0, [(2,)])):
         choice = Choice([[option(10.0, 300), option(time, 140), slow]], {})
-        fits = _decision._that_fit(Told(choice, sizes), 100)
+        fits = _decision._that_fit([Told(choice, sizes)], 100, [])
         assert [decision.chosen for decision in fits] == found

@@ -89,7 +89,7 @@ def test_what_takes_the_least_is_for_the_compiler_to_say(monkeypatch: Any):
 
 @pytest.mark.parametrize("factor", [0.5, 0.99, 2.0])
 def test_a_leaner_gradient_is_taken_if_it_runs_faster(factor: float, monkeypatch: Any):
-    monkeypatch.setattr("eqloop.fitting._whole._WORTH_RUNNING", 0.0)
+    monkeypatch.setattr("eqloop.fitting._decision._CACHED", 0)
     seen = [(1.0, 0.0), (factor, 0.0)]
     monkeypatch.setattr("eqloop.fitting._whole.run_times", lambda *_: seen)
 
@@ -382,9 +382,10 @@ def test_what_the_plain_gradient_does_not_store_is_not_run_by_rows(f: Any):
 
 
 def test_with_room_for_the_plain_gradient_that_is_the_plan():
-    plain = temp_bytes(jax.value_and_grad(charges), POINTS)
+    few = POINTS[:500]
+    plain = temp_bytes(jax.value_and_grad(charges), few)
     before = programs_compiled()
-    plan = el.Fit(charges, plain).plan(POINTS)
+    plan = el.Fit(charges, plain).plan(few)
     assert {part.stores for part in plan.parts} == {"everything"}
     assert programs_compiled() - before <= 2
 

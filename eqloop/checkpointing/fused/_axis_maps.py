@@ -14,13 +14,12 @@ from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
 from ..._programs import alone, aval_of, formula_of
 from ._axes import open_call, put_into_classes
-from ._axis_rules import dot_axes, elementwise_axes, mixed_along
+from ._axis_rules import dot_axes, elementwise_axes, mixed_along, scatter_rows
 from ._classes import Classes, NotInKernelError, Op, Val, said
 
-# Sums over axes that no result has: what these contract.
-_SUMS = ("reduce_sum", "dot_general")
-# Programs of their own. A condition may depend on the row.
-_WITH_CONDITIONS = ("while", "cond")
+# Sums over axes that no result has: what these contract, or add at some places.
+_SCATTERED = ("scatter-add", "scatter_add")
+_SUMS = ("reduce_sum", "dot_general", *_SCATTERED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +54,8 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
     # The bits of keys of XLA's generator depend on how many keys there are.
     dtypes = {aval_of(x).dtype.name for x in (*eqn.invars, *eqn.outvars)}
     is_of_xla = not dtypes.isdisjoint(("key<rbg>", "key<urbg>"))
-    if form_of(eqn) in _WITH_CONDITIONS or eqn.effects or is_of_xla:
-        raise NotInKernelError
+    if form_of(eqn) == "while" or eqn.effects or is_of_xla:
+        raise NotInKernelError  # a `while` may go on until the last row is done
     if (program := _program_of(eqn)) is not None:
         outs, ops = open_call(classes, program, ins)
         for op in _every(ops):
@@ -75,12 +74,14 @@ def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
         return form_params(eqn)["call_jaxpr"]
     if (formula := formula_of(eqn)) is not None:
         return formula.expanded
-    return alone(eqn) if is_loop(eqn) else None
+    # A primitive of another library has a program that tells the axes.
+    has_program = has_steps(eqn) or eqn.primitive.name in ("maybe_set", "vprim")
+    return alone(eqn) if has_program else None
 
 
-def is_loop(eqn: jex.JaxprEqn) -> bool:
-    """Whether it is a loop of JAX, or one of this library's that are asked about."""
-    return form_of(eqn) == "scan" or formula_of(eqn) is not None
+def has_steps(eqn: jex.JaxprEqn) -> bool:
+    """Whether it is a loop or a branch of JAX, or a loop of this library."""
+    return form_of(eqn) in ("scan", "cond") or formula_of(eqn) is not None
 
 
 def _every(ops: Sequence[Op]) -> Iterator[Op]:
@@ -152,6 +153,8 @@ def _summed(classes: Classes, op: Op) -> list[int]:
     """The classes over which an operation is a sum."""
     if op.name not in _SUMS:
         return []
+    if op.name in _SCATTERED:
+        return [classes.of(op.ins[2])[j] for j in scatter_rows(op)]
     (_, _, contracted), _ = (
         dot_axes(op) if op.name == "dot_general" else ((0, 0, op.params["axes"]), 0)
     )
@@ -173,5 +176,5 @@ def _maps_in(
             continue  # every pair of them is looked at
         of = lambda each: tuple(axes[0] if axes else None for axes in each)
         is_sum = not any(of_outs) and form_of(eqn) in _SUMS
-        if all(of_outs) or is_sum or (is_loop(eqn) and any(of_outs)):
+        if all(of_outs) or is_sum or (has_steps(eqn) and any(of_outs)):
             yield AxisMap(of(of_ins), of(of_outs))

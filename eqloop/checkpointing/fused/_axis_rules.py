@@ -194,6 +194,12 @@ def gather_axes(classes: Classes, op: Op) -> None:
     mixed(classes, op, at, [len(at.shape) - 1])
 
 
+def scatter_rows(op: Op) -> list[int]:
+    """The axes of what a scatter writes along which it has other places."""
+    whole, taken = _window_axes(op, op.ins[2])
+    return [j for _, j in taken if j not in [j for _, j in whole]]
+
+
 def scatter_axes(classes: Classes, op: Op) -> None:
     (a, at, up), (out,) = op.ins, op.outs
     classes.tie(a, out)
@@ -205,7 +211,9 @@ def scatter_axes(classes: Classes, op: Op) -> None:
     ours = [i for i, _ in whole]
     mixed(classes, op, a, [i for i in range(len(a.shape)) if i not in ours])
     batched = [j for _, j in whole]
-    # Rows of indices that are no rows of the operand would all write to the same.
+    # Rows of indices that are no rows of the operand would all write to the same. That
+    # is a sum, but none that a kernel has.
+    batched += scatter_rows(op) if not classes.is_kernel and "add" in op.name else []
     mixed(classes, op, up, [j for j in range(len(up.shape)) if j not in batched])
     mixed(classes, op, at, [len(at.shape) - 1])
 

@@ -1,0 +1,217 @@
+"""A whole function some rows at a time, along the dimension that goes through it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing import fitting
+from eqloop.fitting._cut import Cut
+from eqloop.fitting._options import Way
+from eqloop.fitting._parts import Part
+
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..weights import normal
+
+N, D, T = 12, 4, 6
+
+
+def net(w: Any, x: Any) -> Any:
+    """Some layers, with what they add."""
+    for k in range(3):
+        x = x + jnp.tanh(x @ w) * jax.nn.gelu(x @ w.T + k)
+    return x
+
+
+def classes(w: Any, x: Any) -> Any:
+    """A batch whose loss looks up a class for each of its rows."""
+    out = jax.vmap(functools.partial(net, w))(x)
+    labels = jnp.arange(N) % D
+    return -jnp.mean(jax.nn.log_softmax(out)[jnp.arange(N), labels])
+
+
+def noisy(w: Any, x: Any) -> Any:
+    """With a key for each row, which is split in it."""
+
+    def one(x: Any, key: Any) -> Any:
+        first, second = jax.random.split(key)
+        x = net(w, x + jax.random.normal(first, x.shape))
+        return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), x, 0.0)
+
+    return jnp.sum(jax.vmap(one)(x, jax.random.split(jax.random.key(0), N)) ** 2)
+
+
+def images(w: Any, x: Any) -> Any:
+    """Convolutions with groups, pooled."""
+
+    def one(x: Any) -> Any:
+        y = jax.lax.conv_general_dilated(
+            x[None], jnp.stack([w[:3, :3]] * D)[:, None], (1, 1), "SAME",
+            feature_group_count=D,
+        )  # fmt: skip
+        y = jax.lax.reduce_window(
+            y, 0.0, jax.lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "SAME"
+        )
+        return jnp.max(jnp.tanh(y), (2, 3))
+
+    return jnp.sum(jax.vmap(one)(x) ** 2)
+
+
+def normed(w: Any, x: Any) -> Any:
+    """Rows that see each other in means, and are by themselves in between."""
+    for _ in range(2):
+        x = net(w, x)
+        x = (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(0, keepdims=True) + 1e-3)
+    return jnp.sum(jnp.sin(x))
+
+
+def messages(w: Any, nodes: Any) -> Any:
+    """Along edges, added up where they end; some of these places do not exist."""
+    start = jnp.arange(5 * N) * 7 % N
+    end = jnp.arange(5 * N) * 5 % (N + 3)
+    for k in range(2):
+        m = jnp.tanh(jnp.concatenate([nodes[start], nodes[end % N]], -1) @ w[:, :D] + k)
+        nodes = (0.5 * nodes).at[end].add(m, mode="drop")
+    return jnp.sum(nodes**2)
+
+
+def branched(w: Any, x: Any) -> Any:
+    """A branch that all rows take, in a loop that also counts."""
+
+    def step(carry: Any, k: Any) -> Any:
+        x, count = carry
+        odd = lambda x: (jnp.sin(x @ w), count + 2)
+        even = lambda x: (x * jnp.cos(x), count + 1)
+        x, count = jax.lax.cond(k % 2 == 1, odd, even, x)
+        return (x, count), jnp.sum(x, -1)
+
+    (x, count), ys = jax.lax.scan(step, (x, 0.0), jnp.arange(T))
+    return jnp.sum(x**2) * count + jnp.sum(ys)
+
+
+def looped(w: Any, x: Any) -> Any:
+    """A loop of this library that is left open, within each row."""
+
+    def one(x: Any) -> Any:
+        h, _ = el.Scan(lambda h, _: (jnp.tanh(w @ h + x), None))(x, length=T)
+        return net(w, h)
+
+    return jnp.mean(jax.vmap(one)(x) ** 2)
+
+
+def tied(w: Any, x: Any) -> Any:
+    """Several inputs with the same dimension, and one that all rows share twice."""
+    y = net(w, x) * jnp.arange(float(N))[:, None]
+    return jnp.sum((y @ w - x) ** 2) / N + jnp.sum(w**2)
+
+
+SHAPES = ((D, D), (N, D))
+CASES = [
+    (classes, SHAPES),
+    (noisy, SHAPES),
+    (images, ((D, D), (N, D, 6, 6))),
+    (normed, SHAPES),
+    (messages, ((2 * D, D), (N, D))),
+    (branched, SHAPES),
+    (looped, SHAPES),
+    (tied, SHAPES),
+]
+
+
+def given(shapes: Any) -> list[Any]:
+    return [normal(i, shape, scale=0.5) for i, shape in enumerate(shapes)]
+
+
+def parts_of(f: Callable[..., Any], *args: Any) -> tuple[Part, ...]:
+    with fitting():
+        return Cut.of(jax.make_jaxpr(f)(*args), "dimension").parts
+
+
+def in_chunks(f: Callable[..., Any], rows: int, again: bool, *args: Any) -> Any:
+    """The function in chunks of so many rows, and each chunk again in parts, or not."""
+    parts = parts_of(f, *args)
+    assert any(part.inner for part in parts)
+
+    def way(part: Part) -> Way:
+        if part.loops and not part.inner:
+            return Way("loops", (el.Recursive(2),) * len(part.loops))
+        inside = tuple(map(way, part.inner))
+        return Way(
+            "",
+            is_again=again and not inside,
+            rows=rows if inside else None,
+            inside=inside,
+            split=part.split,
+        )
+
+    return el.Fit(f, 1, ways=tuple(map(way, parts)))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("f", "shapes"), CASES)
+def test_derivatives_are_those_of_the_function(f: Any, shapes: Any, again: bool):
+    args = given(shapes)
+    ahead = [jnp.cos(x) for x in args]
+
+    def every(f: Any) -> Any:
+        g = jax.value_and_grad(f, (0, 1))
+        batch = [jnp.stack([x, x / 2]) for x in args]
+        return jax.jvp(g, args, ahead), jax.vmap(g)(*batch)
+
+    # Chunks of five leave a shorter one.
+    actual = jax.jit(lambda: every(in_chunks(f, 5, again, *args)))()
+    assert_close(actual, jax.jit(lambda: every(f))(), 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("f", [classes, noisy, branched, looped, tied])
+def test_a_single_region_has_all_that_is_large(f: Any):
+    (region,) = (part for part in parts_of(f, *given(SHAPES)) if part.inner)
+    assert region.by_rows is not None
+    assert region.by_rows.length == N
+    outside = [part for part in parts_of(f, *given(SHAPES)) if not part.inner]
+    assert all(x.aval.size <= N * D for part in outside for x in part.gives)
+
+
+def test_where_rows_meet_there_are_several():
+    regions = [part for part in parts_of(normed, *given(SHAPES)) if part.inner]
+    assert len(regions) > 2
+    assert {part.by_rows.length for part in regions if part.by_rows} == {N}
+
+
+def test_a_budget_of_a_few_rows_is_kept_in_few_programs():
+    w, x = normal(0, (64, 64), scale=0.1), normal(1, (256, 64))
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(12):
+            x = x + jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    g = lambda f: jax.value_and_grad(f, (0, 1))
+    plain = temp_bytes(g(loss), w, x)
+    fit = el.Fit(loss, plain // 8)
+    plan = fit.plan(w, x)
+    assert plan.peak_bytes <= plain // 8
+    for one in (fit, plan.pinned):
+        assert temp_bytes(g(one), w, x) <= plain // 8
+        assert_close(jax.jit(g(one))(w, x), jax.jit(g(loss))(w, x), 1e-4, 1e-5)
+    assert "parts of" in str(plan)
+
+
+def test_models_with_auxiliary_outputs_and_counts():
+    model = eqx.nn.MLP(D, D, 32, 3, key=jax.random.key(0))
+    x = normal(1, (64, D))
+
+    def loss(model: Any, x: Any) -> Any:
+        out = jax.vmap(model)(x)
+        hits = jnp.sum(jnp.argmax(out, -1) == 1)
+        return jnp.mean(out**2), {"hits": hits, "out": out[:, 0]}
+
+    run = lambda f: eqx.filter_jit(eqx.filter_value_and_grad(f, has_aux=True))(model, x)
+    plain = el.Fit(loss, "1GiB").plan(model, x).peak_bytes
+    assert_close(run(el.Fit(loss, plain // 2)), run(loss), 1e-4, 1e-5)
