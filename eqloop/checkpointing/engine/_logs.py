@@ -29,7 +29,7 @@ from ..._arrays import (
     zero_array,
 )
 from ..._compat import HAS_LOGS, with_logs
-from ..._programs import has_backward_rules, joined, run, traced
+from ..._programs import has_backward_rules, joined, run, traced, without_dead_code
 from ..._types import Aval, PyTree, Value
 from ..steps._step import Step, make_step
 from ._forward import Active
@@ -105,12 +105,14 @@ def _logging_step(step: Step, active: Active) -> Logging | None:
     """
     if not (HAS_LOGS and has_backward_rules(step.jaxpr)):
         return None
-    marks, types = joined(active), list(step.jaxpr.in_avals)
+    # Not with what it does not read: a loop that may end drops such a leaf.
+    program, read = without_dead_code(step.jaxpr)
+    marks, types = tuple(pick(joined(active), read)), program.in_avals
     of_outs = tuple(map(is_inexact, step.jaxpr.out_avals))
 
     def linearized(inputs: Arrays) -> PyTree:
         def of_marked(marked: Arrays) -> tuple[list[Value], list[Value]]:
-            outs = run(step.jaxpr, *put(inputs, marks, marked))
+            outs = run(program, *put(inputs, marks, marked))
             return pick(outs, of_outs), outs
 
         _, pull, outs = jax.vjp(of_marked, pick(inputs, marks), has_aux=True)
@@ -120,14 +122,14 @@ def _logging_step(step: Step, active: Active) -> Logging | None:
         outs, pull = linearized(inputs)
         return with_logs(pull, list(map(jnp.ones_like, pick(outs, of_outs))))[1]
 
-    program, shapes = jax.make_jaxpr(logged, return_shape=True)(*types)
-    tree, count = jax.tree.structure(shapes), len(program.out_avals)
+    own, shapes = jax.make_jaxpr(logged, return_shape=True)(*types)
+    tree, count = jax.tree.structure(shapes), len(own.out_avals)
     if not count:
         return None
 
     @jax.custom_vjp
     def run_step(inputs: Arrays, zeros: Arrays) -> list[Value]:
-        return run(step.jaxpr, *inputs)
+        return run(program, *inputs)
 
     def forward(inputs: Arrays, zeros: Arrays) -> PyTree:
         return linearized(inputs)
@@ -141,13 +143,14 @@ def _logging_step(step: Step, active: Active) -> Logging | None:
 
     def with_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
         x, zeros = split(x, len(x) - count)
-        return split(run_step([*consts, *carry, *x], zeros), step.num_carry)
+        given = pick([*consts, *carry, *x], read)
+        return split(run_step(given, zeros), step.num_carry)
 
     def without_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
         x, _ = split(x, len(x) - count)
         return step.before(consts, carry, x), []
 
-    logs = Logging(step, tuple(program.out_avals), tree)
+    logs = Logging(step, tuple(own.out_avals), tree)
     groups = step.const_types, step.carry_types, [*step.x_types, *logs.x_types]
     inverse = step.inverse and make_step(without_zeros, *groups).jaxpr
     new = make_step(with_zeros, *groups)

@@ -97,8 +97,9 @@ def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 def why_not(eqn: jex.JaxprEqn) -> str | None:
     """Why an operation cannot be in a kernel, if it cannot."""
     what = "cannot be in a kernel"
-    name, dtypes = eqn.primitive.name, [aval_of(x).dtype for x in eqn.invars]
-    if any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
+    name, every = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
+    dtypes = [aval_of(x).dtype for x in every]
+    if name in _STRUCTURED and any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
         return "has keys that are not of `threefry2x32`, which a kernel lacks"
     if name in _SINGLE and np.dtype("float64") in dtypes:
         return "is not there in float64 in a kernel"
