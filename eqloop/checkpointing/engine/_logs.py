@@ -131,24 +131,19 @@ def _logging_step(step: Step, active: Active) -> Logging | None:
     def run_step(inputs: Arrays, zeros: Arrays) -> list[Value]:
         return run(program, *inputs)
 
-    def forward(inputs: Arrays, zeros: Arrays) -> PyTree:
-        return linearized(inputs)
-
     def backward(pull: PyTree, cts: Arrays) -> PyTree:
         (of_inputs,), logs = with_logs(pull, pick(cts, of_outs))
         none: list[Value] = [None] * len(types)
         return put(none, marks, of_inputs), list(map(_encoded, jax.tree.leaves(logs)))
 
-    run_step.defvjp(forward, backward)
+    run_step.defvjp(lambda inputs, _: linearized(inputs), backward)
 
     def with_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        x, zeros = split(x, len(x) - count)
-        given = pick([*consts, *carry, *x], read)
-        return split(run_step(given, zeros), step.num_carry)
+        given, zeros = split([*consts, *carry, *x], len(read))
+        return split(run_step(pick(given, read), zeros), step.num_carry)
 
     def without_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        x, _ = split(x, len(x) - count)
-        return step.before(consts, carry, x), []
+        return step.before(consts, carry, x[: len(x) - count]), []
 
     logs = Logging(step, tuple(own.out_avals), tree)
     groups = step.const_types, step.carry_types, [*step.x_types, *logs.x_types]
