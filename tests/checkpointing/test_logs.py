@@ -128,7 +128,8 @@ def test_loops_that_may_end_log_the_steps_that_were_run():
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
         for a, b in zip(*map(jax.tree.leaves, (own, log)), strict=True):
             np.testing.assert_allclose(a[:3], b, rtol=1e-5)
-            assert len(a) == 5 and not a[3:].any()
+            assert len(a) == 5
+            assert not a[3:].any()
 
 
 def test_a_gradient_in_two_parts():
