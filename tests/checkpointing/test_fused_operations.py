@@ -173,3 +173,17 @@ def test_seeds_of_another_generator_are_refused():
     seeds = jnp.arange(12).reshape(3, 4)
     wrong = lambda: jax.vmap(lambda n: el.Scan(step, schedule=FUSED)(0.0, n))(seeds)
     assert_raises(wrong, "NotInKernelError: Fused: … random_seed … threefry2x32")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int16"])
+def test_shifts_beyond_the_width_are_those_of_jax(dtype):
+    top = np.array(jnp.iinfo(dtype).max, dtype)
+    xs = jnp.array([[top, 1, top - 1], [5, top, 0]], dtype)
+    by = jnp.array([[40, 3, 31], [1, 8, 200]], "uint8").astype(dtype)
+    shifts = lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic
+
+    def run(scan):
+        step = lambda h, x: (h, [shift(*x) for shift in shifts])
+        return jax.vmap(lambda *x: scan(step, 0.0, x)[1])(xs, by)
+
+    assert_same(run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args)), run(lax.scan))

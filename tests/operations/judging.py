@@ -55,7 +55,6 @@ EXACT = frozenset(
         "round",
         "scatter",
         "select_n",
-        "sign",
         "slice",
         "sort",
         "split",
