@@ -187,3 +187,14 @@ def test_shifts_beyond_the_width_are_those_of_jax(dtype):
         return jax.vmap(lambda *x: scan(step, 0.0, x)[1])(xs, by)
 
     assert_same(run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args)), run(lax.scan))
+
+
+def test_empty_arrays_are_reshaped():
+    def run(scan):
+        def step(h, x):
+            return h * 0.5, (jnp.tile(x, (0, 2)), lax.reshape(x[:, :0], (0, 6)), x)
+
+        xs = jnp.arange(36.0).reshape(3, 2, 2, 3)
+        return jax.vmap(lambda xs: scan(step, 1.0, xs))(xs)
+
+    assert_same(run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args)), run(lax.scan))

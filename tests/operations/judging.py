@@ -89,6 +89,9 @@ AT_ZERO = {"cbrt": 1 / 3, "sqrt": 1 / 2}
 # Slopes of these are NaN times a mask where a row has NaN: XLA may select zero instead.
 MASKED = frozenset(["reduce_max", "reduce_min"])
 
+# Slopes that are the difference of 1 and of what may be as large.
+OF_ONE = frozenset(["tanh", "logistic"])
+
 # What adds up in another order is as exact as the largest numbers of the row are.
 SUMS = frozenset(
     [
@@ -209,6 +212,8 @@ def _apart(
             finite = np.where(np.isfinite(size), size, 0)
             axes = tuple(range(min(2, finite.ndim - 1), finite.ndim))
             size = np.maximum(size, finite.max(axes, keepdims=True, initial=0))
+        if is_slope and operation in OF_ONE:
+            size = np.maximum(size, 1)
         # What is smaller is flushed to zero, or is not.
         tiny = 2 * float(info.tiny) ** AT_ZERO.get(operation, 1)
         room = ulps * float(info.eps) * size + tiny
