@@ -7,9 +7,9 @@ asks for a cotangent can have them: `jax.vjp(f, x)[1].with_logs(ct)`. Those of a
 The rules in a planned loop run within its reverse sweep, which hands out cotangents and
 nothing else. So each array of a log becomes the cotangent of an input of the step that
 the step does not read. The loop has a row of zeros for each step there, and in their
-cotangents the rows that the rules have logged. A loop that may end has one for each step
-that it may take, which stays zero if it takes fewer. A while loop without a schedule
-has no rows, and so no log: JAX does not take cotangents past its own.
+cotangents the rows that the rules have logged. A loop that may end has one for each
+step that it may take, which stays zero if it takes fewer. A while loop without a
+schedule has no rows, and so no log: JAX does not take cotangents past its own.
 """
 
 import dataclasses
