@@ -1,11 +1,11 @@
 """Which operations can make a number that is not finite from numbers that are."""
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from .._arrays import has_dtype, is_inexact
+from .._arrays import has_dtype, is_inexact, is_key
+from .._programs import is_ref
 from .._types import Aval
 
 
@@ -23,8 +23,8 @@ SAME_NUMBERS = _named(
 _MOVED = _named(
     """abs all_gather all_to_all argmax argmin bitcast_convert_type ceil clamp
     concatenate conj cummax cummin device_put dynamic_slice dynamic_update_slice
-    empty floor imag iota max min neg pad pmax pmin ppermute real reduce_max
-    reduce_min round select_n sign slice sort split top_k"""
+    empty floor get imag iota max min neg pad pmax pmin ppermute real reduce_max
+    reduce_min round select_n sign slice sort split swap top_k"""
 )
 
 # The numbers of other devices are checked there.
@@ -51,8 +51,8 @@ def can_fail(eqn: jex.JaxprEqn) -> bool:
 
 
 def holds_numbers(aval: Aval) -> bool:
-    """Whether values of a type are arrays of numbers. PRNG keys are not."""
-    return has_dtype(aval) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    """Whether values of a type are arrays of numbers. Keys and references are not."""
+    return has_dtype(aval) and not is_ref(aval) and not is_key(aval)
 
 
 def _greatest(aval: Aval) -> float:

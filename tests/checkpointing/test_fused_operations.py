@@ -150,3 +150,51 @@ def test_keys_of_another_generator_are_refused():
     keys = jax.vmap(make)(jnp.arange(5))
     wrong = lambda: jax.vmap(lambda k: el.Scan(step, schedule=FUSED)(0.0, k))(keys)
     assert_raises(wrong, "NotInKernelError: Fused: … random_bits … threefry2x32")
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_keys_of_any_generator_are_carried(impl):
+    keys = jax.random.split(jax.random.key(0, impl=impl), (3, 5))
+
+    def run(scan):
+        def step(c, x):
+            (h, key), words = c, jax.random.key_data(x)
+            new = jax.random.wrap_key_data(words + h.astype("uint32"), impl=impl)
+            return (h + 1, x), (new, jax.random.clone(key))
+
+        return jax.vmap(lambda k: scan(step, (0.0, k[0]), k), 1)(keys)
+
+    found = run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args))
+    assert_same(found, run(lax.scan))
+
+
+def test_seeds_of_another_generator_are_refused():
+    step = lambda h, n: (h * 0.5, jax.random.key(n, impl="rbg"))
+    seeds = jnp.arange(12).reshape(3, 4)
+    wrong = lambda: jax.vmap(lambda n: el.Scan(step, schedule=FUSED)(0.0, n))(seeds)
+    assert_raises(wrong, "NotInKernelError: Fused: … random_seed … threefry2x32")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int16"])
+def test_shifts_beyond_the_width_are_those_of_jax(dtype):
+    top = np.array(jnp.iinfo(dtype).max, dtype)
+    xs = jnp.array([[top, 1, top - 1], [5, top, 0]], dtype)
+    by = jnp.array([[40, 3, 31], [1, 8, 200]], "uint8").astype(dtype)
+    shifts = lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic
+
+    def run(scan):
+        step = lambda h, x: (h, [shift(*x) for shift in shifts])
+        return jax.vmap(lambda *x: scan(step, 0.0, x)[1])(xs, by)
+
+    assert_same(run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args)), run(lax.scan))
+
+
+def test_empty_arrays_are_reshaped():
+    def run(scan):
+        def step(h, x):
+            return h * 0.5, (jnp.tile(x, (0, 2)), lax.reshape(x[:, :0], (0, 6)), x)
+
+        xs = jnp.arange(36.0).reshape(3, 2, 2, 3)
+        return jax.vmap(lambda xs: scan(step, 1.0, xs))(xs)
+
+    assert_same(run(lambda f, *args: el.Scan(f, schedule=FUSED)(*args)), run(lax.scan))

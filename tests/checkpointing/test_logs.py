@@ -112,6 +112,23 @@ def test_while_loops_have_gradients_and_no_log(kind):
     assert not log
 
 
+def test_loops_that_may_end_have_gradients_and_no_log():
+    def ended(c: jax.Array) -> jax.Array:
+        step = lambda c, _: ((c[0] + 1, outer(c[1])), None)
+        scan = el.ScanWhile(lambda c: c[0] < 3, step, max_steps=5)
+        return scan((0, c))[0][1]
+
+    settings = dict(max_steps=5, schedule=el.Recursive(2))
+    body = lambda c: (c[0] + 1, outer(c[1]))
+    bounded = el.BoundedWhileLoop(lambda c: c[0] < 3, body, **settings)
+    plain = lambda c: jax.lax.scan(lambda c, _: (outer(c), None), c, length=3)[0]
+    pulls = [jax.vjp(f, C)[1] for f in (plain, ended, lambda c: bounded((0, c))[1])]
+    (wanted, _), *others = [pull.with_logs(jnp.ones(2)) for pull in pulls]
+    for found, log in others:
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+        assert not log
+
+
 def test_a_gradient_in_two_parts():
     scan = el.CheckpointedScan(lambda c, x: (jnp.sin(c + x), c), base=2)
     f = lambda c: scan(c, XS)[0].sum()

@@ -317,6 +317,25 @@ def test_effects_are_kept(wrap: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == "3.0\n6.0\n"
 
 
+def test_references_are_kept(quiet: None) -> None:
+    def f(x: Any) -> Any:
+        kept = jax.new_ref(x)
+
+        def step(total: Any, v: Any) -> Any:
+            kept[1] = jnp.log(kept[1]) + v
+            return total + kept[1], None
+
+        total, _ = lax.scan(step, 0.0, x)
+        kept[0] += total
+        return kept[...]
+
+    x = jnp.array([3.0, 4.0])
+    near(el.DebugNonFinite(f)(x), f(x))
+    with pytest.raises(el.NonFiniteError, match="`log`") as caught:
+        el.DebugNonFinite(f)(x - 3.5)
+    assert "iteration 1 of lax.scan" in str(caught.value)
+
+
 def test_progress_bars_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
     scan = el.DebugNonFinite(el.CheckpointedScan(step, progress=True))
     jax.block_until_ready(scan((jnp.ones(3), 0), XS))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -45,6 +46,11 @@ class Scaled(eqx.Module):
 
     def __call__(self, one: Any, other: Any) -> Any:
         return one + other + self.scale * one * other
+
+
+def told(one: Any, other: Any) -> Any:
+    io_callback(lambda: None, None)
+    return one + other
 
 
 def ours(f: Any, xs: Any, **settings: Any) -> Any:
@@ -383,6 +389,11 @@ WRONG = {
         TypeError,
         "AssociativeScan: `chunk_size` must be an int, how many elements to scan at "
         "once, but it is 2.5, of type float.",
+    ),
+    "effects": (
+        lambda: jax.grad(lambda xs: ours(told, xs, chunk_size=2).sum())(jnp.ones(5)),
+        ValueError,
+        "Use `schedule=el.StoreAll()`, or no `chunk_size` for an `el.AssociativeScan`",
     ),
     "no function": (
         lambda: el.AssociativeScan("add"),

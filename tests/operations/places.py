@@ -16,7 +16,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop import ir
-from eqloop._programs import alone, run, simpler, value_of, with_parts
+from eqloop._programs import alone, run, sees_batch, simpler, value_of, with_parts
 from eqloop.checkpointing.fused._lowered import lowered, why_not
 from eqloop.fitting._by_rows import ByRows, Layouts, RowAxis
 from eqloop.fitting._written import flattened
@@ -230,8 +230,15 @@ def _is_no_sum(out: tuple[Any, Any]) -> bool:
 # Chunks, and steps of loops.
 
 
+def _refuse_seen_batches(cases: Sequence[Case]) -> None:
+    """Leaves out what JAX, too, computes otherwise if not all rows are one batch."""
+    if any(sees_batch(case.program) for case in cases):
+        raise RefusedError("the result for a row depends on its batch")
+
+
 def in_chunks(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]:
     """Rows in chunks, the last of which is no whole one."""
+    _refuse_seen_batches(cases)
     flat = lambda x: jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     # All cases have a map of their own: some have other numbers of rows.
     of = lambda c: lambda *xs: el.ChunkedVmap(c.of_row, 4)(*map(flat, xs))
@@ -304,6 +311,7 @@ def _carried(case: Case, schedule: Any) -> Callable[..., Any]:
 
 def in_rescheduled(expected: "Expected", cases: Sequence[Case]) -> list[list[Pair]]:
     """A loop of JAX in a function that is rewritten."""
+    _refuse_seen_batches(cases)
     twice = lambda c: (
         lambda *xs: lax.scan(lambda i, x: (i + 1, jax.vmap(c.of_row)(*x)), 0, xs)[1]
     )

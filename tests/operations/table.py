@@ -31,7 +31,7 @@ def outcomes(
     for start in range(0, len(cases), together):
         expected = Expected(cases[start : start + together])
         some = expected.cases
-        for place in places:
+        for place in places if some else []:
             yield from _outcomes(place, expected, some)
 
 

@@ -295,7 +295,9 @@ class Counted(Problem[Layout]):
 
     ending: Problem[Layout] | None = None
 
-    instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
+    instead_of_effects: ClassVar[str] = (
+        "Use `schedule=el.StoreAll()`, or no `chunk_size` for an `el.AssociativeScan`"
+    )
     lead: ClassVar[int] = 0
 
     @property

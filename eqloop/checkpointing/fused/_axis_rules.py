@@ -55,7 +55,8 @@ def kept_by_reshape(old: Sequence[int], new: Sequence[int]) -> list[tuple[int, i
         else:
             # The shortest runs of axes with as many entries.
             a, b, i, j = old[i], new[j], i + 1, j + 1
-            while a != b:
+            # Of empty arrays there may be none.
+            while a != b and i < len(old) and j < len(new):
                 if a < b:
                     a, i = a * old[i], i + 1
                 else:

@@ -12,7 +12,7 @@ from ..._programs import aval_of
 from ..._types import Value
 from ._entries import Parts, is_known, parts_of, values_of
 from ._formulas import GUARDED
-from ._scope import BlockScope, alike, mapped, objects, valued
+from ._scope import BlockScope, alike, from_vectors, mapped, objects, valued
 
 
 def bound(eqn: Any, xs: Sequence[Any]) -> Any:
@@ -160,18 +160,19 @@ def where(hit: Any, a: Any, b: Any, dtype: Any) -> Any:
     if count > 1:
         pairs = zip(values_of(a, dtype), values_of(b, dtype), strict=True)
         return Parts(tuple(where(hit, x, y, part) for x, y in pairs))
-    return jnp.where(*alike([np.bool_, dtype, dtype], [hit, a, b]))
+    return jnp.where(*alike([np.bool_, part, part], [hit, a, b]))
 
 
 def wrapped(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     """Keys, of their words."""
-    words = valued(scope, ins[0]).reshape(-1, 2)
-    return [objects([Parts(tuple(w)) for w in words], aval_of(eqn.outvars[0]).shape)]
+    words, out = valued(scope, ins[0]).reshape(-1), aval_of(eqn.outvars[0])
+    return [from_vectors(list(words), out.shape, out.dtype)]
 
 
 def unwrapped(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     """The words of keys."""
-    words = [word for x in ins[0].reshape(-1) for word in scope.value(x).values]
+    dtype, keys = aval_of(eqn.invars[0]).dtype, map(scope.value, ins[0].reshape(-1))
+    words = [word for key in keys for word in values_of(key, dtype)]
     return [objects(words, aval_of(eqn.outvars[0]).shape)]
 
 

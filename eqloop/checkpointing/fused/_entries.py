@@ -60,7 +60,7 @@ class ProductSum:
 def parts_of(dtype: Any) -> tuple[int, Any]:
     """Of how many numbers an entry consists, and of which dtype these are."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return 2, np.dtype("uint32")
+        return dtype.itemsize // 4, np.dtype("uint32")
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return 2, np.dtype("float32" if dtype == np.complex64 else "float64")
     return 1, dtype

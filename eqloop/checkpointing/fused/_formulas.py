@@ -82,11 +82,13 @@ def _counted(count: Rule, x: Value, beyond: int) -> Value:
     return (found - beyond * (8 * wide.itemsize - bits)).astype(x.dtype)
 
 
-def _shifted(x: Value, n: Value, shift: Rule, beyond: Rule) -> Value:
-    bits = lax.full_like(n, jnp.iinfo(x.dtype).bits)
-    is_far = (n >= bits) | (n < lax.full_like(n, 0))
-    near = lax.select(is_far, lax.full_like(n, 0), n)
-    return lax.select(is_far, beyond(x), shift(x, near))
+def _shifted(x: Value, n: Value, shift: Rule) -> Value:
+    most = lax.full_like(n, jnp.iinfo(x.dtype).bits - 1)
+    is_far = (n > most) | (n < lax.full_like(n, 0))
+    found = shift(x, lax.select(is_far, most, n))
+    # Then each bit is the first one, of numbers without a sign too.
+    is_filled = shift is lax.shift_right_arithmetic
+    return found if is_filled else lax.select(is_far, jnp.zeros_like(x), found)
 
 
 def to_integers(p: Params, x: Value) -> Value:
@@ -390,13 +392,9 @@ ALL: dict[str, Rule] = {
 GUARDED: dict[str, Rule] = {
     "div": lambda x, y: _divided(x, y, lax.div, lambda x: jnp.zeros_like(x) - 1),
     "rem": lambda x, y: _divided(x, y, lax.rem, lambda x: x),
-    "shift_left": lambda x, n: _shifted(x, n, lax.shift_left, jnp.zeros_like),
-    "shift_right_logical": lambda x, n: _shifted(
-        x, n, lax.shift_right_logical, jnp.zeros_like
-    ),
-    "shift_right_arithmetic": lambda x, n: _shifted(
-        x, n, lax.shift_right_arithmetic, lambda x: -(x < 0).astype(x.dtype)
-    ),
+    "shift_left": lambda x, n: _shifted(x, n, lax.shift_left),
+    "shift_right_logical": lambda x, n: _shifted(x, n, lax.shift_right_logical),
+    "shift_right_arithmetic": lambda x, n: _shifted(x, n, lax.shift_right_arithmetic),
 }
 
 

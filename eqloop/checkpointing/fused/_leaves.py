@@ -122,9 +122,11 @@ class Leaf:
     def closed(self, x: Value) -> Value:
         """The array, from what a kernel has made of it."""
         count, _ = parts_of(self.dtype)
-        x = jnp.reshape(x, (*self.given, count) if count > 1 else self.given)
-        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(x, impl="threefry2x32")
+        is_key = jnp.issubdtype(self.dtype, jax.dtypes.prng_key)
+        x = jnp.reshape(x, (*self.given, count) if count > 1 or is_key else self.given)
+        if is_key:
+            impl = jax.random.key_impl(jnp.zeros((), self.dtype))
+            return jax.random.wrap_key_data(x, impl=impl)
         return jax.lax.complex(x[..., 0], x[..., 1]) if count > 1 else x
 
     def at(self, rows: Any, k: Any, time: Any = None) -> tuple[Any, ...]:

@@ -96,9 +96,9 @@ def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
 def why_not(eqn: jex.JaxprEqn) -> str | None:
     """Why an operation cannot be in a kernel, if it cannot."""
-    what = "cannot be in a kernel"
-    name, dtypes = eqn.primitive.name, [aval_of(x).dtype for x in eqn.invars]
-    if any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
+    name, what = eqn.primitive.name, "cannot be in a kernel"
+    dtypes = [aval_of(x).dtype for x in (*eqn.invars, *eqn.outvars)]
+    if name in _STRUCTURED and any(_is_key(d) and d.name != "key<fry>" for d in dtypes):
         return "has keys that are not of `threefry2x32`, which a kernel lacks"
     if name in _SINGLE and np.dtype("float64") in dtypes:
         return "is not there in float64 in a kernel"
@@ -428,11 +428,8 @@ def _of_keys(f: Callable[..., Value], makes_keys: bool = False) -> Function:
         for _ in shape:
             one = jax.vmap(one)
         found = one(*words)
-        return (
-            jax.random.wrap_key_data(found, impl="threefry2x32")
-            if makes_keys
-            else found
-        )
+        wrap = functools.partial(jax.random.wrap_key_data, impl="threefry2x32")
+        return wrap(found) if makes_keys else found
 
     return of
 

@@ -146,9 +146,9 @@ def _results(eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
         taken = cases[min(max(which, 0), len(cases) - 1)]
         return _values_of(close(taken), inputs[1:]) if name == "cond" else [taken]
     result = range_of_result(eqn, [value.range for value in inputs])
-    aval = eqn.outvars[0].aval
-    if result is not None and result[0] == result[1] and _is_writable(aval):
-        return [_written_down(result[0], aval)]
+    number = _Value(None, result).number
+    if number is not None and _is_writable(aval := eqn.outvars[0].aval):
+        return [_written_down(number, aval)]
     outs = evaluated(eqn, [value.array for value in inputs])
     return [_Value(outs[0], result)] if len(outs) == 1 else list(map(_Value, outs))
 

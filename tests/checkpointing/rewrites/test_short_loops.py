@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from eqloop._programs._equations import equations
+from eqloop.checkpointing.rewrites._later_steps import steps_to_run
 from eqloop.checkpointing.rewrites._short_loops import (
     numbers_after,
     with_known,
@@ -148,6 +149,19 @@ def test_effects_are_kept():
 
     step = step_of(told, W, True, Y)
     assert without_short_loops(step) is step
+
+
+def test_numbers_are_known_beside_what_has_no_result():
+    def told(w, is_first, y):
+        jax.debug.callback(lambda y: None, y)
+        y = lax.cond(is_first, jnp.sin, lambda y: y, y)
+        return [jnp.asarray(False), y], []
+
+    step = step_of(told, W, True, Y)
+    assert numbers_after(step) == (0, None)
+    # It has an effect, and stays as it is.
+    steps = steps_to_run(step)
+    assert steps.later is steps.first
 
 
 def test_cotangents_of_small_consts_are_added_in_each_iteration():

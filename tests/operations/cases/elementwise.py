@@ -87,7 +87,9 @@ def _with_parameters() -> Iterator[Case]:
         (-3, -1, 0, 1, 2, 5), ("bfloat16", "float32", "float64", "int32", "complex64")
     ):
         f = functools.partial(lax.integer_pow, y=power)
-        yield Case("integer_pow", f"y={power}", f, paired(dtype), 16)
+        # Where a power of a complex number overflows, LLVM decides what is NaN.
+        has_slope = (power, dtype) != (-3, "complex64")
+        yield Case("integer_pow", f"y={power}", f, paired(dtype), 16, has_slope)
     for method, dtype in itertools.product(lax.RoundingMethod, FLOATS):
         f = functools.partial(lax.round, rounding_method=method)
         yield Case("round", method.name, f, paired(dtype))
