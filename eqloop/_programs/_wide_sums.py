@@ -29,15 +29,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from .._arrays import (
-    Arrays,
-    SumType,
-    is_narrow,
-    pick,
-    put,
-    split,
-    sum_dtype,
-)
+from .._arrays import Arrays, SumType, is_narrow, pick, put, split, sum_dtype
 from .._types import PyTree, Value
 from ._equations import Rewrite, aval_of, equations, formula_of
 from ._jaxprs import (

@@ -21,12 +21,7 @@ from .._programs import (
     run,
 )
 from .._types import Aval, PyTree, Value
-from ..checkpointing import (
-    LoopOption,
-    LoopSchedule,
-    options_of,
-    work_of,
-)
+from ..checkpointing import LoopOption, LoopSchedule, options_of, work_of
 from ._again import Program, Roles, again, twice
 from ._by_rows import ByRows
 from ._choice import Choice, Option

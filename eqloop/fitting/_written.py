@@ -15,13 +15,7 @@ import jax.extend.core as jex
 
 from .._arrays import nbytes
 from .._compat import CALLS, form_of
-from .._programs import (
-    as_simpler,
-    aval_of,
-    foreign_programs,
-    inlined,
-    jaxpr_of,
-)
+from .._programs import as_simpler, aval_of, foreign_programs, inlined, jaxpr_of
 from .._types import AnyJaxpr
 
 # fmt: off

@@ -9,13 +9,7 @@ import equinox as eqx
 import jax
 
 from .._arrays import paths
-from .._calls import (
-    argument_names,
-    call_traced,
-    check_takes,
-    explained,
-    parameters_of,
-)
+from .._calls import argument_names, call_traced, check_takes, explained, parameters_of
 from .._types import PyTree, Value
 from ..checkpointing import Undo
 from ._carry import Shown, Words, shown_call

@@ -25,14 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import is_symbolic, is_type
-from ..._programs import (
-    alone,
-    aval_of,
-    equation_bits,
-    literal_bits,
-    run,
-    value_of,
-)
+from ..._programs import alone, aval_of, equation_bits, literal_bits, run, value_of
 from ..._types import Aval, Value
 
 # With fewer rows than this, too little is gained by computing them at once.

@@ -35,13 +35,7 @@ from ..._arrays import (
     put,
     split,
 )
-from ..._programs import (
-    adding_wide,
-    inputs_read,
-    pruned,
-    run,
-    traced,
-)
+from ..._programs import adding_wide, inputs_read, pruned, run, traced
 from ..._types import Aval, PyTree, Value
 from ..steps._loop import Loop
 from ..steps._step import NoWayBackError, Step, StepResult

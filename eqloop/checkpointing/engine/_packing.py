@@ -53,13 +53,7 @@ from ..._device import planning_device, remembered_per_device
 from ..._programs import aval_of, inlined, literal_value
 from ..._types import Aval, PyTree, Value
 from ..steps._step import Step, make_step
-from ._alike_equations import (
-    LEAST_ROWS,
-    AlikeEquations,
-    Values,
-    has_few,
-    rows_of,
-)
+from ._alike_equations import LEAST_ROWS, AlikeEquations, Values, has_few, rows_of
 from ._forward import Active
 from ._layout import Saves, Stored
 from ._problem import Problem

@@ -28,14 +28,7 @@ from ..engine._problem import Problem
 from ..engine._reverse import AbstractReverse
 from ..whiles._while_layout import ForwardOnly
 from ._axis_rules import RULES, elementwise_axes, mixed
-from ._classes import (
-    AxisProgram,
-    Classes,
-    Op,
-    Val,
-    refuse,
-    said,
-)
+from ._classes import AxisProgram, Classes, Op, Val, refuse, said
 from ._lowered import why_not
 
 

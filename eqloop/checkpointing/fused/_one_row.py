@@ -17,15 +17,7 @@ from ..._arrays import zero_array
 from ..._compat import scan_counts
 from ..._programs import NOTHING, resized
 from ..._types import Aval, Value
-from ._classes import (
-    EMPTY,
-    AxisProgram,
-    Classes,
-    FoundRows,
-    Op,
-    Rows,
-    Val,
-)
+from ._classes import EMPTY, AxisProgram, Classes, FoundRows, Op, Rows, Val
 from ._pending import ADDITIVE
 
 

@@ -12,15 +12,7 @@ import numpy as np
 from ..._arrays import is_inexact, split
 from ..._compat import scan_counts
 from ._axis_rules import dot_axes
-from ._classes import (
-    NO_ROWS,
-    AxisProgram,
-    Classes,
-    FoundRows,
-    Op,
-    Rows,
-    Val,
-)
+from ._classes import NO_ROWS, AxisProgram, Classes, FoundRows, Op, Rows, Val
 
 # Operations that are linear in all operands together.
 ADDITIVE = frozenset(

@@ -22,14 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Flags, explicit_sharding, is_symbolic
-from ..._programs import (
-    aval_of,
-    calling,
-    equations,
-    inlined,
-    pruned,
-    with_equations,
-)
+from ..._programs import aval_of, calling, equations, inlined, pruned, with_equations
 from ..._types import Value
 from ..steps._step import Step
 

@@ -23,13 +23,7 @@ from ...steps._loop import Loop
 from ...steps._row_lists import RowList
 from ...steps._rows_once import RowsOnce
 from ...steps._step import Step
-from .._backward_step import (
-    BackwardStep,
-    BlockEnds,
-    BlockResult,
-    Inputs,
-    WrappedStep,
-)
+from .._backward_step import BackwardStep, BlockEnds, BlockResult, Inputs, WrappedStep
 from .._layout import Needs
 from ..reversals._known_products import Products
 from ._needed_leaves import rows_written, taking, without_leaves
