@@ -232,10 +232,13 @@ def _chosen_next(whole: Whole, most: int) -> Chosen | None:
 
 
 def pinned(
-    known: Recalled, marks: Flags, types: tuple[Aval, ...], host: int
+    known: Recalled,
+    program: jex.ClosedJaxpr,
+    about: tuple[Flags, tuple[Aval, ...], int],
 ) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
-    whole = Whole(known.cut, marks, types, host)
+    compared = Whole(Cut.of(program), *about) if known.cut.has_rows else None
+    whole = Whole(known.cut, *about, compared)
     if not all(map(operator.contains, whole.ways, known.ways)):
         return None
     decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))

@@ -127,7 +127,8 @@ class FittedCall(ProgramCall):
         self.refuse_symbolic()
         with self.planning(), says_if_planning_is_long():
             known = self._decided(marks)
-            known = known and pinned(known, marks, self.types, self.limit.host)
+            about = marks, self.types, self.limit.host
+            known = known and pinned(known, self.program, about)
             return known or decided(self.program, marks, *self._limits)
 
     @property

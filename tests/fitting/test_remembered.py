@@ -42,9 +42,13 @@ def forget(tmp_path):
     el.measurements(None)
 
 
-@pytest.mark.parametrize("f", [layers, mixed, until, fused])
+def by_rows(w, x):
+    return jnp.sum(jax.vmap(lambda x: layers(w, x[None]))(x))
+
+
+@pytest.mark.parametrize("f", [layers, mixed, until, fused, by_rows])
 def test_a_second_process_plans_nothing(f, forget, monkeypatch):
-    nbytes = 100_000 if f is fused else TIGHT
+    nbytes = {fused: 100_000, by_rows: 4000}.get(f, TIGHT)
     fit = el.Fit(f, nbytes)
     gradient, plan = jax.jit(jax.grad(fit))(W, X), fit.plan(W, X)
     forget()
