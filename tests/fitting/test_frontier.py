@@ -38,7 +38,10 @@ def test_plans_trade_memory_for_time_and_say_what_they_take(f):
 
 def test_the_fastest_within_the_budget_is_chosen():
     frontier = el.Fit(layers, 1, split=False).frontier(W, X)
-    middle = frontier[2]
+    # What is hardly faster is not tried.
+    pairs = itertools.pairwise(frontier)
+    much_faster = lambda one, two: two.relative_time < 0.95 * one.relative_time
+    middle = next(two for one, two in pairs if much_faster(one, two))
     besides = 2 * (W.nbytes + X.nbytes) + 4
     for limits in (
         {"budget": middle.peak_bytes},

@@ -6,7 +6,7 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import recall
-from eqloop.fitting import _choice, _decision, _whole
+from eqloop.fitting import _decision, _whole
 from eqloop.fitting._options import Way
 from eqloop.fitting._remembered import as_text, from_text
 
@@ -56,8 +56,8 @@ def test_a_second_process_plans_nothing(f, forget, monkeypatch):
     def searched(*args, **kwargs):
         raise AssertionError("it is planned again")
 
-    for name in ("within", "smallest"):
-        monkeypatch.setattr(_choice.Choice, name, searched)
+    for name in ("_simplest", "_that_fit"):
+        monkeypatch.setattr(_decision, name, searched)
     monkeypatch.setattr(_whole, "temporary_bytes", searched)
     again = el.Fit(f, nbytes)
     assert_close(jax.jit(jax.grad(again))(W, X), gradient)
