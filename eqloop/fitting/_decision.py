@@ -76,7 +76,7 @@ def decided(
     """Decides what each part of a function stores, and which are run by rows."""
     most = limit.besides(types, marks, program.out_avals)
     time = lambda decision: decision.choice.nanoseconds(decision.chosen)
-    about = marks, types, limit.host
+    about = marks, types, limit.host, most
     wholes = [plain := Whole(Cut.of(program), *about)]
     fits = _simplest(plain, most)
     if not any(decision.is_fastest for decision in fits):
@@ -238,7 +238,7 @@ def pinned(
 ) -> Decision | None:
     """What was decided before; `None` if parts could not be run so any more."""
     compared = Whole(Cut.of(program), *about) if known.cut.has_rows else None
-    whole = Whole(known.cut, *about, compared)
+    whole = Whole(known.cut, *about, plain=compared)
     if not all(map(operator.contains, whole.ways, known.ways)):
         return None
     decision = whole.decision(tuple(map(list.index, whole.ways, known.ways)))
@@ -262,7 +262,7 @@ def unbeaten(
     wholes = [plain := Whole(Cut.of(program), *about)]
     if split:
         for each in ("dimension", "ranges"):
-            whole = Whole(Cut.of(program, each), *about, plain)
+            whole = Whole(Cut.of(program, each), *about, plain=plain)
             wholes += [whole] if whole.cut.has_rows else []
     estimated = [
         (whole.choice.peak(chosen), whole.choice.nanoseconds(chosen), (whole, chosen))
@@ -339,6 +339,8 @@ def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
 
 def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
+    exact = dataclasses.replace(least.whole, most=math.inf).nbytes(least.ways)
+    least = dataclasses.replace(least, peak_bytes=exact or least.peak_bytes)
     # All of these were compiled to see whether they fit.
     larger = [t for t in tries if t.peak_bytes <= _MUCH_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)

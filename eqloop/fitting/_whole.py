@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -72,6 +73,7 @@ class Whole:
     """The whole gradient of a function, in any of the ways to run its parts.
 
     Attributes:
+        most: How many bytes it may take; how many more it takes need not be exact.
         plain: The same in other parts, if by the fastest ways not all is stored here.
     """
 
@@ -79,6 +81,7 @@ class Whole:
     marks: Flags
     types: tuple[Aval, ...]
     host: int = 0
+    most: float = math.inf
     plain: "Whole | None" = None
     tried: list[Decision] = dataclasses.field(default_factory=list, compare=False)
 
@@ -120,10 +123,19 @@ class Whole:
 
     def nbytes(self, ways: tuple[Way, ...]) -> int | None:
         """The bytes that it takes, as its compiler says, if it does."""
-        key = self._key(ways)
+        size = self._told(ways, with_value=True)
+        is_by_rows = sum(way.rows is not None for way in ways) > 1
+        if size is None or not is_by_rows or size > self.most:
+            return size
+        # Where nobody wants the value, XLA leaves out some of the loops over rows, and
+        # may find less room for the others.
+        return max(size, self._told(ways, with_value=False) or 0)
+
+    def _told(self, ways: tuple[Way, ...], with_value: bool) -> int | None:
+        key = self._key(ways) if with_value else key_of((self._key(ways), "alone"))
         if (known := recall(key)) is not None:
             return int(known["bytes"])
-        if (size := self._bytes(ways)) is not None:
+        if (size := self._bytes(ways, with_value)) is not None:
             says_what_is_found("Fit", format_bytes(size))
             remember({key: {"bytes": float(size)}})
         return size
@@ -162,14 +174,10 @@ class Whole:
         sizes = tuple(len(part.eqns) for part in self.cut.parts)
         return key_of((self.cut.program, sizes, self.marks, self.types, ways))
 
-    def _bytes(self, ways: Sequence[Way]) -> int | None:
-        sizes = [temporary_bytes(self._gradient(ways), *self._inputs)]
-        if sum(way.rows is not None for way in ways) > 1:
-            # Where nobody wants the value, XLA leaves out some of the loops over rows,
-            # and may find less room for the others.
-            alone = lambda *inputs: self._gradient(ways)(*inputs)[1]
-            sizes.append(temporary_bytes(alone, *self._inputs))
-        return None if None in sizes else max(filter(None, sizes), default=0)
+    def _bytes(self, ways: Sequence[Way], with_value: bool) -> int | None:
+        gradient = self._gradient(ways)
+        run = gradient if with_value else lambda *inputs: gradient(*inputs)[1]
+        return temporary_bytes(run, *self._inputs)
 
     @property
     def _inputs(self) -> list[Aval]:

@@ -73,7 +73,7 @@ def test_the_least_that_an_error_names_is_enough():
 
 def test_what_takes_the_least_is_for_the_compiler_to_say(monkeypatch: Any):
     # As it was for an H100, where what stores the least takes more than all else.
-    def taken(_: Any, ways: Any) -> int:
+    def taken(_: Any, ways: Any, with_value: bool) -> int:
         return 1000 if all(way.stores == "everything" for way in ways) else 5000
 
     def f(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -279,7 +279,7 @@ def test_a_plan_says_what_is_stored_and_where_most_is_taken(plan: el.FitPlan):
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_no_part_takes_more_than_the_whole(share: float, monkeypatch: Any):
     # Where the compiler finds room that no estimate foresees.
-    taken = lambda whole, _: int(share * whole.choice.peak(whole.choice.fastest))
+    taken = lambda whole, *_: int(share * whole.choice.peak(whole.choice.fastest))
     monkeypatch.setattr("eqloop.fitting._whole.Whole._bytes", taken)
     plan = el.Fit(lambda w: mixed(w, 1.02 * X), "1MiB").plan(W)
     assert plan.peak_at.peak_bytes == plan.peak_bytes
@@ -337,7 +337,7 @@ def test_a_device_that_is_named():
 
 def test_nobody_is_refused_what_the_plain_gradient_takes(monkeypatch: Any):
     # As on a TPU, whose compiler does not count what lies close to its cores.
-    taken = lambda _, ways: 100 if set(ways) == {EVERYTHING} else 1000
+    taken = lambda _, ways, with_value: 100 if set(ways) == {EVERYTHING} else 1000
     monkeypatch.setattr("eqloop.fitting._whole.Whole._bytes", taken)
     f = lambda w: over_time(w, 1.01 * X)
     assert el.Fit(f, 500).plan(W).peak_bytes == 100
