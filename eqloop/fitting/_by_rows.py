@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import is_inexact, pick, split
+from .._arrays import is_inexact, is_key, pick, split
 from .._compat import close, form_of, form_params, is_through, scan_counts
 from .._programs import (
     Rewriter,
@@ -206,6 +206,8 @@ class ByRows:
     @property
     def can_be(self) -> bool:
         """Whether all operations do the same to fewer rows."""
+        if any(is_key(aval_of(x)) for x in self._sums):
+            return False  # one that all rows share is not added up
         size = -(-self.length // 2)
         shape = lambda x, rows: _shape_of_chunk(aval_of(x), rows, size)
         types = [x.aval.update(shape=shape(x, rows)) for x, rows in self.inputs]

@@ -178,6 +178,27 @@ def test_a_single_region_has_all_that_is_large(f: Any):
     assert all(x.aval.size <= N * D for part in outside for x in part.gives)
 
 
+def test_what_all_rows_share_in_a_loop_is_given_once():
+    def f(w: Any, x: Any) -> Any:
+        def step(carry: Any, k: Any) -> Any:
+            x, odd, count = carry
+            return (jnp.sin(x @ w), odd ^ (k % 2 == 0), count + 1), None
+
+        start = x, False, jnp.int8(0)
+        (x, odd, count), _ = jax.lax.scan(step, start, jnp.arange(T - 1))
+        return jnp.where(odd, jnp.sum(x**2), 0.0) * count.astype(jnp.float32)
+
+    def keyed(w: Any, x: Any) -> Any:
+        step = lambda carry, k: ((carry[0] @ w, jax.random.fold_in(carry[1], k)), None)
+        (x, key), _ = jax.lax.scan(step, (x, jax.random.key(0)), jnp.arange(T))
+        return jnp.sum(x**2) + jax.random.normal(key)
+
+    args = given(SHAPES)
+    run = lambda f: jax.jit(jax.value_and_grad(f, (0, 1)))(*args)
+    assert_close(run(in_chunks(f, 5, False, *args)), run(f), 1e-4, 1e-5)
+    assert_close(run(el.Fit(keyed, "1MiB")), run(keyed), 1e-4, 1e-5)
+
+
 def test_where_rows_meet_there_are_several():
     regions = [part for part in parts_of(normed, *given(SHAPES)) if part.inner]
     assert len(regions) > 2
