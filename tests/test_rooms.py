@@ -192,7 +192,7 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 42,004 in all. A commit that saves some takes its line down. What takes one up names
+# 41,983 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
@@ -200,19 +200,19 @@ MOST_LINES = {
     "_arrays": 1022,
     "_calls": 1106,
     "_compiled": 602,
-    "_programs": 3793,
+    "_programs": 3797,
     "autodiff": 952,
     "branching": 352,
     "checkpointing": 2917,
     "checkpointing/engine": 5900,
-    "checkpointing/fused": 3953,
+    "checkpointing/fused": 3948,
     "checkpointing/planning": 1971,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
     "checkpointing/whiles": 900,
     "debug": 873,
     "diffrax": 555,
-    "fitting": 2824,
+    "fitting": 2804,
     "ir": 2369,
     "loops": 2446,
     "mapping": 2011,
@@ -233,7 +233,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 42_004
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_983
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():

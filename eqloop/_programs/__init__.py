@@ -140,6 +140,7 @@ from ._places import (
     place_now,
     place_of,
     rule_around,
+    said,
     warn_once,
 )
 from ._program_call import ProgramCall, laid_out_call

@@ -406,9 +406,8 @@ def resized(
             changed = {"limit_indices": of(p["limit_indices"])}
         case "dynamic_slice" | "gather":
             changed = {"slice_sizes": of(p["slice_sizes"])}
-        case (
-            "vprim"
-        ):  # a primitive of Equinox under `vmap`, whose results have it first
+        # A primitive of Equinox under `vmap`, whose results have that axis first.
+        case "vprim":
             changed = {"__axis_size": out[0]}
         case _:
             return eqn

@@ -67,6 +67,14 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     return _place_in(frames_of(source_info), through)
 
 
+def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
+    """An operation and where it is, in words."""
+    place = place_of(eqn.source_info)
+    if place is None and around is not None:
+        place = place_of(around.source_info)
+    return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"
+
+
 # The layers of Equinox compute what users ask for; the rest of it is around functions.
 _LAYERS = tuple(os.path.join(path, "nn", "") for path in folders_of("equinox"))
 

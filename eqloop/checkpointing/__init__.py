@@ -68,7 +68,7 @@ from .engine._listing import unlisted
 from .engine._loop_spec import LoopSpec, Undo
 from .engine._problem import Placements
 from .fused._axis_maps import AxisMap, axis_maps, has_steps
-from .fused._classes import NotInKernelError, said
+from .fused._classes import NotInKernelError
 from .planning._facts import key_of, measurements, recall, remember
 from .planning._notice import says_if_long, says_what_is_found
 from .planning._trials import can_be_run, run_times
@@ -161,7 +161,6 @@ __all__ = [
     "run_loop",
     "run_times",
     "run_while",
-    "said",
     "says_if_long",
     "says_what_is_found",
     "stored_by_rules",

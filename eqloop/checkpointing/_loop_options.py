@@ -238,7 +238,8 @@ class OpenStep:
         problem = formula.problem if isinstance(formula, PlannedLoop) else None
         if not isinstance(problem, Counted):
             return None
-        step = problem.step
+        if (step := problem.step).inverse is not None:
+            return None  # with another program for a step it would have none
         return cls(eqn, step.jaxpr, step.num_carry, problem.loop.x_axes)
 
     def run(

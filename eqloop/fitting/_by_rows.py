@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -284,7 +284,7 @@ class ByRows:
         self, size: int, numbers: Value, given: Mapping[Any, Value]
     ) -> dict[Any, Value]:
         """All values for some rows, which have these numbers."""
-        found = dict[Any, Value]()
+        found, some = dict[Any, Value](), _Some(self.length, size, numbers)
 
         def read(x: Any, rows: RowAxis | None) -> Value:
             if isinstance(x, jex.Literal):
@@ -299,7 +299,7 @@ class ByRows:
         for eqn, laid in each:
             ins = laid.ins if laid else (None,) * len(eqn.invars)
             values = list(map(read, eqn.invars, ins))
-            outs = _evaluated(eqn, laid, self.length, size, numbers, values)
+            outs = _evaluated(eqn, laid, some, values)
             found |= zip(eqn.outvars, outs, strict=True)
         return found
 
@@ -344,24 +344,27 @@ def _shape_of_chunk(aval: Aval, rows: RowAxis | None, size: int) -> tuple[int, .
     return tuple(shape)
 
 
+class _Some(NamedTuple):
+    """Some rows: of how many, how many these are, and their numbers."""
+
+    length: int
+    size: int
+    numbers: Value
+
+
 def _evaluated(
-    eqn: jex.JaxprEqn,
-    laid: Laid | None,
-    length: int,
-    size: int,
-    numbers: Value,
-    values: list[Value],
+    eqn: jex.JaxprEqn, laid: Laid | None, some: _Some, values: list[Value]
 ) -> Sequence[Value]:
     """The results of an operation for some rows."""
     if laid is None:
         return evaluated(eqn, values)
-    form, (rows, *_) = form_of(eqn), laid.outs
+    (length, size, numbers), form, rows = some, form_of(eqn), laid.outs[0]
     if form == "custom_jvp_call":
-        outs = _with_rule(eqn, laid, length, size, numbers, values)
+        outs = _with_rule(eqn, laid, some, values)
     elif form == "cond":
-        outs = _branch(eqn, laid, length, size, numbers, values)
+        outs = _branch(eqn, laid, some, values)
     elif has_steps(eqn):
-        outs = _loop(eqn, laid, length, size, numbers, values)
+        outs = _loop(eqn, laid, some, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
         # Where all rows begin each time, and the entries of a row.
         first = np.arange(0, rows.size(length), length * rows.entries, dtype=np.int32)
@@ -393,30 +396,20 @@ def _if_first(numbers: Value, value: Value) -> Value:
 
 
 def _branch(
-    eqn: jex.JaxprEqn,
-    laid: Laid,
-    length: int,
-    size: int,
-    numbers: Value,
-    values: list[Value],
+    eqn: jex.JaxprEqn, laid: Laid, some: _Some, values: list[Value]
 ) -> Sequence[Value]:
     """A branch that all rows take."""
-    index, *operands = values
+    (length, size, numbers), (index, *operands) = some, values
     ways = [by_rows(b, laid.ins[1:], laid.outs, length) for b in eqn.params["branches"]]
     bound = [functools.partial(way, size) for way in ways]
     return lax.switch(index, bound, numbers, operands)
 
 
 def _with_rule(
-    eqn: jex.JaxprEqn,
-    laid: Laid,
-    length: int,
-    size: int,
-    numbers: Value,
-    values: list[Value],
+    eqn: jex.JaxprEqn, laid: Laid, some: _Some, values: list[Value]
 ) -> Sequence[Value]:
     """A function with a derivative of its own, by the very rule that it has."""
-    whole = alone(eqn)
+    (length, size, numbers), whole = some, alone(eqn)
     moves, gives = (
         tuple(map(is_inexact, avals)) for avals in (whole.in_avals, whole.out_avals)
     )
@@ -435,15 +428,10 @@ def _with_rule(
 
 
 def _loop(
-    eqn: jex.JaxprEqn,
-    laid: Laid,
-    length: int,
-    size: int,
-    numbers: Value,
-    values: list[Value],
+    eqn: jex.JaxprEqn, laid: Laid, some: _Some, values: list[Value]
 ) -> Sequence[Value]:
     """A loop, each step of which is run for some rows."""
-    found = OpenStep.of(eqn)
+    (length, size, numbers), found = some, OpenStep.of(eqn)
     if found is None:
         program = close(eqn.params["jaxpr"])
         consts, num_carry = scan_counts(eqn.params)

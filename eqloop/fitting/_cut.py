@@ -7,9 +7,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._arrays import Flags, as_arrays
-from .._programs import moving_variables, pruned, value_of
+from .._programs import moving_variables, pruned, said, value_of
 from .._types import Value
-from ..checkpointing import said
 from ..rescheduling import with_open_loops
 from ._by_rows import without_hints
 from ._choice import Choice

@@ -326,9 +326,8 @@ class _RangeSearch:
         while tasks:
             task = tasks.popleft()
             i, (is_result, n) = task.operation, task.place
-            if i in grown.laid or (
-                i in taken and (self._along_dimension or not is_result)
-            ):
+            is_left = i in taken and (self._along_dimension or not is_result)
+            if is_left or i in grown.laid:
                 continue
             found = layouts.of(self.eqns[i], task.place, task.rows)
             new = None if found is None else self._closed(grown, i, found, how)
@@ -345,9 +344,7 @@ class _RangeSearch:
         """What may be in a range that has these operations."""
         for i, laid in new.items():
             for x, rows in zip(self.eqns[i].outvars, laid.outs, strict=True):
-                if rows is not None and (
-                    self._along_dimension or _size([x]) * _FORWARD >= how.least
-                ):
+                if rows is not None and _size([x]) * _FORWARD >= how.least:
                     for k, n in self._readers.get(x, []):
                         yield _Start(k, (0, n), rows)
             for x, rows in zip(self.eqns[i].invars, laid.ins, strict=True):
@@ -378,14 +375,15 @@ class _RangeSearch:
                 return None
             behind = 0 if i in how.others else self._behind[i]
             new.add(_Grown({i: each}, 2 << i, self._before[i], behind))
-            for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
+            # Along a dimension, what is before a range may be there for all rows.
+            ins = (
+                ()
+                if self._along_dimension
+                else zip(self.eqns[i].invars, each.ins, strict=True)
+            )
+            for x, rows in ins:
                 maker = self._maker(x)
-                if (
-                    self._along_dimension
-                    or rows is None
-                    or maker is None
-                    or not how.is_large(x)
-                ):
+                if rows is None or maker is None or not how.is_large(x):
                     continue
                 if laid_at(maker[0]) is None:
                     j, n = maker

@@ -20,6 +20,7 @@ from ..._programs import (
     aval_of,
     formula_of,
     place_of,
+    said,
     simpler,
 )
 from ..engine._layout import AbstractLayout, Layout
@@ -28,7 +29,7 @@ from ..engine._problem import Problem
 from ..engine._reverse import AbstractReverse
 from ..whiles._while_layout import ForwardOnly
 from ._axis_rules import RULES, elementwise_axes, mixed
-from ._classes import AxisProgram, Classes, Op, Val, refuse, said
+from ._classes import AxisProgram, Classes, Op, Val, refuse
 from ._lowered import why_not
 
 

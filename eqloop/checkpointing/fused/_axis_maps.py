@@ -12,10 +12,10 @@ import jax.extend.core as jex
 
 from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
-from ..._programs import alone, aval_of, formula_of
+from ..._programs import alone, aval_of, formula_of, said
 from ._axes import open_call, put_into_classes
 from ._axis_rules import dot_axes, elementwise_axes, mixed_along, scatter_rows
-from ._classes import Classes, NotInKernelError, Op, Val, said
+from ._classes import Classes, NotInKernelError, Op, Val
 
 # Sums over axes that no result has: what these contract, or add at some places.
 _SCATTERED = ("scatter-add", "scatter_add")

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 import jax.extend.core as jex
 
-from ..._programs import place_of
 from ..._types import Aval, Value
 
 Rows = frozenset[int]
@@ -231,11 +230,3 @@ def refuse(
 ) -> NoReturn:
     """Raises an error that names an operation and its line, as `said` does."""
     raise NotInKernelError(f"Fused: {operation} {why}. {instead}")
-
-
-def said(eqn: jex.JaxprEqn, around: jex.JaxprEqn | None = None) -> str:
-    """An operation and where it is, in words."""
-    place = place_of(eqn.source_info)
-    if place is None and around is not None:
-        place = place_of(around.source_info)
-    return f"`{eqn.primitive.name}`{f' at {place}' if place else ''}"

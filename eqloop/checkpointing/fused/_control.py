@@ -10,9 +10,9 @@ from jax import lax
 
 from ..._arrays import closed_under
 from ..._compat import close, scan_counts
-from ..._programs import aval_of, reached
+from ..._programs import aval_of, reached, said
 from ..._types import Value
-from ._classes import refuse, said
+from ._classes import refuse
 from ._elementwise import chosen
 from ._entries import Parts, is_known
 from ._scope import BlockScope, any_row, arrays_of, entry, leaves_of

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..._programs import aval_of
-from ._classes import refuse, said
+from ..._programs import aval_of, said
+from ._classes import refuse
 from ._elementwise import cast, pairwise, simplified, wide_of
 from ._entries import ProductSum, is_known
 from ._scope import BlockScope, objects, valued
