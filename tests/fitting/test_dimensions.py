@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+from eqloop._programs import formula_of
 from eqloop.checkpointing import fitting
 from eqloop.fitting._cut import Cut
 from eqloop.fitting._options import Way
@@ -236,3 +237,81 @@ def test_models_with_auxiliary_outputs_and_counts():
     run = lambda f: eqx.filter_jit(eqx.filter_value_and_grad(f, has_aux=True))(model, x)
     plain = el.Fit(loss, "1GiB").plan(model, x).peak_bytes
     assert_close(run(el.Fit(loss, plain // 2)), run(loss), 1e-4, 1e-5)
+
+
+SCHEDULES = {
+    "Binomial": lambda folder: el.Binomial(3),
+    "Budget": lambda folder: el.Budget("4KiB"),
+    "StoreAll": lambda folder: el.StoreAll(),
+    "StoreLast": lambda folder: el.StoreLast(el.Chunked(2), 3),
+    "Offload": lambda folder: el.Offload(el.Chunked(3)),
+    "Spill": lambda folder: el.Spill(el.Chunked(3), folder),
+    "Fused": lambda folder: el.Fused(interpret=True),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_loop_by_rows_has_its_schedule(schedule: str, tmp_path: Any):
+    kept = SCHEDULES[schedule](tmp_path)
+
+    def f(w: Any, x: Any) -> Any:
+        step = lambda h, _: (jnp.tanh(h @ w) * 2, jnp.sum(h, -1))
+        h, ys = el.Scan(step, schedule=kept)(x, length=T)
+        return jnp.sum(h**2) + jnp.sum(ys**3)
+
+    args = given(SHAPES)
+    run = lambda f: jax.jit(jax.grad(f, (0, 1)))(*args)
+    by_rows = in_chunks(f, 5, False, *args)
+    assert_close(run(by_rows), run(f), 1e-4, 1e-5)
+    if schedule == "Spill":
+        assert "callback" in jax.jit(jax.grad(by_rows)).lower(*args).as_text()
+
+
+def test_a_reversible_loop_keeps_its_inverse():
+    def f(w: Any, x: Any) -> Any:
+        step = lambda h, _: (h + w[0, 0], jnp.sum(h, -1))
+        back = lambda h, _: h - w[0, 0]
+        h, ys = el.Scan(step, schedule=el.Reversible(back))(x, length=T)
+        return jnp.sum(jnp.sin(h)) + jnp.sum(jnp.sin(ys))
+
+    args = given(SHAPES)
+    (loop,) = (p for p in parts_of(f, *args) if any(map(formula_of, p.eqns)))
+    assert loop.by_rows is None
+    run = lambda f: jax.jit(jax.grad(f, (0, 1)))(*args)
+    assert_close(run(el.Fit(f, "1MiB")), run(f), 1e-4, 1e-5)
+
+
+def test_a_solve_with_constant_steps_goes_by_rows():
+    diffrax = pytest.importorskip("diffrax")
+
+    def f(w: Any, x: Any) -> Any:
+        def one(x: Any) -> Any:
+            field = diffrax.ODETerm(lambda t, y, w: jnp.tanh(w @ y))
+            solve = functools.partial(diffrax.diffeqsolve, field, diffrax.Heun())
+            adjoint = diffrax.DirectAdjoint()
+            solution = solve(0.0, 1.0, 0.25, x, w, adjoint=adjoint, max_steps=4)
+            return solution.ys[-1]
+
+        return jnp.sum(jax.vmap(one)(x) ** 2)
+
+    args = given(SHAPES)
+    run = lambda f: jax.jit(jax.grad(f, (0, 1)))(*args)
+    assert_close(run(in_chunks(f, 5, False, *args)), run(f), 1e-4, 1e-5)
+
+
+def test_a_refusal_says_where_rows_meet():
+    refused = pytest.raises(
+        ValueError, match=rf"Its {N} rows see each other in `\w+` at"
+    )
+    with refused:
+        el.Fit(normed, 1).plan(*given(SHAPES))
+
+
+def test_the_plan_is_that_of_the_gradient_that_ran_last():
+    args = given(SHAPES)
+    fit = el.Fit(tied, "1MiB")
+    both = fit.plan(*args).peak_bytes
+    jax.jit(jax.grad(fit, 1))(*args)
+    assert fit.plan(*args).peak_bytes < both
+    jax.jit(jax.grad(fit, (0, 1)))(*args)
+    assert fit.plan(*args).peak_bytes == both
