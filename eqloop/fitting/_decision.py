@@ -32,7 +32,7 @@ _QUICKLY_COMPILED, _FUSED = 256, 64
 _HOPEFUL = 1.3
 # Before one is refused, so is what should take so many times the budget; and what does,
 # if it should take such a part of the time of all that fits.
-_HOPED, _FASTER = 1.5, 0.85
+_HOPED, _FASTER = 2.0, 0.93
 # What takes less memory stays in the caches of a processor. Beside what takes more, one
 # is run that takes such a part of it.
 _CACHED, _LEANER = 2**22, (0.25, 0.5)
