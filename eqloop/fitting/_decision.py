@@ -22,6 +22,8 @@ from ._remembered import as_text, from_text
 from ._whole import WORTHWHILE, Decision, Whole
 
 _T = TypeVar("_T")
+# A choice of no whole, which takes forever.
+_NOTHING: tuple[float, None, Chosen] = (math.inf, None, ())
 
 # Whole gradients are compiled so often, at the most; once more before one is refused.
 _MOST_COMPILED = 3
@@ -32,7 +34,7 @@ _QUICKLY_COMPILED, _FUSED = 256, 64
 _HOPEFUL = 1.3
 # Before one is refused, so is what should take so many times the budget; and what does,
 # if it should take such a part of the time of all that fits.
-_HOPED, _FASTER = 2.0, 0.93
+_HOPED, _FASTER = 2.0, 0.85
 # What takes less memory stays in the caches of a processor. Beside what takes more, one
 # is run that takes such a part of it.
 _CACHED, _LEANER = 2**22, (0.25, 0.5)
@@ -87,14 +89,15 @@ def decided(
                 wholes += [Whole(Cut.of(program, "ranges"), *about, plain)]
             wholes = [one for one in wholes if one is plain or one.cut.has_rows]
         fits += _that_fit(wholes, most, fits)
-    if not fits:
-        fits = [least := _least(wholes, limit, most)]
+    exactly = (one.whole.decision(one.chosen) for one in sorted(fits, key=time))
+    best = next((one for one in exactly if one.peak_bytes <= most), None)
+    if best is None:
+        best = least = _least(wholes, limit, most)
         # Some parts may be faster where others take the most.
         choice = least.choice
         chosen = choice.faster(least.chosen, choice.peak(least.chosen))
         faster = least.whole.decision(chosen)
-        fits += [faster] if faster.peak_bytes <= most else []
-    best = min(fits, key=time)
+        best = faster if faster.peak_bytes <= most else least
     best = _faster_if_leaner(best, wholes, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
@@ -164,6 +167,8 @@ def _that_fit(
     """Decisions that fit, besides others; not many are compiled to see that."""
     found, time = list[Decision](), lambda t: t.choice.nanoseconds(t.chosen)
     least = lambda: min(map(time, (*fits, *found)), default=math.inf)
+    # What is estimated to be too large may fit.
+    hoped = _fastest_of([(w, w.choice.within(_HOPED * most)) for w in wholes])
     for _ in range(_MOST_COMPILED):
         options = [(whole, _chosen_next(whole, most)) for whole in wholes]
         if not any(c for _, c in options) and not any(whole.tried for whole in wholes):
@@ -171,18 +176,14 @@ def _that_fit(
             smallest = [(whole, whole.choice.smallest()) for whole in wholes]
             options = [min(smallest, key=lambda pair: pair[0].choice.peak(pair[1]))]
         duration, whole, chosen = _fastest_of(options)
+        if found and hoped[0] < _FASTER * least():
+            (duration, whole, chosen), hoped = hoped, _NOTHING
         if whole is None or duration > (1 - WORTHWHILE) * least():
             break
-        last = whole.decision(chosen)
+        last = whole.decision(chosen, is_exact=False)
         found += [last] if last.peak_bytes <= most else []
         if not last.is_compiled:
             break
-    # Ways of another kind may be estimated too large where those tried were not.
-    hoped = [(whole, whole.choice.within(_HOPED * most)) for whole in wholes]
-    duration, whole, chosen = _fastest_of(hoped)
-    if whole is not None and found and duration < _FASTER * least():
-        last = whole.decision(chosen)
-        found += [last] if last.peak_bytes <= most else []
     return found
 
 
@@ -191,7 +192,7 @@ def _fastest_of(
 ) -> tuple[float, Whole | None, Chosen]:
     """What should be the fastest of some choices, with its time."""
     times = [(w.choice.nanoseconds(c), w, c) for w, c in options if c is not None]
-    return min(times, key=operator.itemgetter(0), default=(math.inf, None, ()))
+    return min(times, key=operator.itemgetter(0), default=_NOTHING)
 
 
 def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Decision:

@@ -105,27 +105,32 @@ class Whole:
         choice = (self.plain or self).choice
         return choice.nanoseconds(choice.fastest) or 1.0
 
-    def decision(self, chosen: Chosen) -> Decision:
-        """What it is to choose these ways, of which the whole is compiled once."""
-        return self._decision(self._ways(chosen), chosen)
+    def decision(self, chosen: Chosen, is_exact: bool = True) -> Decision:
+        """What it is to choose these ways, of which the whole is compiled.
+
+        If not exact, it may take a little more where nobody wants the value.
+        """
+        return self._decision(self._ways(chosen), chosen, is_exact)
 
     def without_any(self) -> Decision:
         """What it is to decide nothing."""
         ways = (EVERYTHING,) * len(self.ways)
         return self._decision(ways, self.choice.fastest)
 
-    def _decision(self, ways: tuple[Way, ...], chosen: Chosen) -> Decision:
-        size = self.nbytes(ways)
+    def _decision(
+        self, ways: tuple[Way, ...], chosen: Chosen, is_exact: bool = True
+    ) -> Decision:
+        size = self.nbytes(ways, is_exact)
         estimated = self.choice.peak(chosen) if size is None else size
         is_known = size is not None
         self.tried.append(Decision(self, ways, estimated, is_known, chosen))
         return self.tried[-1]
 
-    def nbytes(self, ways: tuple[Way, ...]) -> int | None:
+    def nbytes(self, ways: tuple[Way, ...], is_exact: bool = True) -> int | None:
         """The bytes that it takes, as its compiler says, if it does."""
         size = self._told(ways, with_value=True)
         is_by_rows = sum(way.rows is not None for way in ways) > 1
-        if size is None or not is_by_rows or size > self.most:
+        if size is None or not (is_exact and is_by_rows) or size > self.most:
             return size
         # Where nobody wants the value, XLA leaves out some of the loops over rows, and
         # may find less room for the others.

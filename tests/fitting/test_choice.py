@@ -162,7 +162,7 @@ class Told:
     def is_known(self, chosen):
         return False
 
-    def decision(self, chosen):
+    def decision(self, chosen, is_exact=True):
         found = _decision.Decision(self, (), self.sizes[chosen], True, chosen)
         self.tried.append(found)
         return found
