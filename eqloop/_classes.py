@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
 
     class BorderMeta(type(eqx.Module)):
-        """The same of the public methods of a class, and of a call of the class."""
+        """Puts a `border` around public methods of a class, and a call of it."""
 
         # What a class says besides if the call does not fit.
         _made_otherwise = ""
@@ -50,7 +50,7 @@ else:
             return _made(cls, super().__call__, args, kwargs)
 
     class SettingMeta(abc.ABCMeta):
-        """The same of a call of a class that is no module."""
+        """Puts a `border` around a call of a class that is no module."""
 
         _made_otherwise = ""
 

@@ -142,9 +142,9 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
 def as_by_jit() -> Iterator[None]:
     """A context in which programs are traced, compiled and tried as `jit` does it.
 
-    What a user looks for with these settings is looked for where programs run. Without
-    `jit`, JAX writes loops out: that is another program, of other bytes.
+    Without `jit`, JAX writes loops out: that is another program, of other bytes.
     """
+    # What a user looks for with these settings is looked for where programs run.
     with (
         jax.disable_jit(False),
         jax.check_tracer_leaks(False),

@@ -62,7 +62,7 @@ def _called(
 
 
 def rule(f: _Function) -> _Function:
-    """The same of a function that JAX calls when it transforms what users called."""
+    """A `border` around what JAX calls when it transforms what users called."""
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -269,13 +269,13 @@ def symbolic_sizes(types: Iterable[Any]) -> list[Value]:
 def refuse_symbolic_sizes(
     owner: str, types: Iterable[object], need: str, instead: str
 ) -> None:
-    """The same for the sizes of arrays of these types."""
+    """Checks that the sizes of arrays of these types are known."""
     for size in symbolic_sizes(types):
         refuse_symbolic(owner, size, need, instead)
 
 
 def refuse_symbolic_plan(owner: str, tree: PyTree) -> None:
-    """The same for the arguments that something is planned for."""
+    """Checks that all sizes in the arguments of a plan are known."""
     instead = "Pass a `jax.ShapeDtypeStruct` with a size that the plan is for"
     refuse_symbolic_sizes(owner, filter(is_typed, flatten(tree)[0]), "a plan", instead)
 

@@ -33,7 +33,7 @@ def number_of(values: Iterable[Value]) -> Value | None:
 
 
 def waiting(x: Value, number: Value | None) -> Value:
-    """The same value, which XLA computes after a number."""
+    """A value, unchanged, that XLA computes only after a number."""
     # A value that is the same on all devices has to stay so.
     if number is None or not axes_of(number) <= axes_of(x):
         return x

@@ -24,11 +24,7 @@ _LIMIT = "jax_traceback_in_locations_limit"
 def compiled(
     lowered: jax.stages.Lowered,
 ) -> tuple[CompiledProgram, jax.stages.Compiled]:
-    """Compiles a program, and reads what its compiler decided.
-
-    Raises:
-        RuntimeError: If the compiler does not write that down.
-    """
+    """Compiles a program, and reads what its compiler decided."""
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {
             **quick_options(),

@@ -60,11 +60,7 @@ def check_new_jax() -> None:
 
 
 def check_jax() -> None:
-    """Checks that JAX is as it is taken to be.
-
-    Raises:
-        ImportError: If it is not.
-    """
+    """Checks that JAX is as it is taken to be."""
     # In a thread of its own: the user may import the library while a function is traced
     # or under a mesh, and JAX keeps these by thread.
     with ThreadPoolExecutor(1) as thread:

@@ -66,16 +66,7 @@ def interpreted(
 ) -> list[_Entry]:
     """Goes through a program with anything in place of its values.
 
-    Args:
-        program: The program.
-        inputs: What stands for its inputs.
-        of_literal: What stands for a literal.
-        of_equation: From an equation, and what stands for its operands, to what stands
-            for its results. It may go through the programs in the equation.
-        of_constant: What stands for a constant of the program.
-
-    Returns:
-        What stands for the outputs.
+    `of_equation` gets an equation and its operands; it may go through its programs.
     """
     closed = close(program)
     jaxpr, constants = closed.jaxpr, map(of_constant, closed.consts)
@@ -97,7 +88,7 @@ def value_of(literal: jex.Literal) -> Value:
 
 
 def literal_value(literal: jex.Literal) -> np.ndarray:
-    """The same as an array of NumPy; a key has none."""
+    """The value of a literal as an array of NumPy; a key has none."""
     # It may be on a device, and then the user has not asked to have it here.
     with jax.transfer_guard("allow"):
         return np.asarray(literal.val, aval_of(literal).dtype)
@@ -127,13 +118,7 @@ def called(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.ClosedJaxpr:
     """The program of the jvp, which also computes the primal.
 
-    Args:
-        program: The program.
-        moves: Which of its inputs have a tangent.
-        gives: Which of its outputs the tangents are returned of.
-
-    Returns:
-        The program, with tangents behind each group of inputs and of outputs.
+    Tangents follow each group: of the inputs in `moves`, of the outputs in `gives`.
     """
     marks, added, types = joined(moves), behind(moves), program.in_avals
     dots = tangent_types(types, marks)
@@ -151,17 +136,9 @@ def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.Closed
 def pulled(
     program: jex.ClosedJaxpr, marks: Groups, wanted: Groups, sums: SumType = None
 ) -> jex.ClosedJaxpr:
-    """The program of the vjp.
+    """The program of the vjp: it returns the cotangents of the marked inputs.
 
-    Args:
-        program: The program.
-        marks: Which of its inputs get a cotangent.
-        wanted: Which of its outputs have a cotangent, in as many groups as the inputs.
-        sums: The type in which sums over axes of narrower floats are kept, if any is.
-
-    Returns:
-        A program that returns the cotangents of the marked inputs. Each group of its
-        inputs is followed by the cotangents of the same group of outputs.
+    Each group of inputs is followed by the cotangents of the same group of outputs.
     """
     marked, of_outs = joined(marks), joined(wanted)
     added = tuple(
@@ -237,14 +214,10 @@ def batched_axes(
 ) -> tuple[tuple[int, ...], list[int | None]]:
     """The axis of rows in a batched array, and the batch axis in one row of it.
 
-    For example, an array of shape `[batch, features, rows]` has its rows along axis 1
-    without the batch, and along axis 2 with it. A row of it is batched along axis 0.
-
-    Args:
-        axes: The axis of the rows in each array of one example.
-        dims: The axis of the batch in each array with rows, `None` if it is not
-            batched.
+    `axes` are those of one example, and `dims` those of the batch, if there are any.
     """
+    # For example, an array of shape `[batch, features, rows]` has its rows along axis 1
+    # without the batch, and along axis 2 with it. A row of it is batched along axis 0.
     pairs = list(zip(axes, dims, strict=True))
     axes = tuple(axis + (dim is not None and dim <= axis) for axis, dim in pairs)
     return axes, [
@@ -257,22 +230,13 @@ def batched_axes(
 def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.ClosedJaxpr:
     """A program after it has been differentiated: rules have replaced functions.
 
-    With `jax.custom_jvp` and `jax.custom_vjp` a user defines the derivative of a
-    function. Such a rule also computes the value, and where a derivative is taken, JAX
-    runs the rule instead of the function. So a second derivative is one of the rule,
-    and not of the function again. For a straight-through estimator whose rule returns
-    `jnp.round(x)`, it is zero. JAX does not differentiate the steps of this library's
-    loops itself, so the loops have to do the same.
-
-    Args:
-        program: The program.
-        marks: The inputs with respect to which it was differentiated.
-        reverse: Whether in reverse mode, the only one that `jax.custom_vjp` has.
-
-    Returns:
-        A program of the same signature, with the primals that custom rules compute; the
-        same object if there are no rules.
+    Its signature is as before; if there are no rules, it is the very same object.
     """
+    # Where a derivative is taken, JAX runs the rule of a `jax.custom_jvp` or
+    # `jax.custom_vjp` in place of the function, for the value, too. So a second
+    # derivative is one of the rule: for a straight-through estimator whose rule returns
+    # `jnp.round(x)`, it is zero. JAX does not differentiate the steps of this library's
+    # loops itself, so the loops have to do the same.
     if not any(marks) or not has_rules(program):
         return program
     types = list(program.in_avals)

@@ -38,11 +38,7 @@ class NotCompiledError(Exception):
 def by_itself(*programs: tuple[Callable[..., PyTree], PyTree]) -> Iterator[None]:
     """A context in which programs are compiled by themselves, and maybe run.
 
-    Args:
-        programs: Functions of arrays, each with the types of its arguments.
-
-    Raises:
-        NotCompiledError: If it is no fault that this cannot be done.
+    It raises `NotCompiledError` if it is no fault that this cannot be done.
     """
     try:
         with as_by_jit():
@@ -89,14 +85,7 @@ def told_of(
 ) -> _T | None:
     """What can be told of a program when it is compiled.
 
-    Args:
-        tell: Tells it.
-        run: The program, a function of arrays.
-        types: The types of its arguments.
-
-    Returns:
-        That, or `None` if the program cannot be compiled by itself, such as one with an
-        axis of a `vmap` around it; that was said then.
+    `None` if it cannot be compiled by itself, as with the axis of a `vmap` around it.
     """
     try:
         with by_itself((run, types)):
@@ -107,11 +96,7 @@ def told_of(
 
 
 def allocated_bytes(compiled: jax.stages.Compiled) -> int:
-    """The bytes that a compiled program allocates besides its inputs and outputs.
-
-    Raises:
-        NotCompiledError: If its compiler does not tell.
-    """
+    """The bytes that a compiled program allocates besides its inputs and outputs."""
     analysis: Any = compiled.memory_analysis()
     if analysis is None:
         kind = planning_device().kind

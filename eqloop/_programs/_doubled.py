@@ -39,10 +39,7 @@ class Doubled:
     def of(cls, formula: Any, moves: Groups, gives: Groups) -> Self:
         """For a formula with the tangents behind each group of inputs and of outputs.
 
-        Args:
-            formula: The doubled formula.
-            moves: The inputs of the original whose tangents it takes.
-            gives: The outputs of the original whose tangents it returns.
+        `moves` and `gives` mark the original's inputs and outputs with tangents in it.
         """
         takes = joined(moves)
         uses = (True,) * len(takes)
@@ -92,11 +89,10 @@ class TangentSource:
         )
 
     def pull(self, inputs: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        """The cotangents of all tangents that the doubled formula takes.
-
-        The reverse mode of the doubled formula would be right, too, but slower: it runs
-        the tangents along with the primal, and a transpose does not depend on them.
-        """
+        """The cotangents of all tangents that the doubled formula takes."""
+        # The reverse mode of the doubled formula would be right, too, but slower: it
+        # runs the tangents along with the primal, and a transpose does not depend on
+        # them.
         formula, doubled = self.formula, self.doubled
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         pulled = formula.pull(
@@ -107,7 +103,7 @@ class TangentSource:
         return pick(formula.flat_in(pulled), doubled.takes)
 
     def mapped(self, change: Callable[[Any], Any]) -> Self:
-        """The same with other formulas of the same meaning."""
+        """This source with other formulas of the same meaning."""
         doubled = dataclasses.replace(
             self.doubled, formula=change(self.doubled.formula)
         )
@@ -130,7 +126,7 @@ class TangentSource:
     def batched(
         self, axis_data: BatchAxis, inputs: Sequence[Value], dims: Sequence[int | None]
     ) -> "TangentSource | None":
-        """The same for tangents under `vmap`."""
+        """This source under `vmap`; `None` if the doubled formula leaves out inputs."""
         doubled = self.doubled
         if not all(doubled.uses):
             return None

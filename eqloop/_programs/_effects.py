@@ -44,16 +44,7 @@ def is_ref(x: object) -> bool:
 
 
 def refuse_refs(owner: str, tree: PyTree, name: str) -> None:
-    """Checks that there are no references in an argument.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        tree: The argument.
-        name: What it is called.
-
-    Raises:
-        TypeError: If there are some.
-    """
+    """Checks that there are no references in an argument."""
     leaves, _ = jtu.tree_flatten_with_path(tree)
     found = [name + jtu.keystr(path) for path, leaf in leaves if is_ref(leaf)]
     if found:
@@ -91,13 +82,7 @@ def axes_named(effects: Iterable[Any]) -> set[Any]:
 def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> None:
     """Checks that no callback with effects is called more often than it should.
 
-    Args:
-        effects: The effects of a step.
-        when: The beginning of the message: what would repeat them.
-        instead: What to do instead.
-
-    Raises:
-        ValueError: If there is such a callback.
+    `when` says in the message what would repeat them, and `instead` what else to do.
     """
     if has_io(effects):
         raise ValueError(
@@ -111,13 +96,6 @@ def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
     """Checks that no backward rule of the user writes to a reference.
 
     The rule would write to the step's own reference, which is gone when it runs.
-
-    Args:
-        program: A step.
-        instead: What to do instead.
-
-    Raises:
-        ValueError: If a function with a backward rule is given a reference.
     """
     given = (eqn for eqn in equations(program) if form_of(eqn).startswith("custom_vjp"))
     if any(is_ref(var.aval) for eqn in given for var in eqn.invars):

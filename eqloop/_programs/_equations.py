@@ -63,11 +63,7 @@ class HoldsPrograms(HiPrimitive):
         return []
 
     def rewritten(self, rewrite: Rewrite) -> Self:
-        """The same with rewritten programs, where any of the same meaning will do.
-
-        Args:
-            rewrite: From a closed jaxpr to one of the same meaning and signature.
-        """
+        """A primitive with programs rewritten where any of the same meaning will do."""
         return self
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
@@ -89,14 +85,9 @@ class HoldsPrograms(HiPrimitive):
         return (True,) * len(self.in_avals_flat)
 
     def keep_outputs(self, used: Flags) -> "tuple[HoldsPrograms, Flags, Flags] | None":
-        """A smaller one for some of the outputs, which is not differentiated.
+        """A smaller primitive, if any, for the used outputs: it is not differentiated.
 
-        Args:
-            used: Which outputs are used, in flat order.
-
-        Returns:
-            A primitive, which inputs of this one it takes, and which outputs it gives,
-            all in flat order; `None` if nothing can be left out.
+        Also which inputs it takes and which outputs it gives, all in flat order.
         """
         return None
 
@@ -165,12 +156,7 @@ def programs_in(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
 def equations(
     program: AnyJaxpr, inside: Inside = programs_in
 ) -> Iterator[jex.JaxprEqn]:
-    """All equations of a program, each followed by those of the programs in it.
-
-    Args:
-        program: The program.
-        inside: Which programs in an equation to look into.
-    """
+    """All equations of a program, each followed by those of the programs in it."""
     for eqn in program.eqns:
         yield from equations_of(eqn, inside)
 

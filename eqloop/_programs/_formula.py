@@ -112,20 +112,14 @@ class Formula(HoldsPrograms):
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode: cotangents of the perturbed inputs, and zeros for the others.
 
-        It is given the inputs alone, so it has to run the formula again if it needs
-        anything else. `sweep_forward` may store more.
+        It is given no more than the inputs. `sweep_forward` may store more.
         """
         raise AssertionError("abstract: each formula has its own")
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
-        """The formula after it has been differentiated once.
+        """The formula after it was differentiated: custom rules compute its primals.
 
-        Args:
-            moves: The inputs, in flat order, with respect to which it was.
-            reverse: Whether in reverse mode.
-
-        Returns:
-            The same with the primals that custom rules compute.
+        `moves` are the inputs, in flat order, with respect to which it was.
         """
         return self
 
@@ -134,13 +128,7 @@ class Formula(HoldsPrograms):
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Reverse mode, the forward sweep.
 
-        Args:
-            perturbed: A mark for each of the inputs.
-            inputs: The inputs.
-
-        Returns:
-            The outputs, the residuals for `sweep_back`, and which of the outputs have
-            a tangent.
+        It gives outputs, residuals for `sweep_back`, and which outputs have a tangent.
         """
         marks = self._marks(perturbed)
         primal = self.settled(marks, reverse=True)
@@ -148,15 +136,7 @@ class Formula(HoldsPrograms):
         return primal(*inputs), (Static(marks), inputs), moves_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
-        """Reverse mode, the way back.
-
-        Args:
-            residuals: Those that `sweep_forward` returned.
-            cts: The cotangents of the outputs.
-
-        Returns:
-            The cotangents of all inputs, symbolic zeros among them.
-        """
+        """Reverse mode, the way back: cotangents of all inputs, or symbolic zeros."""
         marks, inputs = residuals
         return self.pull(self.in_tree.unflatten(marks.value), inputs, cts)
 
@@ -174,11 +154,11 @@ class Formula(HoldsPrograms):
         raise AssertionError("abstract: each formula has its own")
 
     def with_bars(self, change: Any) -> Self:
-        """The same with other progress bars, see `progress.BarChange`."""
+        """This formula with other progress bars, see `progress.BarChange`."""
         return self
 
     def with_params(self, **params: Any) -> Self:
-        """The same with other parameters; inputs and outputs keep their types."""
+        """This formula with other parameters; inputs and outputs keep their types."""
         if all(value is self.params[name] for name, value in params.items()):
             return self
         # The base class of JAX sets up everything else in `__init__`, from the types.
@@ -314,7 +294,7 @@ class Formula(HoldsPrograms):
         return self._marks(self.in_tree.unflatten(marks))
 
     def _given(self, leftover: Leftover | None) -> Self:
-        """The same, with a place where its outputs may have been left."""
+        """This formula, with a place where its outputs may have been left."""
         new = copy.copy(self)
         new.leftover = leftover
         return new
@@ -337,11 +317,7 @@ class Formula(HoldsPrograms):
     ) -> PyTree:
         """The tangents of all outputs, symbolic zeros among them.
 
-        Args:
-            moves: Which inputs have a tangent.
-            primals: The inputs.
-            tangents: Their tangents.
-            leftover: Where to leave the primal outputs, if they will be needed.
+        `leftover` is where to leave the primal outputs, if they will be needed.
         """
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
         if any(self.moves_out(moves)):
@@ -394,7 +370,7 @@ class Selected(Formula):
         return self.source is not None and self.source.may_pull(marks)
 
     def mapped(self, change: Callable[[Any], Any]) -> Self:
-        """The same with another formula of the same meaning, everywhere in it."""
+        """This selection from another formula of the same meaning, everywhere in it."""
         source = self.source and self.source.mapped(change)
         return self.with_params(formula=change(self.formula), source=source)
 

@@ -100,21 +100,15 @@ class EquationDigest(NamedTuple):
 def equation_digests(program: AnyJaxpr, has_rules: bool) -> Iterator[EquationDigest]:
     """What tells which numbers a program computes, whatever else differs.
 
-    It makes no difference on which devices they are, nor in which lines. That callbacks
-    differ does not show, see `called_by`.
-
-    Args:
-        program: The program.
-        has_rules: Whether programs differ if their derivatives do.
-
-    Returns:
-        Each equation, followed by those of the programs in it; at last, what the
-        program returns, whose digest is that of the whole.
+    With `has_rules`, programs also differ if their derivatives do.
     """
+    # It makes no difference on which devices they are, nor in which lines. That
+    # callbacks differ does not show, see `called_by`.
     telling = _Telling(has_rules, places=False)
     for found, _ in _listed(program, telling, 0, place_now()):
         yield found
     whole = _of_program(program, telling).digest
+    # The last one stands for what the program returns, and has the digest of the whole.
     yield EquationDigest(0, whole.hex(), "what is returned")
 
 
@@ -135,9 +129,7 @@ def _listed(
 def function_digest(function: Any, has_states: bool) -> str:
     """A digest of a function, by its code and by what it reads.
 
-    Args:
-        function: The function.
-        has_states: Whether functions differ if lists or objects that they read do.
+    With `has_states`, functions also differ if lists or objects that they read do.
     """
     telling = _Telling(rules=True, places=False, states=has_states)
     return _Digests(telling).of(function).hex()
@@ -242,11 +234,7 @@ _Rule: TypeAlias = tuple[bytes, list[_Inner]]
 
 
 def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
-    """The derivative rule of a function, by the programs that it makes.
-
-    In there, other functions that have rules are known by their names: they are called,
-    and not differentiated.
-    """
+    """The derivative rule of a function, by the programs that it makes."""
     program, is_backward = alone(eqn), form_of(eqn) == "custom_vjp_call"
     marks = tuple(map(is_inexact, program.in_avals))
     wanted = tuple(map(is_inexact, program.out_avals))
@@ -259,6 +247,8 @@ def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
                 made = _there_and_back(program, marks, wanted)
             else:  # nobody asks for this program again
                 made = [pushed.__wrapped__(program, (marks,), (wanted,))]
+            # In there, other functions that have rules are known by their names: they
+            # are called, and not differentiated.
             called = telling._replace(rules=False)
             digests = (_of_program(p, called).digest for p in made)
             return _joined("rule", *digests), [(p, called) for p in made]

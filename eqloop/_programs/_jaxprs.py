@@ -108,12 +108,7 @@ def with_parts(
 ) -> jex.ClosedJaxpr:
     """A program some of whose parts are others; it keeps those that are not given.
 
-    Args:
-        program: The program.
-        invars: The inputs.
-        eqns: The equations.
-        outvars: The outputs.
-        constants: The variables that are constants, with their values.
+    `constants` are the variables that are constants, with their values.
     """
     old, consts = program.jaxpr, program.consts
     parts = {"invars": invars, "eqns": eqns, "outvars": outvars, "constvars": constants}
@@ -132,10 +127,7 @@ def with_equations(
 ) -> jex.ClosedJaxpr:
     """A program with other equations; the very same object if none of them changed.
 
-    Args:
-        program: The program.
-        eqns: The new equations.
-        outvars: The new outputs, if they have changed with the equations.
+    `outvars` are the new outputs, if they have changed with the equations.
     """
     if len(eqns) == len(program.eqns) and _same(eqns, program.eqns):
         return program
@@ -170,15 +162,9 @@ def without_dead_code(
     used: Sequence[bool] | None = None,
     keep: bool | Sequence[bool] = False,
 ) -> tuple[jex.ClosedJaxpr, list[bool]]:
-    """A program without equations that no output needs, and without inputs.
+    """A program without what no output needs, and which of the inputs it still has.
 
-    Args:
-        program: The program.
-        used: Which of its outputs to keep; all of them by default.
-        keep: The inputs that stay even if nothing reads them; or whether all do.
-
-    Returns:
-        The program, and which of the inputs it has.
+    `used` marks outputs to keep, all by default, and `keep` inputs that stay anyway.
     """
     jaxpr = program.jaxpr
     used = [True] * len(jaxpr.outvars) if used is None else list(used)
@@ -197,14 +183,11 @@ def without_dead_code(
 def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJaxpr:
     """A program with the same inputs, but without equations that no output needs.
 
-    A derivative does not need all of its primal. XLA would remove the rest, but later,
-    and running it may even be an error: the tangents of a `jax.custom_vjp` can only be
-    transposed.
-
-    Args:
-        program: The program.
-        used: Which of its outputs to keep; all of them by default.
+    `used` marks the outputs to keep; all of them by default.
     """
+    # A derivative does not need all of its primal. XLA would remove the rest, but
+    # later, and running it may even be an error: the tangents of a `jax.custom_vjp` can
+    # only be transposed.
     return without_dead_code(program, used, keep=True)[0]
 
 
@@ -222,15 +205,11 @@ def rewrite_everywhere(
 ) -> jex.ClosedJaxpr:
     """Rewrites a program and the programs in its equations.
 
-    A program that is called in several places is rewritten once, and stays shared.
-
-    Args:
-        level: Rewrites one level of a program. Its second argument rewrites the
-            programs below, and is called by `level` for those that it wants rewritten.
-        program: The program.
+    `level` rewrites one level; its second argument rewrites a program below it.
     """
-    # By identity. Each program is kept with its result, so that it is not freed, and no
-    # other object gets its id.
+    # By identity: a program that is called in several places is rewritten once, and
+    # stays shared. Each is kept with its result, so that it is not freed, and no other
+    # object gets its id.
     done: dict[int, tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]] = {}
 
     def rewrite(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -250,12 +229,7 @@ def inlined(
 ) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of some calls.
 
-    Args:
-        program: The program.
-        is_inlined: Whether an equation, one with a single program, or with others that
-            never run, is such a call; those of `jax.jit` by default.
-        others: From any other equation to a program that does the same, if it is
-            another one that is replaced.
+    `others` has programs for other equations that are to be replaced, too.
     """
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
@@ -294,11 +268,7 @@ def without_array_literals(
 ) -> jex.ClosedJaxpr:
     """A program whose literals that are arrays, as `inline` makes them, are constants.
 
-    Those in the programs of its equations stay.
-
-    Args:
-        program: The program.
-        numbers: Whether its floating-point numbers are constants as well.
+    With `numbers`, its floating-point numbers are, too. Those in inner programs stay.
     """
     named: dict[Any, tuple[jex.Var, Any]] = {}
     is_named = lambda aval: aval.shape or (numbers and is_inexact(aval))
@@ -320,17 +290,9 @@ def without_array_literals(
 def map_equations(
     program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
 ) -> jex.ClosedJaxpr:
-    """A program with its equations changed, those of inner programs first.
+    """A program with changed equations, inner ones first; the very same if none was.
 
-    Custom rules that are Python functions, as those of a `jax.custom_vjp`, stay as they
-    are.
-
-    Args:
-        program: The program.
-        change: From an equation to the one that replaces it.
-
-    Returns:
-        The program with the new equations; the very same object if none changed.
+    Rules that are Python functions stay, as those of a `jax.custom_vjp`.
     """
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
@@ -344,12 +306,7 @@ def map_equations(
 def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
     """An equation with its programs rewritten, where any of the same meaning will do.
 
-    Args:
-        eqn: The equation.
-        rewrite: From a program to one of the same meaning and signature.
-
-    Returns:
-        The new equation; the very same object if nothing changed.
+    It is the very same object if nothing changed.
     """
     if (formula := formula_of(eqn)) is not None:
         new = formula.rewritten(rewrite)
@@ -385,10 +342,7 @@ def resized(
 ) -> jex.JaxprEqn:
     """An operation on operands of other sizes along the axes along which it is a map.
 
-    Args:
-        eqn: It.
-        given: The operands.
-        out: The shape of the first result now.
+    `given` are the operands, and `out` is the shape of the first result now.
     """
     p = eqn.params
 

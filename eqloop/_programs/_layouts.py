@@ -401,10 +401,7 @@ def run_laid_out(
 ) -> list[Value]:
     """What a function computes, laid out for the device that it runs on.
 
-    Args:
-        f: A function that JAX has differentiated and batched, if anybody has.
-        flat: Its inputs.
-        programs: What it runs.
+    JAX has differentiated and batched `f`, if anybody has; it runs these programs.
     """
     if not is_slow_in_loops() or not any(map(_multiplies, programs)):
         return f(*flat)

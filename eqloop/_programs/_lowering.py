@@ -40,17 +40,11 @@ def lowered(
 ) -> jax.stages.Lowered:
     """A program to compile for the device that plans are for, as it will run there.
 
-    Args:
-        run: The program, a function of arrays.
-        types: Its arguments, or their types. What these do not tell of how arguments
-            are split over automatic axes is left to the compiler.
-        donated: The numbers of those of their leaves that results may overwrite.
-
-    Raises:
-        NoSuchDevicesError: If there are too few devices of this kind, or if the program
-            names a mesh of devices of another kind.
+    `donated` are the numbers of those flat arguments that results may overwrite.
     """
     device, (flat, tree) = planning_device(), jax.tree.flatten(types)
+    # What these do not tell of how arguments are split over automatic axes is left to
+    # the compiler.
     flat = list(map(_type_of, flat))
     program = lambda *flat: run(*tree.unflatten(flat))
     mesh, told = _mesh_of(flat), _of_kind(device, _told_meshes(flat))
@@ -212,11 +206,9 @@ def _spec_of(aval: Value) -> PartitionSpec | None:
 
 
 def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
-    """Types with the devices of a mesh, as far as it is known which have what.
-
-    Where axes are automatic, the compiler decides on arrays of which nothing is known,
-    as it does within a program.
-    """
+    """Types with the devices of a mesh, as far as it is known which have what."""
+    # Where axes are automatic, the compiler decides on arrays of which nothing is
+    # known, as it does within a program.
     unknown = None if not _is_explicit(mesh) else PartitionSpec()
     specs = [unknown if (spec := _spec_of(aval)) is None else spec for aval in types]
     placed = lambda spec: None if spec is None else NamedSharding(mesh, spec)

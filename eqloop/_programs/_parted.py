@@ -18,17 +18,11 @@ def parted(
 ) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
     """Divides a program in two: what depends on known inputs only, and the rest.
 
-    Values that depend on no input at all, such as zeros of some shape, are computed in
-    both: that is cheaper than to store them.
-
-    Args:
-        program: The program, without equations that no output needs.
-        known: Which of its inputs are known beforehand.
-
-    Returns:
-        A program from the known inputs to all values that the rest needs of them; and a
-        program from these values, followed by the other inputs, to the outputs.
+    The rest takes what the first returns, and then the other inputs.
     """
+    # Values that depend on no input at all, such as zeros of some shape, are computed
+    # in both: that is cheaper than to store them. There is no dead code in the program,
+    # or values would be handed on for it.
     jaxpr = program.jaxpr
     ranks = _ranks(jaxpr, known)
     first = [eqn for eqn in jaxpr.eqns if _rank(eqn, ranks) <= _DECIDED]

@@ -33,15 +33,13 @@ from ._jaxprs import calling
 
 
 def _unknown_outputs(primitive: object, unknown: Sequence[bool]) -> Flags | None:
-    """Which outputs of a primitive depend on unknown inputs.
+    """Which outputs depend on unknown inputs; `None` for what is not divided.
 
-    Returns:
-        A mark for each output; `None` for what is not divided: primitives of others,
-        those all of whose inputs are known or all of whose outputs are unknown, and
-        effects, which must not happen twice.
+    That is what others made, has effects, or is known or unknown as a whole.
     """
     if not isinstance(primitive, Formula) or not any(unknown):
         return None
+    # Effects must not happen twice.
     if does_something(primitive.effects):
         return None
     outputs = tuple(primitive.reached_out(unknown, None))
@@ -87,18 +85,10 @@ def _remat_rule(
     available: Sequence[bool],
     eqn: jex.JaxprEqn,
 ) -> tuple[jex.JaxprEqn | None, jex.JaxprEqn | None, Flags, Flags, list[jex.Var]]:
-    """The rule for a program in `jax.checkpoint`, which is run again later.
-
-    Args:
-        saveable: The policy.
-        unknown: Which inputs are unknown.
-        available: Which inputs will be there when the program is run again.
-        eqn: The equation.
-
-    Returns:
-        The equation that is run first and the one that is run again; which outputs are
-        unknown, and which are computed again; and the inputs to store for that.
-    """
+    """The rule for a program in `jax.checkpoint`, which is run again later."""
+    # It returns the equation that is run first and the one that is run again; which
+    # outputs are unknown, and which are computed again; and the inputs to store for
+    # that. `available` marks the inputs that are there when the program is run again.
     every, none = (True,) * len(eqn.outvars), (False,) * len(eqn.outvars)
     missing = pick(eqn.invars, _others(available))
     stored = [x for x in missing if isinstance(x, jex.Var)]

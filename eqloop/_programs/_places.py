@@ -60,9 +60,7 @@ class Place:
 def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
     """The innermost line of the user's program that led to an equation, if known.
 
-    Args:
-        source_info: The source info of the equation.
-        through: More folders whose frames are not the user's.
+    `through` are more folders whose frames are not the user's.
     """
     return _place_in(frames_of(source_info), through)
 
@@ -138,9 +136,7 @@ _WHEN = r"rematted_computation|jvp\(|transpose\("
 def is_later(scope: str, other: str) -> bool:
     """Whether what has one scope is on the way back of what has another one.
 
-    Args:
-        scope: The name stacks of an equation, and of those that it is in.
-        other: Those of the equation whose outputs it reads.
+    A scope has the name stacks of an equation, and of those that it is in.
 
     >>> is_later("transpose(jvp())/f", "jvp(transpose(jvp()))/f")
     True

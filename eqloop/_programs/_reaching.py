@@ -47,14 +47,10 @@ def reached(
 ) -> Flags:
     """Which outputs of a program depend on the marked inputs.
 
-    Args:
-        program: A jaxpr.
-        inputs: A mark for every input.
-        is_derivative: Whether to follow tangents only. Integers have none, nor has the
-            result of `jax.lax.stop_gradient`.
-        axis_name: Also mark values that depend on the place along this axis, such as
-            `jax.lax.axis_index`.
+    `is_derivative` follows tangents only, and `axis_name` also the place along it.
     """
+    # Integers have no tangents, nor has the result of `jax.lax.stop_gradient`. On the
+    # place along the axis depends `jax.lax.axis_index`, for example.
     place = _NOTHING if axis_name is None else _PLACE
     marked = _all_of([place, *(_input(i) for i, mark in enumerate(inputs) if mark)])
     sources = _sources(program, _Reach(is_derivative, axis_name))
@@ -83,12 +79,7 @@ def _sources(program: AnyJaxpr, reach: "_Reach") -> tuple[Origins, ...]:
 
 
 def dependences(rule: Marking, count: int) -> list[Flags]:
-    """Which inputs each output of a formula depends on.
-
-    Args:
-        rule: Which outputs depend on marked inputs.
-        count: How many inputs there are.
-    """
+    """Which of so many inputs each output of a formula depends on, by its rule."""
     inputs = list(map(_input, range(count)))
     sources = _by_rule(rule, inputs)
     return [tuple(bool(source & bit) for bit in inputs) for source in sources]

@@ -38,14 +38,9 @@ class Registers(NamedTuple):
 
 
 def registers_of(compiled: jax.stages.Compiled, kernel: str) -> Registers | None:
-    """The most that a thread of some kernels of a program takes.
+    """The most that a thread of some kernels of a program takes; `None` if unknown.
 
-    Args:
-        compiled: The program.
-        kernel: How their names begin.
-
-    Returns:
-        The numbers, or `None` if they cannot be known.
+    `kernel` is how the names of these kernels begin.
     """
     try:
         written, _, _ = serialize_executable.serialize(compiled)

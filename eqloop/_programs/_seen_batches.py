@@ -56,14 +56,10 @@ _UNLISTED = frozenset({"shard_map", "zeros_like"})
 def sees_batch(program: AnyJaxpr, trusted: frozenset[str] = ROW_BY_ROW) -> bool:
     """Whether a row of a batch can see the batch, under a `vmap` without a name.
 
-    This holds for the program and for its first and second derivatives: the rules of
-    custom derivatives are asked as well, and the rules in these. Nothing that is not
-    known is taken to be harmless.
-
-    Args:
-        program: The program.
-        trusted: The names of primitives of Equinox and Lineax that are harmless here.
+    This holds for the program and for its first and second derivatives.
     """
+    # The rules of custom derivatives are asked as well, and the rules in these. Nothing
+    # that is not known is taken to be harmless.
     if any(_sees(eqn, trusted) for eqn in _visible_equations(program)):
         return True
     return any(_rule_sees(rule, trusted) for rule in rules_in(program))
@@ -122,14 +118,9 @@ def library_of(made: Any) -> str:
 def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) -> bool:
     """Whether a row can see its batch in the rule of a custom derivative.
 
-    The equations of a rule show only where it is used.
-
-    Args:
-        rule: A program that calls the function with the rule, and does nothing else.
-        trusted: See `sees_batch`.
-        orders: How many times the function is differentiated. Rules often call their
-            own function, so there is no end to this.
+    `rule` is a program that calls the function with the rule, and does nothing else.
     """
+    # The equations of a rule show only where it is used.
     marks, wanted = (tuple(map(is_inexact, x)) for x in (rule.in_avals, rule.out_avals))
     if not any(marks) or not any(wanted):
         return False
@@ -148,4 +139,5 @@ def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) 
     if any(_sees(eqn, trusted) for eqn in eqns):
         return True
     inner = (rule for program in used for rule in rules_in(program))
+    # Rules often call their own function, so there is no end to this.
     return orders > 1 and any(_rule_sees(rule, trusted, orders - 1) for rule in inner)

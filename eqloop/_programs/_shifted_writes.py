@@ -72,7 +72,7 @@ def _is_shifted(eqn: jex.JaxprEqn, before: Sequence[jex.JaxprEqn]) -> bool:
 
 
 def _elsewhere(eqn: jex.JaxprEqn, before: Sequence[jex.JaxprEqn]) -> jex.JaxprEqn:
-    """The same write as a call, which writes elsewhere."""
+    """A write as a call with the same result, which writes elsewhere."""
     made = row_write(eqn)
     assert made is not None
     at, place = made.place, _place(eqn, made, before)

@@ -81,7 +81,7 @@ class Detached(Formula):
 
 
 def detached(x: Value) -> Value:
-    """The same value, without a derivative."""
+    """A value without its derivative."""
     return Detached(jax.typeof(x)).apply(x) if is_inexact(x) else x
 
 
@@ -96,11 +96,9 @@ _is_watched: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def mark(index: object, count: int = 1) -> None:
-    """Marks which steps are run next.
+    """Marks which steps are run next: so many, from the smallest index among them on.
 
-    Args:
-        index: The smallest index among them: their place in the inputs of the loop.
-        count: How many there are.
+    An index is the place of a step in the inputs of the loop.
     """
     if _is_watched.get():
         position_p.bind(jnp.asarray(index, jnp.int32), count=count)

@@ -45,9 +45,7 @@ class CannotVaryError(Exception):
 def varied(program: jex.ClosedJaxpr, axes: frozenset[str]) -> jex.ClosedJaxpr:
     """A program whose inputs and outputs may differ along some axes of the mesh.
 
-    Raises:
-        CannotVaryError: If there is a custom derivative in the program that can only be
-            taken where it was traced.
+    `CannotVaryError`: some custom derivatives can be taken only where they were traced.
     """
 
     def outputs(*flat: Value) -> list[Value]:
@@ -100,10 +98,7 @@ def _with_varied_rule(
 ) -> Callable[..., list[Value]]:
     """A function with a `jax.custom_jvp`, which has been traced for other types.
 
-    Args:
-        program: The equation as a program.
-        eqn: The equation.
-        axes: Along which its inputs and outputs may differ.
+    `program` is the equation alone; what it takes and gives may differ along `axes`.
     """
     gives = tuple(map(is_inexact, program.out_avals))
 

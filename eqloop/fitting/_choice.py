@@ -48,11 +48,11 @@ class Option:
     on_host: int = 0
 
     def without(self, values: set[int]) -> "Option":
-        """The same where some values are there anyway."""
+        """This option where some values are there anyway."""
         return dataclasses.replace(self, shared=self.shared - values)
 
     def slower(self, factor: float) -> "Option":
-        """The same if it takes so many times as long."""
+        """This option if it takes so many times as long."""
         return dataclasses.replace(self, nanoseconds=factor * self.nanoseconds)
 
 
@@ -168,7 +168,7 @@ class Choice:
         )
 
     def faster(self, chosen: Chosen, nbytes: float) -> Chosen:
-        """The same, with faster options for single parts where these still fit."""
+        """The choice with faster options for single parts where these still fit."""
         while True:
             now = self.nanoseconds(chosen)
             better = sorted(

@@ -85,9 +85,7 @@ class Cut:
     def choice(self, marks: Flags, host: int = 0) -> tuple[list[list[Way]], Choice]:
         """The ways to run each part, the fastest first, and what they take.
 
-        Args:
-            marks: Which inputs are differentiated.
-            host: How many bytes may be stored in the memory of the host.
+        `marks` has the inputs to differentiate; `host` bytes may be stored on the host.
         """
         roles = roles_of(self.parts, *self._moving(marks))
         if self.is_at_once:

@@ -106,13 +106,11 @@ def decided(
 
 
 def _simplest(plain: Whole, most: int) -> list[Decision]:
-    """The plain gradient if it fits, or one that runs the whole function again.
-
-    XLA may fuse straight code so that nothing of it is stored, which no estimate
-    foresees: distances of all pairs that are added up. If the value is wanted as well,
-    it keeps what both need, but not if the function is run again for the gradient. If
-    it is not wanted, that is the plain gradient.
-    """
+    """The plain gradient if it fits, or one that runs the whole function again."""
+    # XLA may fuse straight code so that nothing of it is stored, which no estimate
+    # foresees: distances of all pairs that are added up. If the value is wanted as
+    # well, it keeps what both need, but not if the function is run again for the
+    # gradient. If it is not wanted, that is the plain gradient.
     program, parts = plain.cut.program, plain.cut.parts
     count = sum(1 for _ in equations(program))
     has_others = any(part.loops or part.has_effects for part in parts)
@@ -256,8 +254,7 @@ def unbeaten(
 ) -> tuple[list[Decision], Decision | None]:
     """Up to so many decisions, none of which takes more memory and time than another.
 
-    They go from the least memory to the least time. And that of them which is decided
-    on for a limit, if one fits: the others that fit are not faster.
+    They go from the least memory on. Also the one decided on, if one fits the limit.
     """
     about = marks, types, limit.host
     wholes = [plain := Whole(Cut.of(program), *about)]
@@ -276,6 +273,7 @@ def unbeaten(
     best = None
     if any(one.peak_bytes <= most for one in tried):
         best = decided(program, marks, limit, types, split)
+        # Of the others that fit, only slower ones stay.
         fits = lambda one: one.peak_bytes <= most
         is_slower = lambda one: one.relative_time > best.relative_time
         tried = [best, *(one for one in tried if is_slower(one) or not fits(one))]

@@ -260,11 +260,9 @@ class Fit(AbstractSameCall[P, R]):
 
 
 def _without_source(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-    """A `device_put` of an array that may come from anywhere.
-
-    What a function closes over is an input here. Its cotangent is not to be put on the
-    one device where it happens to be, in a program that runs on many.
-    """
+    """A `device_put` of an array that may come from anywhere."""
+    # What a function closes over is an input here. Its cotangent is not to be put on
+    # the one device where it happens to be, in a program that runs on many.
     if form_of(eqn) != "device_put":
         return eqn
     ends = src, target = eqn.params["srcs"], eqn.params["devices"]

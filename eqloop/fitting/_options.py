@@ -168,10 +168,7 @@ def options_of_parts(
 ) -> list[list[tuple[Way, Option]]]:
     """The ways to run each part, the fastest first, and what each of them takes.
 
-    Args:
-        parts: The parts.
-        roles: What the inputs of each are.
-        host: How many bytes a loop may store in the memory of the host.
+    A loop may store `host` bytes in the memory of the host.
     """
     pairs = list(zip(parts, roles, strict=True))
     loops = {
@@ -286,7 +283,7 @@ def _options_here(
 
 
 def _repeated(option: LoopOption, loop: OpenLoop) -> LoopOption:
-    """The same of a loop that is run more than once."""
+    """What an option takes for a loop that is run more than once."""
     again = 0.0 if loop.is_kept else option.forward
     seen = option.nanoseconds + again, option.forward, option.estimated + again
     nanoseconds, forward, estimated = (loop.times * x for x in seen)

@@ -135,7 +135,7 @@ class OpenLoop:
     split_by: jex.JaxprEqn | None = None
 
     def inside(self, eqn: jex.JaxprEqn) -> "OpenLoop":
-        """The same of an equation in a program of this one."""
+        """An equation in a program of this one, and how often it is run in all."""
         own, form = self.eqn, form_of(self.eqn)
         if form == "scan":
             length = own.params["length"]
@@ -216,7 +216,7 @@ def _at_open_loops(
 def _at_loops_of_rule(
     one: OpenLoop, rule: jex.ClosedJaxpr, change: Callable[[OpenLoop], jex.JaxprEqn]
 ) -> jex.JaxprEqn:
-    """The same of a function with a `jax.custom_jvp`, whose rule is run instead."""
+    """Changes open loops in the rule of a `jax.custom_jvp`, which is run instead."""
     # Its tangents are transposed on the way back: there all of it is run.
     at = lambda eqn, marks: OpenLoop(eqn, one.times, 1, False, marks, one.split_by)
     marks = differentiated(rule, one.eqn)

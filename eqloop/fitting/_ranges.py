@@ -121,12 +121,9 @@ def ranges_of(
     """The operations of a program in a new order, with the range that each is in.
 
     Those of a range are one after the other. Some are in several ranges.
-
-    Args:
-        program: The program.
-        along_dimension: Whether all operations along one dimension are in ranges, each
-            in one, or those around large values.
     """
+    # Along a dimension all operations are in ranges, each in one. Otherwise those
+    # around large values are.
     search = _RangeSearch(program, along_dimension)
     return [
         (search.eqns[i], by_rows)

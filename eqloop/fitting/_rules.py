@@ -55,11 +55,7 @@ def with_rule_program(eqn: jex.JaxprEqn, rule: jex.ClosedJaxpr) -> jex.JaxprEqn:
 def with_rule(f: Program, rule: Program, moves: Flags, gives: Flags) -> Program:
     """A function with a derivative of its own.
 
-    Args:
-        f: The function.
-        rule: From its inputs, and the tangents of some, to its outputs, and theirs.
-        moves: Which of its inputs have tangents.
-        gives: The same for its outputs.
+    `rule` also takes tangents of inputs in `moves`, and gives those of `gives`.
     """
 
     @jax.custom_jvp

@@ -158,7 +158,7 @@ class _Fusing:
         return self._roots[x]
 
     def _named(self, x: Any) -> Any:
-        """The same in the forward pass, where it may be a number."""
+        """A value as it is in the forward pass, where it may be a number."""
         return self._names.get(x, x) if isinstance(x, jex.Var) else x
 
     def _found(self, eqn: jex.JaxprEqn) -> bool:

@@ -214,12 +214,7 @@ class _Elements:
     def prefixes(self, count: int, size: int) -> list[Value]:
         """The prefixes of all elements.
 
-        Those of a chunk are found from the last one before it, which is all that one
-        chunk needs of another. So a loop carries it along, and stores nothing else.
-
-        Args:
-            count: How many chunks follow the first elements, which may be fewer.
-            size: How many elements each of them has.
+        `count` chunks of `size` elements follow the first ones, which may be fewer.
         """
         arrays, reverse = self.xs.arrays, self.scan.reverse
         if not count:
@@ -234,6 +229,9 @@ class _Elements:
         first = list(map(lax.optimization_barrier, self._part(arrays, at, ahead)))
         ys, zeros = self._scan([], first), list(map(jnp.zeros_like, arrays))
 
+        # The prefixes of a chunk are found from the last one before it, which is all
+        # that one chunk needs of another. So a loop carries it along, and stores
+        # nothing else.
         def step(carry: PyTree, _: None) -> tuple[PyTree, None]:
             at, before, ys = carry
             # Not of `ys`, which XLA would copy to write what is computed from them.

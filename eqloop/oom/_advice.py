@@ -22,11 +22,7 @@ def advice(
 ) -> Iterator[str]:
     """Sentences on what would take less, those that bring most first.
 
-    Args:
-        alive: What is alive.
-        peak_bytes: What that takes besides inputs and outputs.
-        plans: Finds the plans of the loops, where they are to be asked for.
-        has_fit: Whether there is a `Fit` in the program already.
+    `peak_bytes` is without inputs and outputs; `plans` finds the plans of the loops.
     """
     by_loop, outside = Counter[Place | None](), 0
     for one in alive:

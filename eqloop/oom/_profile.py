@@ -238,13 +238,7 @@ def profile_of(
 ) -> MemoryProfile:
     """The profile of a compiled program.
 
-    Args:
-        program: The program.
-        name: What to call it.
-        device: What it was compiled for.
-        inputs: The paths of its inputs by their numbers; JAX's names by default.
-        assigned: The bytes besides inputs and outputs, if the compiler has said so.
-        plans: Finds the plans of its loops.
+    `inputs` has their paths, and `assigned` the bytes besides inputs and outputs.
     """
     heaps, found = heaps_of(program), arrays_at_peak(program)
     of_device = [heap for heap in heaps if not heap.is_on_host]

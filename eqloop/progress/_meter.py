@@ -123,21 +123,21 @@ class Meter:
 
     @property
     def backward(self) -> "Meter":
-        """The same for a backward sweep that is a loop by itself."""
+        """The bars of a backward sweep that is a loop by itself."""
         return self._with(phase=self._in(_BACKWARD), forward=True)
 
     @property
     def again(self) -> "Meter":
-        """The same for a loop that is run again, to be differentiated."""
+        """The bars of a loop that is run again, to be differentiated."""
         return self._with(forward=False)
 
     @property
     def tangents(self) -> "Meter":
-        """The same for the loop that computes tangents."""
+        """The bars of the loop that computes tangents."""
         return self._with(phase=self._in(_TANGENTS))
 
     def moved(self, by: int) -> "Meter":
-        """The same with so many leaves more before the number in the carry."""
+        """These bars with so many leaves more before the number in the carry."""
         return self._with(at=self.at + by)
 
     def _in(self, phase: str) -> str:
@@ -176,7 +176,7 @@ class Gauge:
         return self.source is not None
 
     def of(self, total: Any) -> "Gauge":
-        """The same, now that it is known how many steps there are."""
+        """This gauge, now that it is known how many steps there are."""
         return dataclasses.replace(self, total=total)
 
     def open(self, after: Arrays, dtype: np.dtype = jnp.int32) -> Any:
@@ -208,7 +208,7 @@ class Gauge:
     def report_if_due(
         self, number: Value, done: Value, size: Value, carry: Arrays, y: Arrays = ()
     ) -> Value:
-        """The same after `size` steps more, should the bar move by now."""
+        """Tells that `size` steps more were run, should the bar move by now."""
         if not self.is_shown:
             return number
         report = lambda: self.report(number, done, carry, y)
@@ -367,7 +367,7 @@ class BarChange(abc.ABC):
 
     @property
     def in_reverse(self) -> "BarChange":
-        """The same for a reverse sweep in the program."""
+        """The change for a reverse sweep in the program."""
         return self
 
     def equation(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:

@@ -61,11 +61,7 @@ class SegmentSweep:
     def begin(self, record: Path, now: RunRecord, rows: Path, *words: str) -> None:
         """Makes the files of a run, or a gradient, or sees that they are those of it.
 
-        Args:
-            record: The file of its record.
-            now: Its record.
-            rows: The folder of the rows.
-            words: What the error says, see `RunRecord.check`.
+        `record` is the file of `now`; for the words see `RunRecord.check`.
         """
         found = RunRecord.read(record)
         if found is not None:
@@ -84,12 +80,9 @@ class SegmentSweep:
         wait_for_all(f"{record} was begun")
 
     def go_on(self, keep: int | None, moved: Callable[..., None]) -> None:
-        """Runs what is left.
+        """Runs what is left, and keeps so many states; for `None`, all of them.
 
-        Args:
-            keep: How many states are kept. If all are, those that are missing before
-                the last one that is there are made as well.
-            moved: Called with the number of steps that were made, the state and rows.
+        If it keeps all, it also makes those missing before the last one that is there.
         """
         order = range(len(self.inputs.segments))[:: -1 if self.is_back else 1]
         is_stored = self.states.are_stored(map(self._after, order))

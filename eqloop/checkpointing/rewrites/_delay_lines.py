@@ -118,9 +118,7 @@ def _line(leaf: int, aval: Aval, known: Any) -> Line | None:
 def with_rings(step: Step, lines: Sequence[Line | None]) -> Step:
     """A step with rings in place of lines, and with the position behind the carry.
 
-    Args:
-        step: The step.
-        lines: For each leaf of the carry, the line that it is, if it is one.
+    `lines` has, for each leaf of the carry, the line that it is, if it is one.
     """
 
     def move(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:

@@ -56,10 +56,7 @@ def run_in_place(
 ) -> PyTree:
     """Calls a function that is a derivative of a program, rewritten by `in_place`.
 
-    Args:
-        program: The program. If it writes to no buffer, the function is just called.
-        f: The function. It closes over no tracers, so that it can be traced by itself.
-        args: The arguments of `f`.
+    The function closes over no tracers, so that it can be traced by itself.
     """
     if not writes_rows(program):
         return f(*args)
@@ -119,13 +116,7 @@ def _with_reads_first(
 ) -> tuple[list[jex.JaxprEqn], list[jax.core.Atom]]:
     """Makes one write to a buffer wait for all reads of it, if that is possible.
 
-    Args:
-        written: The variable of the buffer after the write.
-        eqns: The equations.
-        outvars: The outputs that they compute.
-
-    Returns:
-        The equations and the outputs, rewritten or as they were.
+    `written` is the variable of the buffer after the write.
     """
     (write,) = (eqn for eqn in eqns if written in eqn.outvars)
     buffer, *others = write.invars
@@ -201,16 +192,14 @@ def _can_hand_on_index(
 def _with_index_handed_on(
     eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
 ) -> list[jex.JaxprEqn]:
-    """Makes a write wait for reads without a barrier.
-
-    The reads move into a `cond` that also returns the index to write at. XLA does not
-    take a `cond` apart, so it is computed as a whole before the write can start. Both
-    branches do the same, but XLA must not notice: it would move what is equal out of
-    them. So one branch is for an index of zero, and computes that as `x - x`.
-
-        at, row = cond(i == 0, (i - i, rows[i]), (i, rows[i]))
-        rows = rows.at[at].set(...)
-    """
+    """Makes a write wait for reads without a barrier."""
+    # The reads move into a `cond` that also returns the index to write at. XLA does not
+    # take a `cond` apart, so it is computed as a whole before the write can start. Both
+    # branches do the same, but XLA must not notice: it would move what is equal out of
+    # them. So one branch is for an index of zero, and computes that as `x - x`.
+    #
+    #     at, row = cond(i == 0, (i - i, rows[i]), (i, rows[i]))
+    #     rows = rows.at[at].set(...)
     index, values = _index_variables(write), [eqn.outvars[0] for eqn in reads]
     operands = _variables([*index, *(x for eqn in reads for x in eqn.invars)])
 

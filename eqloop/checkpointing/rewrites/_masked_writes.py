@@ -50,10 +50,7 @@ NOTE = "writes to {} are masked: examples that have stopped write no rows"
 def written_leaves(step: Step, nowhere_else: bool = False) -> Flags:
     """The leaves of a carry that a step only writes rows to.
 
-    Args:
-        step: The step.
-        nowhere_else: Whether to leave out those of which something is also moved to
-            another output.
+    `nowhere_else` leaves out those of which something is moved to another output.
     """
     leaves = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
     inputs = [*[None] * step.num_consts, *leaves, *[None] * len(step.x_types)]
@@ -94,9 +91,7 @@ def _carried(eqn: jex.JaxprEqn) -> dict[int, int]:
 def with_masked_writes(step: Step, written: Flags) -> Step:
     """A step with one more const, a mask; it writes to some leaves only if that holds.
 
-    Args:
-        step: The step.
-        written: Which leaves these are. All of them are `written_leaves`.
+    `written` marks these leaves. All of them are `written_leaves`.
     """
     types = step.const_types, step.carry_types, step.x_types
     at = (*[False] * step.num_consts, *written, *[False] * len(types[2]))
@@ -122,10 +117,7 @@ _Pair = tuple[Understood, Value]
 def _masked(program: AnyJaxpr, inputs: list[_Pair], mask: Value) -> list[_Pair]:
     """The outputs of a program that writes to buffers only if a mask holds.
 
-    Args:
-        program: The program.
-        inputs: Its inputs. Those that are known to be buffers have masked writes.
-        mask: The mask.
+    Those of its inputs that are known to be buffers have masked writes.
     """
     following = Following(carried=_carried)
 

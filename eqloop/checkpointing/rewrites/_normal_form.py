@@ -89,11 +89,7 @@ class NormalForm:
     ) -> tuple[list[Value], list[Value]]:
         """What belongs to the original's consts and carry, in the order of the step's.
 
-        Args:
-            consts: What belongs to the consts, references among them.
-            init: What belongs to the leaves of the carry.
-            contents: What belongs to what is in the references.
-            position: What belongs to the position.
+        References are among the consts, and `contents` belongs to what is in these.
         """
         staying, varying = pick(init, self.stays), pick(init, _not(self.stays))
         carry = [*varying, *contents, *[position] * self.counts]
@@ -136,13 +132,12 @@ class NormalForm:
 def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     """The normal form of a step.
 
-    Args:
-        step: The step.
-        keeps_carry: Whether to leave every leaf of the carry where it is. A loop with a
-            bar needs this: the meter finds the leaves that a bar shows by their place.
+    With `keeps_carry`, every leaf of the carry stays where it is.
     """
     refs = tuple(map(is_ref, step.const_types))
     stays = tuple(_stays(step))
+    # A loop with a bar needs this: the meter finds the leaves that a bar shows by their
+    # place.
     if keeps_carry:
         stays = (False,) * len(stays)
     values = [aval.inner_aval for aval in pick(step.const_types, refs)]

@@ -126,10 +126,7 @@ def _write_for(
 ) -> jex.JaxprEqn | None:
     """A write of a row that does the same as an equation, if it selects one.
 
-    Args:
-        eqn: The equation.
-        made_by: The equations that make variables.
-        buffers: The arrays to which rows are written.
+    `buffers` are the arrays to which rows are written.
     """
     if eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
         return None
@@ -173,10 +170,7 @@ def _row_of_mask(
 ) -> tuple[int, jax.core.Atom, bool] | None:
     """The axis along which a mask singles out a row, its number, and the value there.
 
-    Args:
-        mask: The mask.
-        made_by: The equations that make variables.
-        axes: See `_Axes`.
+    `made_by` has the equations that make variables; for `axes` see `_Axes`.
     """
     eqn = _maker(mask, made_by)
     if eqn is None:

@@ -84,13 +84,10 @@ def without_short_loops(step: Step) -> Step:
 def with_known(step: Step, known: Numbers) -> Step:
     """The step for a carry some leaves of which are known integers.
 
-    Short loops are written out, and a branch whose index is known is replaced by the
-    side that is taken.
-
-    Args:
-        step: The step.
-        known: The integers. It may be shorter than the carry.
+    There may be fewer of these than leaves in the carry.
     """
+    # Short loops are written out, and a branch whose index is known is replaced by the
+    # side that is taken.
     if step.jaxpr.effects:
         return step
     run = lambda *flat: [value.array for value in _after_step(step, known, flat)]
@@ -174,14 +171,12 @@ def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
 
 
 def _computed_once(value: _Value) -> _Value:
-    """Makes XLA compute a value once between two iterations, and its cotangent, too.
-
-    The cotangent is a sum over the later iterations. Without a barrier, XLA would fuse
-    that sum into each equation that reads it, and so would compute it several times in
-    every iteration, each time from the start.
-    """
-    # Each value has a barrier of its own: a barrier needs all of its operands, and so
-    # would keep those alive that nothing uses.
+    """Makes XLA compute a value once between two iterations, and its cotangent, too."""
+    # The cotangent is a sum over the later iterations. Without a barrier, XLA would
+    # fuse that sum into each equation that reads it, and so would compute it several
+    # times in every iteration, each time from the start. Each value has a barrier of
+    # its own: a barrier needs all of its operands, and so would keep those alive that
+    # nothing uses.
     if not is_inexact(value.array):
         return value
     return value._replace(array=lax.optimization_barrier(value.array))

@@ -70,9 +70,7 @@ def _as_sum(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 def _middle_axis(eqn: jex.JaxprEqn, vector: int) -> int | None:
     """The axis over which a product adds up, if it is short and not at an end.
 
-    Args:
-        eqn: The product.
-        vector: Which of its operands may be a vector.
+    `vector` is which of its operands may be a vector.
     """
     contracted, batch = eqn.params["dimension_numbers"]
     one, other = (aval_of(eqn.invars[i]) for i in (vector, 1 - vector))

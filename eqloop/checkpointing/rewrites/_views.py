@@ -46,12 +46,9 @@ class View:
     eqns: tuple[jex.JaxprEqn, ...]
 
     def of(self, xs: Value, x_axis: int, y_axis: int) -> Value:
-        """It at all steps.
+        """The view at all steps.
 
-        Args:
-            xs: The leaf of `xs`.
-            x_axis: The axis of that along which the steps lie.
-            y_axis: Along which axis they are to lie.
+        These lie along `x_axis` of `xs`, and are to lie along `y_axis` of the view.
         """
         return jax.vmap(self._of_step, in_axes=x_axis, out_axes=y_axis)(xs)
 
@@ -83,9 +80,7 @@ class Viewing:
     def of(cls, step: Step, candidates: Sequence[bool] | None = None) -> Self:
         """Takes the views out of a step.
 
-        Args:
-            step: The step.
-            candidates: Which leaves of `y` may be taken out; all of them by default.
+        `candidates` marks the leaves of `y` that may be taken out; all by default.
         """
         found = _views(step)
         if candidates is not None:
@@ -100,11 +95,7 @@ class Viewing:
     ) -> list[Value]:
         """All outputs, from those of the step that is left, and from `xs`.
 
-        Args:
-            ys: Those of the step that is left, at all steps.
-            xs: The `xs` of the steps that have outputs.
-            x_axes: Along which axis of each of them the steps lie.
-            y_axes: The same for all outputs.
+        `xs` has the steps with outputs: along `x_axes`, and in outputs along `y_axes`.
         """
         taken = [
             None

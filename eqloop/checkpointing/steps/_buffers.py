@@ -324,12 +324,7 @@ def place_of_new_rows(
 ) -> tuple[int, int, int] | None:
     """Where an equation writes, if that is known and it writes whole rows.
 
-    Args:
-        eqn: The equation.
-        starts: For axes of the buffer, where the block starts.
-
-    Returns:
-        The axis of the rows, the first of these, and the one after the last.
+    That is the axis of the rows, the first of these, and the one after the last.
     """
     shape, write = aval_of(eqn.invars[0]).shape, row_write(eqn)
     if write is None or eqn.primitive.name == "scatter-add":

@@ -83,21 +83,13 @@ class Counts:
     num_consts: int
 
     def read_by(self, program: jex.ClosedJaxpr) -> frozenset[int]:
-        """The leaves of the initial carry that `at_all_steps` reads.
-
-        Args:
-            program: The one that it is given.
-        """
+        """The leaves of the initial carry that `at_all_steps` reads for a program."""
         read = self._read(program), self._read(self.after), self.walked
         each = enumerate(zip(*read, strict=True))
         return frozenset(leaf for leaf, flags in each if any(flags))
 
     def unknown_to(self, program: jex.ClosedJaxpr) -> list[int]:
-        """The leaves that a program of a step's inputs reads, and that are not these.
-
-        Args:
-            program: The program.
-        """
+        """The leaves that a program of a step's inputs reads, other than these."""
         each = zip(self._read(program), self.formulas, self.walked, strict=True)
         return [
             leaf
@@ -106,11 +98,7 @@ class Counts:
         ]
 
     def to_compute(self, program: jex.ClosedJaxpr) -> "Counts | None":
-        """The part of these that a program needs; `None` if it needs anything else.
-
-        Args:
-            program: From the inputs of a step.
-        """
+        """The part of these that a program needs; `None` if it needs anything else."""
         if self.unknown_to(program):
             return None
         read = self._read(program)
@@ -142,14 +130,9 @@ class Counts:
     ) -> Value:
         """What a program gives for the inputs of every step, stacked.
 
-        Args:
-            program: From the inputs of a step to one array. `to_compute` has it.
-            first: The initial carry.
-            consts: The consts of the step.
-            xs: The `xs` of the loop.
-            loop: The loop.
-            steps: The number of the steps, in order.
+        The program returns one array, and these are what `to_compute` gave for it.
         """
+        # `first` is the initial carry.
         counts, positions = len(consts), jnp.arange(steps, dtype=jnp.int32)
 
         def run_at(
@@ -185,10 +168,7 @@ class Counts:
 def counts_of(step: Step, loop: Loop, counters: Mapping[int, Counter]) -> Counts:
     """The integers in the carry of a step that are known before every step.
 
-    Args:
-        step: The step, without outputs.
-        loop: The loop, with the `starts` of the carry of this step.
-        counters: The leaves of the carry that count upwards.
+    The step has no outputs, and the loop has the `starts` of the carry.
     """
     program = program_to_follow(step)
     formulas = _formulas(step, loop, counters)
@@ -229,12 +209,7 @@ def _formulas(
 
 
 def _walked(program: jex.ClosedJaxpr, step: Step) -> list[bool]:
-    """Which leaves of the carry can be computed from step to step, without the others.
-
-    Args:
-        program: The program of the step.
-        step: The step.
-    """
+    """Which leaves of the carry can be computed from step to step without the rest."""
     count = step.num_carry
     found = list(map(_is_few_integers, step.carry_types))
     reads = dict[int, list[bool]]()

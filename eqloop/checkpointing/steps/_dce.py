@@ -50,19 +50,18 @@ def dce_step(step: Step) -> Step:
 
 
 def _underived(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program without what is only there for derivatives.
-
-    Equations that return their operand, and only tell JAX whether it has a tangent
-    (`with_symbolic_zeros`), are removed. Loops are given zeros for inputs that matter
-    only to their derivatives (`Formula.reads`).
-    """
+    """A program without what is only there for derivatives."""
     same, eqns = dict[jex.Var, jax.core.Atom](), list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)
     for eqn in program.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
+        # Such an equation returns its operand, and only tells JAX whether that has a
+        # tangent (`with_symbolic_zeros`).
         if is_through(eqn):
             same[eqn.outvars[0]] = eqn.invars[-1]
         else:
+            # Loops get zeros for inputs that matter only to their derivatives
+            # (`Formula.reads`).
             eqns += _given_zeros(eqn)
     outvars = list(map(now, program.jaxpr.outvars))
     return with_parts(program, eqns=eqns, outvars=outvars)

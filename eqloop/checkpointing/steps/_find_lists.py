@@ -40,9 +40,7 @@ from ._step import Step
 def row_lists(step: Step, loop: Loop) -> tuple[RowList | None, ...]:
     """For each leaf of the carry, the list of its rows, if steps write some of them.
 
-    Args:
-        step: The step, without outputs.
-        loop: The loop, with the `starts` of the carry of this step.
+    The step has no outputs, and the loop has the `starts` of the carry.
     """
     is_unknown = step.inverse is not None or is_symbolic(loop.length)
     if is_unknown or not writes_rows(step.jaxpr):
@@ -68,14 +66,7 @@ def reasons_for_whole(
 ) -> list[str | None]:
     """For each leaf of the carry, why no list stands for it, in the words of a plan.
 
-    Args:
-        step: The step, without outputs.
-        loop: The loop, with the `starts` of the carry of this step.
-        carries: How many carries are stored on the device at once, at most.
-        paths: The user's names for the leaves.
-
-    Returns:
-        `None` for leaves that have a list, and for those that are computed as a whole.
+    `None` if one does, or if it is always whole. At most `carries` are on the device.
     """
     lists = row_lists(step, loop)
     if step.inverse is not None or is_symbolic(loop.length):
@@ -148,12 +139,7 @@ class CountedStep(NamedTuple):
         return min(enough, key=lambda i: enough[i].stride, default=None)
 
     def ring_of(self, index: Understood, rows: int) -> tuple[int, int] | None:
-        """A counter, and what to add to it for an index that comes round in a ring.
-
-        Args:
-            index: The index.
-            rows: The size of the ring.
-        """
+        """A counter, and what to add to it for an index that comes round in a ring."""
         if isinstance(index, RingIndex) and index.modulus == rows:
             counter = self.counters.get(index.leaf)
             is_known = counter is not None and counter.is_by_one
@@ -174,10 +160,7 @@ class CountedStep(NamedTuple):
 def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
     """The list of the rows of a leaf, along the axis for which it is the smallest.
 
-    Args:
-        counted: The step.
-        leaf: The leaf.
-        known: What is known of it after the step.
+    `known` is what is known of the leaf after the step.
     """
     aval = counted.step.carry_types[leaf]
     if explicit_sharding(aval) is not None or any(map(is_symbolic, aval.shape)):
@@ -195,13 +178,7 @@ def _list_of(counted: CountedStep, leaf: int, known: Buffer) -> RowList | None:
 def _list_along(
     counted: CountedStep, axis: int, writes: Sequence[tuple[jex.JaxprEqn, Block]]
 ) -> RowList | None:
-    """The list of rows along an axis, if that is an axis that steps write rows along.
-
-    Args:
-        counted: The step.
-        axis: The axis.
-        writes: The equations that write, and the blocks that they write.
-    """
+    """The list of rows along an axis, if it is one that steps write rows along."""
     found = [row_write(eqn) for eqn, _ in writes]
     whole = aval_of(writes[0][0].invars[0])
     rows = whole.shape[axis]
@@ -230,11 +207,7 @@ def _rows_written(
 ) -> jex.ClosedJaxpr:
     """A program from the inputs of a step to the rows of a buffer that it writes.
 
-    Args:
-        program: The step.
-        writes: How it writes to the buffer, one after the other.
-        axis: The axis of the rows.
-        rows: How many there are.
+    The writes are in their order, and the axis has so many rows.
     """
     atoms = [atom for write in writes for atom in write.at]
     indices = pruned(with_parts(program, outvars=atoms))

@@ -119,13 +119,7 @@ class Moved(Rows):
 
 
 def moved_rows(known: Understood, axis: int, aval: Aval) -> Moved | None:
-    """What lies along an axis of an array, if it is known which rows of a leaf do.
-
-    Args:
-        known: What is known of the array.
-        axis: The axis.
-        aval: The type of the array.
-    """
+    """What lies along an axis of an array, if it is known which rows of a leaf do."""
     if isinstance(known, Buffer) and known.leaf is not None and not known.blocks:
         rows = aval.shape[axis]
         whole = Moved(frozenset([known.leaf]), axis, ((0, rows),))

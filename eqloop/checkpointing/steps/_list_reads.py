@@ -53,11 +53,9 @@ class AbstractBuffer(abc.ABC):
 
     @abc.abstractmethod
     def read(self, eqn: jex.JaxprEqn, others: Sequence[Value]) -> Found | None:
-        """What an equation reads; `None` if it takes the whole buffer to tell.
+        """What one of `READS` reads; `None` if it takes the whole buffer to tell.
 
-        Args:
-            eqn: The equation, one of `READS`.
-            others: Its other operands.
+        `others` are its operands but the buffer.
         """
 
     @abc.abstractmethod
@@ -69,9 +67,7 @@ class AbstractBuffer(abc.ABC):
     def result(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Any:
         """The result of any equation: a value, a buffer, or `None` if it is unknown.
 
-        Args:
-            eqn: The equation.
-            ins: Its operands, one of which is this buffer.
+        `ins` are its operands, one of which is this buffer.
         """
         others = [whole(x) for x in ins[1:]]
         if ins[0] is self and eqn.primitive.name in READS:
@@ -230,14 +226,12 @@ class RowSource:
     def read(
         self, eqn: jex.JaxprEqn, others: Sequence[Value], of_step: Value
     ) -> Found | None:
-        """What an equation reads of the buffer.
+        """What an equation reads of the buffer, which is not among `others`.
 
-        Args:
-            eqn: The equation.
-            others: Its operands but the buffer.
-            of_step: What `entries` is given. If it has an axis, the buffer has one more
-                in front, for a batch of steps.
+        `of_step` is what `entries` is given.
         """
+        # If `of_step` has an axis, the buffer has one more in front, for a batch of
+        # steps.
         lead, name, params = of_step.ndim, eqn.primitive.name, eqn.params
         if self.rows == 1:
             return None
@@ -358,15 +352,13 @@ class RowSource:
 def run_reading(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Value]:
     """The outputs of a program, some of whose inputs are buffers that are not there.
 
-    Args:
-        program: The program.
-        inputs: Its inputs: values, and an `AbstractBuffer` for each such buffer.
+    For each such buffer there is an `AbstractBuffer` among the inputs.
     """
     return list(map(whole, results(program, inputs)))
 
 
 def results(program: AnyJaxpr, inputs: Sequence[Any]) -> list[Any]:
-    """The same, with buffers among the outputs."""
+    """The outputs of a program on values and buffers, with buffers among them."""
     return interpreted(program, inputs, value_of, _result, lambda value: value)
 
 

@@ -90,8 +90,7 @@ class Loop:
     def noting(self, note: str, leaves: Sequence[Any] | None = None) -> "Loop":
         """The loop with a note of what was done to its step.
 
-        `{}` in it stands for the leaves of the carry that are marked. If none is,
-        nothing was done.
+        `{}` stands for the marked leaves of the carry. If none is, nothing was done.
         """
         marks = list(map(bool, leaves or ()))
         if leaves is not None and not any(marks):
@@ -156,15 +155,13 @@ class Loop:
         return index + self.base if self.base else index
 
     def row(self, index: Index) -> tuple[Index, bool | jax.Array]:
-        """The row of `ys` for the step at an index, and whether the step is kept.
-
-        The row of a step that is not kept means nothing, but it is in range, provided
-        that `ys` has any rows: callers read or write it, and select afterwards.
-        """
+        """The row of `ys` for the step at an index, and whether the step is kept."""
         if self.kept is None:
             return index, True
         row, offset = jnp.divmod(index - self.kept.start, self.kept.step)
         is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
+        # The row of a step that is not kept means nothing, but it is in range, provided
+        # that `ys` has any rows: callers read or write it, and select afterwards.
         return jnp.clip(row, 0, self.rows - 1), is_kept
 
     def row_or_zeros(self, rows: Arrays, index: Index) -> list[Value]:
@@ -188,8 +185,7 @@ class Loop:
     def block(self, xs: Arrays, position: Index, count: int) -> list[Value]:
         """The elements of `count` steps from a position on, as a smaller `xs`.
 
-        They are in the order of `xs`: in a loop in reverse, the element of the last of
-        these steps is the first. `part(count)` is the loop over them.
+        They are in the order of `xs`. `part(count)` is the loop over them.
         """
         start = self.block_start(position, count)
         mark(start, count)
@@ -198,10 +194,9 @@ class Loop:
         ]
 
     def block_start(self, position: Index, count: int) -> Value:
-        """The smallest index among `count` steps from a position on.
+        """The smallest index among `count` steps from a position on, without `base`.
 
-        It does not add `base`. Blocks are for the way back, and a loop that has a base
-        is never reversed.
+        Blocks are for the way back, and a loop that has a base is never reversed.
         """
         return self.length - count - position if self.reverse else position
 
@@ -223,9 +218,10 @@ class Loop:
     def cut_at(self, position: int) -> tuple["Loop", "Loop"]:
         """Two loops: the steps before a position, and those from there on.
 
-        Both index into the whole `xs`, by their `base`. The steps of the first loop are
-        not reversed, and their outputs are not needed.
+        Both index into the whole `xs`, by their `base`.
         """
+        # The steps of the first loop are not reversed, and their outputs are not
+        # needed.
         after = self.length - position
         # Where the elements of `xs` of the first and of the second loop begin.
         base, first = (after, 0) if self.reverse else (0, position)
@@ -262,11 +258,9 @@ def listed(paths: Sequence[str]) -> str:
 
 
 def zero() -> jax.Array:
-    """The zero that a traced counter starts from.
-
-    It is typed with the mesh in use: a loop whose counter is on no mesh cannot be
-    batched along an explicit axis of one.
-    """
+    """The zero that a traced counter starts from, typed with the mesh in use."""
+    # A loop whose counter is on no mesh cannot be batched along an explicit axis of
+    # one.
     return put_on_mesh(jnp.zeros((), jnp.int32))
 
 
@@ -293,13 +287,11 @@ def part(x: Value, start: Index, count: int, axis: int = 0) -> Value:
 
 
 def _unwidened(x: Value, index: Index) -> tuple[Value, Index]:
-    """Keeps XLA from converting a whole array when one slice of it is read.
-
-    XLA computes with small floats in a wider type, see `is_widened`, and hoists the
-    conversion of an array that does not change out of the loop. A barrier that also
-    takes the index makes the array depend on the iteration, as far as XLA can see. Then
-    the conversion stays in the loop, and is fused with the slice.
-    """
+    """Keeps XLA from converting a whole array when one slice of it is read."""
+    # XLA computes with small floats in a wider type, see `is_widened`, and hoists the
+    # conversion of an array that does not change out of the loop. A barrier that also
+    # takes the index makes the array depend on the iteration, as far as XLA can see.
+    # Then the conversion stays in the loop, and is fused with the slice.
     if not is_widened(x.dtype):
         return x, index
     return lax.optimization_barrier((x, jnp.asarray(index)))
@@ -308,13 +300,13 @@ def _unwidened(x: Value, index: Index) -> tuple[Value, Index]:
 def opaque(arrays: Arrays) -> list[Value]:
     """Hides from XLA that an array is one number repeated, as it is in `jnp.ones`.
 
-    It is for arrays that a loop within a loop reads. The cotangent of a mean is such an
-    array. XLA sinks its broadcast into the outer loop, and so makes the whole array in
-    each iteration, for the inner loop to read a few entries. Then the time of a step
-    would grow with the length of the loop.
+    It is for arrays that a loop within a loop reads.
     """
     # A value of a `hijax` type is no array.
     has_axes = lambda aval: is_type(aval) and bool(aval.shape)
+    # The cotangent of a mean is such an array. XLA sinks its broadcast into the outer
+    # loop, and so makes the whole array in each iteration, for the inner loop to read a
+    # few entries. Then the time of a step would grow with the length of the loop.
     return [
         lax.optimization_barrier(x) if has_axes(jax.typeof(x)) else x for x in arrays
     ]

@@ -127,11 +127,7 @@ class RowList:
     ) -> Value:
         """The list after a step.
 
-        Args:
-            rows: The list before it.
-            after: The buffer after it.
-            step: How many steps there were before.
-            inputs: The consts, the carry and the `x` of the step.
+        From the list before it, the buffer after it, its number and its inputs.
         """
         (at,) = run(self.at, *inputs)
         # What is written for a row out of bounds, nobody reads.
@@ -149,15 +145,7 @@ class RowList:
     ) -> list[Value]:
         """What `entries` reads, besides the counter: tables of all indices.
 
-        Args:
-            first: The initial carry.
-            consts: The consts of the step.
-            xs: The `xs` of the loop.
-            loop: The loop.
-
-        Returns:
-            The numbers of all writes, in the order of their rows, and for each row the
-            place in there of its first one.
+        The numbers of all writes by rows, and the place of the first one for each row.
         """
         if self.ring is not None:
             return []
@@ -174,11 +162,7 @@ class RowList:
     def before(self, rows: Value, first: Value, *tables: Value, count: Value) -> Value:
         """The buffer before a step.
 
-        Args:
-            rows: The list after the last step.
-            first: The counter before the first step.
-            tables: The tables.
-            count: The counter before this step.
+        From the last list, the first counter, the tables, and the counter by then.
         """
         places = jnp.arange(self.rows, dtype=jnp.int32)
         entries = self.entries(places, first, tables, count, for_all=True)
@@ -194,13 +178,7 @@ class RowList:
     ) -> Value:
         """Where in the list rows of the buffer before a step are.
 
-        Args:
-            row: Any rows of the buffer.
-            first: The counter before the first step.
-            tables: The tables.
-            count: The counter before this step.
-            for_all: Whether these are all rows. Then it is worth it to find out how
-                many bits the numbers of writes to a single row have.
+        `first` is the counter before the first step, and `count` the one before this.
         """
         step = ((_signed(count) - _signed(first)) // self.stride).astype(jnp.int32)
         if self.ring is not None:
@@ -222,6 +200,8 @@ class RowList:
             return jnp.where((more <= stop) & (write < limit), more, found)
 
         bits = (self.steps * self.writes).bit_length()
+        # For all rows it is worth it to find out how many bits the numbers of writes to
+        # a single row have.
         if for_all:
             bits = 32 - lax.clz(jnp.max(stop - start))
             body = lambda i, found: longer(found, 1 << (bits - 1 - i))
@@ -246,14 +226,7 @@ def _signed(counter: Value) -> Value:
 def listing(step: Step, lists: Sequence[tuple[int, RowList]], lead: int) -> Step:
     """A step that also lists the rows that it writes.
 
-    Args:
-        step: The step.
-        lists: The leaves of the carry whose rows it lists.
-        lead: How many leaves at the start of the carry are not counted there.
-
-    Returns:
-        A step whose carry has more leaves at its end: the number of the step, and then
-        the lists.
+    Its carry ends in its number and `lists`, whose leaves are counted from `lead` on.
     """
 
     def move(consts: list[Value], carry: list[Value], x: list[Value]) -> PyTree:

@@ -110,11 +110,7 @@ class RowsOnce:
     def before(self, final: Value, initial: Value, first: Value, count: Value) -> Value:
         """The buffer before a step.
 
-        Args:
-            final: The buffer after the last step.
-            initial: The buffer before the first one.
-            first: The counter before the first one.
-            count: The counter before this one.
+        `first` is the counter before the first step, and `count` the one before this.
         """
         rows, shape = initial.shape[self.axis], [1] * initial.ndim
         shape[self.axis] = rows
@@ -135,9 +131,7 @@ class RowsOnce:
 def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
     """For each leaf of the carry, how its rows are written if they are written once.
 
-    Args:
-        step: The step, without outputs.
-        loop: The loop, with the `starts` of the carry of this step.
+    The step has no outputs, and the loop has the `starts` of the carry.
     """
     count = step.num_carry
     is_unknown = step.inverse is not None or is_symbolic(loop.length)
@@ -180,10 +174,7 @@ def carry_after(
 ) -> list[Understood]:
     """What is known of the carry after a step, given which leaves of it count.
 
-    Args:
-        program: The program of the step, or another one of the same meaning.
-        step: The step.
-        counters: The leaves that count.
+    `program` is that of the step, or another one of the same meaning.
     """
     starts = {i: c.start for i, c in counters.items() if c.start is not None}
     return followed(program, step, Following(starts))
@@ -203,10 +194,7 @@ def _counters(
 ) -> dict[int, Counter]:
     """The leaves of the carry that each step adds the same positive number to.
 
-    Args:
-        strides: What a step adds to each leaf, if that is always the same.
-        loop: The loop.
-        starts: What the leaves are known to start from.
+    `starts` has what leaves are known to start from.
     """
     found: dict[int, Counter] = {}
     for i, (stride, start) in enumerate(zip(strides, starts, strict=True)):
@@ -224,11 +212,7 @@ def _rows_of(
 ) -> RowsOnce | None:
     """How the rows of a leaf are written, if this is understood.
 
-    Args:
-        leaf: Its place in the carry.
-        aval: Its type.
-        after: What is known of it after a step.
-        counters: The leaves of the carry that count.
+    `after` is what is known of it after a step.
     """
     if not isinstance(after, Buffer) or after.leaf != leaf or not after.blocks:
         return None
@@ -260,12 +244,7 @@ def _is_once(
 ) -> bool:
     """Whether each row of a buffer is written at most once.
 
-    Args:
-        counter: What counts.
-        rows: How many rows the buffer has.
-        height: How many of them, one after the other, a step may write.
-        offsets: How far behind the counter the first of them may be.
-        is_clamped: Whether they are moved into the buffer.
+    A step writes up to `height` of them, from the counter plus one of `offsets` on.
     """
     # Blocks of more rows than the counter advances would overlap.
     if rows >= MOST_ROWS or height > counter.stride:

@@ -120,11 +120,7 @@ def make_step(
 ) -> Step:
     """Traces a function that closes over no tracers; `trace_step` is for others.
 
-    Args:
-        f: `(consts, carry, x) -> (carry, y)` on lists of arrays.
-        const_types: The types of the consts.
-        carry_types: The types of the carry.
-        x_types: The types of one element of `xs`.
+    `f` is `(consts, carry, x) -> (carry, y)` on lists; `x` is one element of `xs`.
     """
     num_consts, num_carry = len(const_types), len(carry_types)
 
@@ -141,17 +137,9 @@ Traced: TypeAlias = tuple[Step, list[Value]]
 
 
 def with_inverse(traced: Traced, saving: Traced, inverse: Traced) -> Traced:
-    """Attaches an inverse to a step.
+    """A step with an inverse, and the consts that both share.
 
-    Args:
-        traced: The step.
-        saving: The step whose `y` is what is saved for the inverse.
-        inverse: From the carry after a step, its `x` and what it saved, which follows
-            `x`, to the carry before it.
-
-    Returns:
-        The step, whose carry has what is saved behind its own leaves, and the consts
-        that it and its inverse now share.
+    Behind its own carry is what is saved for the inverse: the `y` of `saving`.
     """
     # They were traced one by one, and usually close over the same parameters. Arrays
     # have no `==` that would do, but are the same objects in all of them.
@@ -170,6 +158,7 @@ def with_inverse(traced: Traced, saving: Traced, inverse: Traced) -> Traced:
         after, y = called(traced, consts, before, x)
         return [*after, *called(saving, consts, before, x)[1]], y
 
+    # `inverse` takes the carry after a step, its `x`, and behind that what was saved.
     def move_back(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
         after, kept = split(carry, own)
         return [*called(inverse, consts, after, [*x, *kept])[0], *kept], ()
@@ -184,9 +173,7 @@ def with_inverse(traced: Traced, saving: Traced, inverse: Traced) -> Traced:
 def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:
     """The step without some leaves of `y`, and without the equations for them alone.
 
-    Args:
-        step: The step.
-        dropped: Which leaves to leave out; all of them by default.
+    `dropped` marks the leaves to leave out; all of them by default.
     """
     if not step.y_types:
         return step
@@ -200,18 +187,9 @@ def trace_step(
     carry_types: Sequence[Aval],
     x_types: Sequence[Aval],
 ) -> tuple[Step, list[Value]]:
-    """Traces a function that may close over arrays, including tracers.
+    """Traces `(carry, x) -> (carry, y)`, which may close over arrays, also tracers.
 
-    JAX lifts what a function closes over to constants of the jaxpr. Here these become
-    ordinary inputs, so that they are batched and differentiated like any other.
-
-    Args:
-        f: `(carry, x) -> (carry, y)` on lists of arrays.
-        carry_types: The type of every leaf of the carry.
-        x_types: The type of every leaf of one element of `xs`.
-
-    Returns:
-        The step, and the arrays that `f` closed over: the consts to run it with.
+    What it closes over is returned beside the step: the consts to run it with.
     """
     num_carry = len(carry_types)
 
@@ -222,6 +200,8 @@ def trace_step(
     # A step is one program, whose plan and bytes are those that `jit` gives it.
     with jax.disable_jit(False):
         closed = jax.make_jaxpr(named_as(flat, f))(*carry_types, *x_types)
+    # JAX lifts what a function closes over to constants of the jaxpr. Here these become
+    # ordinary inputs, so that they are batched and differentiated like any other.
     jaxpr, consts = closed.jaxpr, list(closed.consts)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     program = pruned(with_parts(closed, constants={}, invars=invars))
@@ -232,16 +212,14 @@ def trace_step(
 def _strongly_typed(
     outs: tuple[Arrays, Arrays], before: Sequence[Value]
 ) -> list[Value]:
-    """The outputs of a step in one list, none of them weakly typed.
-
-    A leaf of the carry that the step returns as it came stays the same tracer: a
-    conversion would make a new variable of it, and `normal_form` recognises such leaves
-    by their variable. Its weak type, if it has one, is removed there.
-    """
+    """The outputs of a step in one list, none of them weakly typed."""
     carry, y = outs
     # `before` is as long as the carry; no `y` is compared with anything.
     given = [*before, *[None] * (len(carry) + len(y))]
     pairs = zip((*carry, *y), given, strict=False)
+    # A leaf of the carry that the step returns as it came stays the same tracer: a
+    # conversion would make a new variable of it, and `normal_form` recognises such
+    # leaves by their variable. Its weak type, if it has one, is removed there.
     return [x if x is b else strongly_typed(x) for x, b in pairs]
 
 
@@ -254,16 +232,7 @@ def reaching(
 ) -> tuple[Flags, Flags]:
     """Which leaves of the carry and of `y` depend on the marked inputs at some step.
 
-    Args:
-        step: The step.
-        consts: A mark for every const.
-        carry: A mark for every leaf of the initial carry.
-        x: A mark for every leaf of `x`.
-        settings: The keyword arguments of `reached`.
-
-    Returns:
-        The marks of the carry and those of `y`. A leaf of the carry is marked if it
-        depends on a marked input after any number of steps.
+    A leaf of the carry is marked if it does so after any number of steps.
     """
     # The least fixed point: what one step marks in the carry, the next one starts from.
     outs = lambda carry: reached(step.jaxpr, (*consts, *carry, *x), **settings)
@@ -279,18 +248,7 @@ def hoist(
 ) -> tuple[Step, list[Value]]:
     """Computes the outputs with `out_axes=None` outside of the loop.
 
-    Args:
-        owner: The name of the transform, for error messages.
-        step: The step; its `y` are the arrays of `outputs`.
-        consts: The consts of the step.
-        outputs: The outputs of the user's function, and which have no axis.
-        why: Why an output must be the same at every step, see `Outputs.check_same`.
-
-    Returns:
-        The step without these outputs, and their values.
-
-    Raises:
-        ValueError: If one of them depends on the carry or on `x`.
+    It returns the step without them, and their values; `why` is for `check_same`.
     """
     same = outputs.same
     if not any(same):
@@ -324,12 +282,10 @@ def computing(
 ) -> tuple[jex.ClosedJaxpr, list[bool]]:
     """The part of a program that computes some of its outputs, and nothing else.
 
-    `without_dead_code` alone would not do. It keeps equations that have an effect, so a
-    print in the step would run once more.
-
-    Returns:
-        The part, and which of the inputs it has.
+    It comes with which of the inputs it has.
     """
+    # `without_dead_code` alone would not do. It keeps equations that have an effect, so
+    # a print in the step would run once more.
     jaxpr = program.jaxpr
     outvars = pick(jaxpr.outvars, which)
     variables = [var for var in outvars if isinstance(var, jex.Var)]

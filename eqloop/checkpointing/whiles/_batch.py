@@ -67,17 +67,12 @@ def joint_loop(
 ) -> tuple[P, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry.
 
-    Its carry starts with whether any example goes on. The carry of the examples
-    follows, batched along the first axis. So are its `ys`. The `xs` stay as they are.
-
-    Args:
-        problem: The loop of an example.
-        axis_data: The axis of the batch.
-        args: The consts, the initial carry and `xs`.
-        dims: Where these are batched.
-        count_at: The place in the carry of the number of steps, which an inverse reads.
-        is_joint: Whether an example is a joint loop itself.
+    With `is_joint`, each example is a joint loop itself.
     """
+    # Its carry starts with whether any example goes on. The carry of the examples
+    # follows, batched along the first axis. So are its `ys`. The `xs` stay as they are.
+    # `count_at` is the place in the carry of the number of steps, which an inverse
+    # reads.
     refuse_callbacks(
         problem.step.jaxpr.effects,
         "Under `vmap`, a while loop also runs the steps of examples that have stopped",
@@ -198,11 +193,10 @@ def _joint_problem(
 
 
 def _not_written(step: Step) -> Flags:
-    """Which leaves of the carry, after the first, are more than buffers of rows.
-
-    The others only have rows written to them. Selecting between an old and a new buffer
-    would take as long as the whole buffer does, at every step (`_masked_writes.py`).
-    """
+    """Which leaves of the carry, after the first, are more than buffers of rows."""
+    # The others only have rows written to them. Selecting between an old and a new
+    # buffer would take as long as the whole buffer does, at every step
+    # (`_masked_writes.py`).
     return tuple(not mark for mark in written_leaves(step)[1:])
 
 

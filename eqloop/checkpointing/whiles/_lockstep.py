@@ -56,8 +56,7 @@ _trusted: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar(
 def trusting(names: frozenset[str]) -> Iterator[None]:
     """A context for steps that see their batch by some primitives only to save work.
 
-    Args:
-        names: The names of these primitives, which are Equinox's.
+    The names are those of primitives of Equinox.
     """
     token = _trusted.set(ROW_BY_ROW | names)
     try:
@@ -67,7 +66,7 @@ def trusting(names: frozenset[str]) -> Iterator[None]:
 
 
 def in_lockstep(problem: Problem) -> Problem:
-    """The same loop, in lockstep if its step can see its batch."""
+    """A loop, put in lockstep if its step can see its batch."""
     if not needs_lockstep(problem):
         return problem
     loop = problem.loop.noting(NOTE, _written(problem.step))

@@ -248,12 +248,10 @@ class OnlineRun:
         return lax.while_loop(lambda whole: goes_on(whole[0], most), body, whole)
 
     def _store_all(self, whole: Whole) -> Whole:
-        """Stores every carry, in a slot that is free or that is given up for it.
-
-        This is for loops that are so short that segments never have a second rank.
-        `_spread_out` would have to start its inner loop at every step, and for a small
-        step that takes longer than looking for a free slot each time.
-        """
+        """Stores every carry, in a slot that is free or that is given up for it."""
+        # This is for loops that are so short that segments never have a second rank.
+        # `_spread_out` would have to start its inner loop at every step, and for a
+        # small step that takes longer than looking for a free slot each time.
 
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
@@ -312,11 +310,7 @@ def reverse_by_counters(
 ) -> Cotangents:
     """Takes cotangents back to the start of a loop.
 
-    Args:
-        sweep: The way back.
-        strides: What a step adds to each leaf of the carry.
-        init: The initial carry.
-        cts: The cotangents at the end.
+    `strides` has what a step adds to each leaf of the carry.
     """
     pairs = list(zip(init, strides, strict=True))
 

@@ -99,9 +99,7 @@ def full(checkpoints: int) -> Spread:
 def move_on(rule: Spreading, spread: Spread, position: Index) -> Any:
     """Gives up a slot for the carry at a position, or raises the rank.
 
-    Returns:
-        The row to write the carry to, and the new state. If the rank was raised, the
-        row is the one that is no slot.
+    It returns the row for the carry (no slot if the rank was raised) and the state.
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(rule, spread, position)

@@ -60,12 +60,10 @@ class AbstractStopping(Problem[L]):
         return unconditional(step)
 
     def check(self, active: Active, inputs: PyTree) -> None:
-        """Checks the types of consts that have a cotangent, within a `shard_map`.
-
-        If a const is the same on all devices, the transpose of the step adds up its
-        cotangents over all of them, at every step. Devices that ran fewer steps would
-        not take part, and the others would wait for them.
-        """
+        """Checks the types of consts that have a cotangent, within a `shard_map`."""
+        # If a const is the same on all devices, the transpose of the step adds up its
+        # cotangents over all of them, at every step. Devices that ran fewer steps would
+        # not take part, and the others would wait for them.
         axes = axes_of(inputs[1][0])
         consts = pick(self.step.const_types, active.consts)
         if all(axes <= axes_of(const) for const in consts):
@@ -80,7 +78,7 @@ class AbstractStopping(Problem[L]):
         )
 
     def joined(self) -> Self:
-        """The same with one more leaf at the start of its carry, see `_batch.py`."""
+        """This loop, whose carry has one more leaf at its start, see `_batch.py`."""
         return dataclasses.replace(self, joints=self.joints + 1)
 
     def batched_apart(
@@ -128,7 +126,7 @@ class AbstractStopping(Problem[L]):
 
 
 def with_leaves(saves: Saves[L], count: int) -> Saves[L]:
-    """The same for a carry with more leaves at its start, which are not stored."""
+    """What is saved of a carry with more leaves at its start, which are not stored."""
     return saves.of_leaves(lambda flags: (*[False] * count, *flags))
 
 
@@ -208,11 +206,9 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
 
 
 def _refuse_explicit(axis_data: BatchAxis) -> None:
-    """Checks that JAX can batch a reverse sweep whose examples ran differently long.
-
-    The sweep reads its tables at one index for each example. If these indices are split
-    over devices, JAX cannot tell how the result is split.
-    """
+    """Checks that JAX can batch a reverse sweep whose examples ran differently long."""
+    # The sweep reads its tables at one index for each example. If these indices are
+    # split over devices, JAX cannot tell how the result is split.
     if axis_data.explicit_mesh_axis is not None:
         raise ValueError(
             f"`jax.vmap` over the gradient of a while loop along an axis that is split "

@@ -114,16 +114,9 @@ class AbstractWhileLayout(AbstractLayout):
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], Stored]:
-        """Runs the loop, and stores what `reverse` needs.
+        """Runs the loop, and gives its final carry and what `reverse` needs.
 
-        Args:
-            step: The step.
-            held: Which leaves of a carry slots hold; the first leaf is not counted.
-            consts: The consts of the step.
-            init: The initial carry.
-
-        Returns:
-            The final carry, and what is stored: integers and slots.
+        `held` marks the leaves of a carry that slots hold, but for the first one.
         """
 
     @abc.abstractmethod
