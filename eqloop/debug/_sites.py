@@ -15,7 +15,7 @@ from ._finding import NOWHERE
 _SWEEPS = "forward", "forward, as it is differentiated", "backward"
 
 
-class Sweep(enum.IntEnum):
+class SweepKind(enum.IntEnum):
     """The later of two that something is part of counts."""
 
     FORWARD, DIFFERENTIATED, BACKWARD = range(3)
@@ -73,7 +73,7 @@ class Site:
     place: Place | None
     operands: tuple[str, ...]
     frames: tuple[Frame, ...]
-    sweep: Sweep
+    sweep: SweepKind
     result: Aval
 
     def describe(self, iterations: Any, ranges: Any, where: Any) -> str:

@@ -41,7 +41,7 @@ from ._finding import (
     nothing,
     of_all_devices,
 )
-from ._sites import Argument, Frame, Site, Sweep, is_of_jax, is_ours
+from ._sites import Argument, Frame, Site, SweepKind, is_of_jax, is_ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Context:
     """
 
     eqn: Any = None
-    sweep: Sweep = Sweep.FORWARD
+    sweep: SweepKind = SweepKind.FORWARD
     is_expanded: bool = False
     label: str | None = None
     place: Place | None = None
@@ -67,8 +67,8 @@ class Context:
     def of(self, eqn: jex.JaxprEqn) -> "Context":
         """The context inside an equation."""
         stack = str(eqn.source_info.name_stack)
-        sweep = Sweep.DIFFERENTIATED if "jvp(" in stack else Sweep.FORWARD
-        sweep = max(self.sweep, Sweep.BACKWARD if "transpose(" in stack else sweep)
+        sweep = SweepKind.DIFFERENTIATED if "jvp(" in stack else SweepKind.FORWARD
+        sweep = max(self.sweep, SweepKind.BACKWARD if "transpose(" in stack else sweep)
         here = self.place or place_of(eqn.source_info) or self.here
         return dataclasses.replace(self, eqn=eqn, sweep=sweep, here=here)
 
@@ -188,7 +188,7 @@ class Watch:
         if formula.unit is None:
             return self.run(program, operands, context)
         frame = Frame(label or "the loop", context.here, formula.unit)
-        sweep = Sweep.BACKWARD if formula.is_backward else context.sweep
+        sweep = SweepKind.BACKWARD if formula.is_backward else context.sweep
         context = dataclasses.replace(context, sweep=sweep, label=None)
         watch = Watch(self.sites, (*self.at, (frame, None)), self.finding())
         outs = watch.run(program, operands, context)
