@@ -4,10 +4,11 @@ Its derivatives are the checked derivatives of the program, and under `vmap` it 
 checked program of the batch: one program, with one report.
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Sequence
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.core
@@ -16,178 +17,111 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import (
-    Arrays,
-    Flags,
-    inexact_only,
-    instantiated,
-    is_inexact,
-    is_zero,
-    pick,
-    put,
-    split,
-    tangent_types,
-    type_of,
-    zero_cotangent,
-)
+from .._arrays import Arrays, Flags, instantiated, is_inexact, is_zero, pick, put
 from .._programs import (
     Doubled,
     Formula,
-    Rewrite,
-    constant,
+    ProgramCall,
     equations,
     formula_of,
     is_watched,
-    reached,
+    pulled,
     refuse_callbacks,
-    settled,
+    run,
+    traced,
 )
-from .._types import BatchAxis, PyTree, Value
-from ..progress import BarChange
+from .._types import Aval, BatchAxis, PyTree, Value
 from ..tracing import NonFiniteError, raise_inside
-from ._body import Body
-from ._context import Context
-from ._finding import Finding, first, nothing, of_all_devices, varying
-from ._program import Program
-from ._rules import RULES
+from ._finding import Finding, first, nothing, of_all_devices
 from ._sites import Argument, Site
+from ._watch import Context, Watch
+
+# All places where a program may fail, found while it is traced.
+Sites: TypeAlias = list[Site | Argument]
+Names: TypeAlias = tuple[str, ...]
 
 
-class Watch:
-    """A program to run, with all places where it may fail."""
+class Checked(ProgramCall):
+    """`(*when, *inputs) -> outputs`; without `when` it is always checked.
 
-    # The places are found while the program is traced, before it can fail.
+    Attributes:
+        names: What its inputs are called.
+        outputs: What its outputs are called.
+        has_when: Whether its first input says whether it is checked.
+    """
 
-    def __init__(self, program: Program):
-        self.program = program
-        self._sites: list[Site | Argument] = []
+    names: Names
+    outputs: Names
+    has_when: bool
+    # One program takes the whole derivative, so that there is one report.
+    sweep_forward, sweep_back = Formula.sweep_forward, Formula.sweep_back
 
-    def __call__(self, args: Arrays) -> tuple[list[Value], Finding]:
-        """Runs the program: its outputs, and what was found."""
-        program = self.program
-        closed, context = program.jaxpr, Context()
-        body = Body(self._sites, RULES)
-        outs = body.run(closed.jaxpr, closed.consts, args, context)
-        finding = first(body.finding(context), self._given(body, args, outs))
-        return outs, finding
-
-    def error(self, finding: PyTree) -> NonFiniteError:
-        """The error to raise."""
-        site, *found = finding
-        return NonFiniteError(self._sites[int(site) - 1].describe(*found))
-
-    def _given(self, body: Body, args: Arrays, outs: Arrays) -> Finding:
-        """The argument that has a NaN, if a result has one."""
-        # A NaN that reaches no result is meant to be there, as for missing data.
-        is_new = lambda out: all(out is not arg for arg in args)
-        results = [out for out in outs if is_inexact(out) and is_new(out)]
-        named = [
-            (name, arg)
-            for name, arg in zip(self.program.names, args, strict=True)
-            if is_inexact(arg)
-        ]
-        if not (results and named):
-            return nothing()
-        numbers: list[int] = []
-        for name, arg in named:
-            self._sites.append(Argument(name, jax.typeof(arg)))
-            numbers.append(len(self._sites))
-        given, places = _have_nan(body, [arg for _, arg in named])
-        site, where = constant(numbers)[jnp.argmax(given)], places[jnp.argmax(given)]
-        is_wrong = given.any() & _have_nan(body, results)[0].any()
-        return nothing()._replace(site=jnp.where(is_wrong, site, 0), where=where)
-
-
-def _have_nan(body: Body, arrays: Sequence[Value]) -> tuple[jax.Array, jax.Array]:
-    """Which of some arrays have a NaN, and the number of the first entry."""
-    low, _, where = map(jnp.stack, zip(*map(body.extent, arrays), strict=True))
-    return jnp.isnan(low), where
-
-
-class Checked(Formula):
-    """`(when, inputs) -> outputs`; `when` is a list, empty for always."""
-
-    program: Program
-
-    def __init__(self, program: Program, inputs: PyTree):
-        self.in_avals = jax.tree.map(type_of, inputs)
-        self.out_aval = program.out_types
-        self.params = dict(program=program)
-        self.effects = program.jaxpr.effects
-        super().__init__()
-
-    def expand(self, when: Arrays, inputs: Arrays) -> PyTree:
+    def expand(self, *inputs: Value) -> list[Value]:
         if is_watched():  # by another one around this
-            return self.program(*inputs)
-        if _is_traced([*when, *inputs]):
-            watch = Watch(self.program)
-            outs, finding = _run_when(watch, when, inputs)
-            return _raising(watch, finding, outs)
+            return run(self.program, *inputs)
+        if _is_traced(inputs):
+            sites: Sites = []
+            outs, finding = _run(self, sites, *inputs)
+            return _raising(sites, finding, outs)
         # No callback is needed here: the finding can be read.
-        watch, run = _compiled(self.program)
-        outs, finding = run(list(when), list(inputs))
+        evaluate, sites = _compiled(self)
+        outs, finding = evaluate(*inputs)
         if finding.site > 0:
-            raise watch.error(jax.device_get(finding))
+            raise _error(sites, jax.device_get(finding))
         return outs
 
     def doubled(self, moves: Flags) -> Doubled:
-        formulas = filter(None, map(formula_of, equations(self.program.jaxpr)))
+        formulas = filter(None, map(formula_of, equations(self.program)))
         refuse_callbacks(
             itertools.chain(*(formula.effects for formula in formulas)),
             "DebugNonFinite runs a loop for its value, and again for its tangents",
             "Leave it out",
         )
-        when, inputs = self.in_avals
-        of_when, moving = moves[: len(when)], moves[len(when) :]
-        in_avals = (when, [*inputs, *tangent_types(inputs, moving)])
-        formula = Checked(self.program.pushed(moving), in_avals)
-        return Doubled.of(formula, (of_when, moving), (tuple(self.moves_out(moves)),))
-
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        moving = moves[len(self.in_avals[0]) :]
-        rewrite = lambda jaxpr: settled(jaxpr, moving, reverse)
-        return self.with_params(program=self.program.rewritten(rewrite))
-
-    @property
-    def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        return [self.program.jaxpr]
+        doubled = super().doubled(moves)
+        names = *self.names, *_each("tangent", pick(self.names, moves))
+        outputs = *self.outputs, *_each("tangent", pick(self.outputs, doubled.gives))
+        formula = self._of(doubled.formula.program, names, outputs)
+        return dataclasses.replace(doubled, formula=formula)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        when, inputs = inputs
-        marks = inexact_only(perturbed[1], inputs)
+        marks, zeros = self._marks(perturbed), self.zero_cts()
         wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
-        zeros = [zero_cotangent(aval) for aval in self.in_avals_flat]
-        zeros_when, zeros = split(zeros, len(when))
         if not (any(marks) and any(wanted)):
-            return zeros_when, zeros
-        program = self.program.pulled(marks, wanted)
-        args = (when, [*inputs, *instantiated(pick(cts, wanted))])
-        return zeros_when, put(zeros, marks, Checked(program, args)(*args))
-
-    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        if axis_name is not None:  # a batch has all outputs batched
-            return super().reached_out(marks, axis_name)
-        _, inputs = self.in_tree.unflatten(marks)
-        return list(reached(self.program.jaxpr, tuple(inputs)))
+            return zeros
+        program = pulled(self.program, (marks,), (wanted,))
+        names = *self.names, *_each("cotangent", pick(self.outputs, wanted))
+        outputs = _each("cotangent", pick(self.names, marks))
+        back = self._of(program, names, outputs)
+        return tuple(put(zeros, marks, back(*inputs, *instantiated(pick(cts, wanted)))))
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        (when, inputs), (when_dims, input_dims) = args, dims
-        if not jax.tree.leaves(input_dims):
-            program, dim = self.program, None
-        else:
-            program, dim = self.program.batched(axis_data, tuple(input_dims)), 0
-        if any(dim is not None for dim in when_dims):
-            when = [jnp.any(flag) for flag in when]
-        args = (when, list(inputs))
-        return Checked(program, args), args, [dim] * len(self.out_avals_flat)
+        args, dims = list(args), list(dims)
+        if self.has_when and dims[0] is not None:
+            args[0], dims[0] = jnp.any(args[0]), None
+        formula, args, out_dims = super().batched(axis_data, args, dims)
+        return self._of(formula.program, self.names, self.outputs), args, out_dims
 
-    def with_bars(self, change: BarChange) -> Self:
-        return self.rewritten(change)
+    def _of(self, program: jex.ClosedJaxpr, names: Names, outputs: Names) -> Self:
+        settings = dict(names=names, outputs=outputs, has_when=self.has_when)
+        return type(self)(program, **settings)
 
-    def rewritten(self, rewrite: Rewrite) -> Self:
-        return self.with_params(program=self.program.rewritten(rewrite))
+
+@functools.lru_cache(maxsize=256)
+def with_inputs(jaxpr: jex.Jaxpr, types: tuple[Aval, ...]) -> jex.ClosedJaxpr:
+    """A program that takes its constants as inputs, perhaps behind one for `when`."""
+    num_consts = len(jaxpr.constvars)
+
+    def run(*flat: Value) -> list[Value]:
+        flat = flat[len(types) - num_consts - len(jaxpr.invars) :]
+        return jax.core.eval_jaxpr(jaxpr, flat[:num_consts], *flat[num_consts:])
+
+    return traced(run, types)
+
+
+def _each(what: str, names: Sequence[str]) -> Names:
+    return tuple(f"the {what} of {name}" for name in names)
 
 
 def _is_traced(inputs: Arrays) -> bool:
@@ -197,34 +131,62 @@ def _is_traced(inputs: Arrays) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
 
 
-def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> PyTree:
-    """Runs a program, and checks it if `when` says so."""
-    if not when:
-        return watch(inputs)
-
-    def unwatched(inputs: Arrays) -> tuple[list[Value], Finding]:
-        return watch.program(*inputs), varying(nothing(), inputs)
-
-    def watched(inputs: Arrays) -> tuple[list[Value], Finding]:
-        outs, finding = watch(inputs)
-        return outs, varying(finding, inputs)
-
-    return lax.cond(when[0], watched, unwatched, list(inputs))
-
-
 @functools.lru_cache(maxsize=256)
-def _compiled(program: Program) -> tuple[Watch, Value]:
-    watch = Watch(program)
-    run = lambda when, inputs: _run_when(watch, when, inputs)
-    return watch, jax.jit(run)
+def _compiled(call: Checked) -> tuple[Any, Sites]:
+    sites: Sites = []
+    return jax.jit(functools.partial(_run, call, sites)), sites
 
 
-def _raising(watch: Watch, finding: Finding, outs: list[Value]) -> list[Value]:
+def _run(call: Checked, sites: Sites, *inputs: Value) -> tuple[list[Value], Finding]:
+    """Runs a program, checked if it is to be: its outputs, and what was found."""
+
+    def watched(*inputs: Value) -> tuple[list[Value], Finding]:
+        watch = Watch(sites, (), nothing())
+        outs = watch.run(call.program, inputs, Context())
+        finding = watch.finding()
+        return outs, first(finding, _given(call.names, watch, inputs, outs))
+
+    if not call.has_when:
+        return watched(*inputs)
+    unwatched = lambda *inputs: (run(call.program, *inputs), nothing())
+    return lax.cond(inputs[0], watched, unwatched, *inputs)
+
+
+def _given(names: Sequence[str], watch: Watch, inputs: Arrays, outs: Arrays) -> Finding:
+    """The argument that has a NaN, if a result has one."""
+    # A NaN that reaches no result is meant to be there, as for missing data.
+    is_new = lambda out: all(out is not x for x in inputs)
+    results = [out for out in outs if is_inexact(out) and is_new(out)]
+    named = [x for x in zip(names, inputs, strict=True) if is_inexact(x[1])]
+    if not (results and named):
+        return nothing()
+    number = len(watch.sites) + 1
+    watch.sites.extend(Argument(name, jax.typeof(x)) for name, x in named)
+    given, places = _have_nan(watch, [x for _, x in named])
+    is_wrong = given.any() & _have_nan(watch, results)[0].any()
+    which = lax.argmax(given, 0, jnp.int32)
+    site = jnp.where(is_wrong, number + which, 0)
+    return nothing()._replace(site=site, where=places[which])
+
+
+def _have_nan(watch: Watch, arrays: Arrays) -> tuple[Value, Value]:
+    """Which of some arrays have a NaN, and the number of the first entry."""
+    low, _, where = map(jnp.stack, zip(*map(watch.extent, arrays), strict=True))
+    return jnp.isnan(low), where
+
+
+def _error(sites: Sites, finding: PyTree) -> NonFiniteError:
+    """The error to raise."""
+    site, *found = finding
+    return NonFiniteError(sites[int(site) - 1].describe(*found))
+
+
+def _raising(sites: Sites, finding: Finding, outs: list[Value]) -> list[Value]:
     """The outputs of a program, which fails if there is a finding."""
     # Each of them depends on the callback, so that it is called if one is used.
 
     def fail(*finding: PyTree) -> Value:
-        raise_inside(watch.error(finding))
+        raise_inside(_error(sites, finding))
 
     def call(finding: Finding) -> PyTree:
         flag = jax.ShapeDtypeStruct((), np.bool_)

@@ -11,8 +11,7 @@ import numpy as np
 from .._arrays import describe, is_dynamic, partition, paths, pick, strongly_typed
 from .._calls import AbstractSameCall, NewP, NewR, P, R
 from ..tracing import RememberedCall
-from ._checked import Checked
-from ._program import make_program
+from ._checked import Checked, with_inputs
 
 
 @final
@@ -90,19 +89,17 @@ class DebugNonFinite(AbstractSameCall[P, R]):
             when = [jnp.asarray(self.when)]
         call = RememberedCall.of("DebugNonFinite", self.f, args, kwargs)
         jaxpr, out = call.trace()
-        consts = list(map(strongly_typed, jaxpr.consts))
-        arrays = list(map(strongly_typed, call.arrays))
+        # No type is weak: derivatives lose these, and a primitive must keep its types.
+        inputs = [*when, *map(strongly_typed, [*jaxpr.consts, *call.arrays])]
         _, rest = partition(out, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-        program = make_program(
-            jaxpr.jaxpr,
-            tuple(map(jax.typeof, consts)),
-            tuple(map(jax.typeof, arrays)),
-            ("an array that `f` closes over",) * len(consts) + tuple(call.names),
-            tuple(pick(paths(out, "the result"), rest.taken)),
+        closed_over = ["an array that `f` closes over"] * len(jaxpr.consts)
+        checked = Checked(
+            with_inputs(jaxpr.jaxpr, tuple(map(jax.typeof, inputs))),
+            names=(*["`when`"] * len(when), *closed_over, *call.names),
+            outputs=tuple(pick(paths(out, "the result"), rest.taken)),
+            has_when=bool(when),
         )
-        inputs = (when, [*consts, *arrays])
-        outs = Checked(program, inputs).apply(*inputs)
-        return rest.join(outs)
+        return rest.join(checked.apply(*inputs))
 
     def __check_init__(self) -> None:
         when = self.when

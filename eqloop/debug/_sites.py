@@ -1,6 +1,7 @@
 """Where an operation is in the user's program, and how an error says so."""
 
 import dataclasses
+import enum
 import math
 from typing import Any
 
@@ -10,6 +11,14 @@ from .._arrays import describe
 from .._programs import JAX_FILES, OUR_FILES, Place, frames_of, traced_function
 from .._types import AnyJaxpr, Aval
 from ._finding import NOWHERE
+
+_SWEEPS = "forward", "forward, as it is differentiated", "backward"
+
+
+class SweepKind(enum.IntEnum):
+    """The later of two that something is part of counts."""
+
+    FORWARD, DIFFERENTIATED, BACKWARD = range(3)
 
 
 def is_ours(source_info: Any) -> bool:
@@ -57,25 +66,15 @@ class Site:
 
     Attributes:
         frames: The loops around it, the outermost first.
-        is_backward: Whether it is part of a backward sweep.
-        is_tangent: Whether it is of a program that is being differentiated.
-        result: The type of its result, if there is one result.
+        result: The type of its result.
     """
 
     operation: str
     place: Place | None
     operands: tuple[str, ...]
-    frames: tuple[Frame, ...] = ()
-    is_backward: bool = False
-    is_tangent: bool = False
-    result: Aval | None = None
-
-    @property
-    def sweep(self) -> str:
-        """The sweep that it is part of."""
-        if self.is_backward:
-            return "backward"
-        return "forward, as it is differentiated" if self.is_tangent else "forward"
+    frames: tuple[Frame, ...]
+    sweep: SweepKind
+    result: Aval
 
     def describe(self, iterations: Any, ranges: Any, where: Any) -> str:
         """The text of an error."""
@@ -86,7 +85,7 @@ class Site:
             lines.append(f"  at: {self.place}")
             if self.place.text:
                 lines.append(f"      {self.place.text}")
-        if self.result is not None and (at := _entry(self.result, where)):
+        if at := _entry(self.result, where):
             first = "NaN" if kind == "NaN" else "infinity"
             lines.append(
                 f"  result: {describe(self.result)}, the first {first} at {at}"
@@ -99,7 +98,7 @@ class Site:
         lines += [
             f"  in: {frame.at(i)}" for frame, i in zip(self.frames, at, strict=False)
         ]
-        lines.append(f"  sweep: {self.sweep}")
+        lines.append(f"  sweep: {_SWEEPS[self.sweep]}")
         return "\n".join(lines)
 
 

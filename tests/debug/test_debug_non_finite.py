@@ -246,6 +246,19 @@ def test_first_of_several_is_named() -> None:
             f(jnp.float32(x))
 
 
+def test_a_loop_that_a_nan_or_infinity_would_not_let_end_is_left() -> None:
+    count = lambda x: lax.while_loop(lambda x: x != 3, lambda x: x + 1, jnp.log(x))
+    with pytest.raises(el.NonFiniteError, match="`log` gave -inf"):
+        el.DebugNonFinite(count)(0.0)
+
+
+def test_each_of_several_results_is_checked() -> None:
+    with pytest.raises(
+        el.NonFiniteError, match=r"result: float32\[2,2\], the first NaN"
+    ):
+        el.DebugNonFinite(jnp.linalg.qr)(jnp.full((2, 2), 3e38))
+
+
 def test_the_sweep_of_a_compiled_gradient(quiet: None) -> None:
     @jax.custom_vjp
     def halved(x: Any) -> Any:
