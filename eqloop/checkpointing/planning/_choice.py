@@ -224,7 +224,10 @@ def pareto(
 def simple_pareto(
     problem: Problem, active: Active, times: Paces
 ) -> tuple[list[Layout], Guess, Paces]:
-    """What `pareto` returns, but of simple layouts, and with what tells their bytes."""
+    """The simple layouts that no other one beats, roughly, the smallest first.
+
+    They come with what tells their bytes, and with the paces.
+    """
     # What the whole takes is compiled later. The pieces of the layouts that promise the
     # most are tried once. Bytes are told from what these take, and from the smallest
     # that takes steps back in another way.

@@ -32,7 +32,7 @@ _ALIKE = 1.03
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
-    """The fastest layout with steps reversed together, or `plain` if none should be."""
+    """The fastest layout with steps reversed together, or `plain` if none is faster."""
     # It takes at most twice the memory of the slots of `plain`, or 64 KiB, plus the
     # size of the cotangents of the parameters. Of those that are about as fast it is
     # that of the smallest program. Time and memory are estimated.
