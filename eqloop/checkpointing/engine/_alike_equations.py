@@ -61,12 +61,9 @@ class AlikeEquations:
         arrays: Sequence[Sequence[jex.Var]],
         consts: Iterable[jex.Var],
     ):
-        """Finds them.
+        """Finds them; the rows of the first `arrays` are inputs of the program.
 
-        Args:
-            program: The program.
-            arrays: The first arrays: inputs of the program that are their rows.
-            consts: Inputs that may be different rows of an operand.
+        `consts` are inputs that may be different rows of an operand.
         """
         self.groups: list[list[jex.JaxprEqn]] = []
         self.rows: dict[Any, Row] = {}

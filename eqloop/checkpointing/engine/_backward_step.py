@@ -107,14 +107,10 @@ class BackwardStep(abc.ABC):
     def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         """The `sums` and `xs` of a batch of steps, computed at once.
 
-        Its `carried` is empty: that part has to go from step to step, and has been
-        computed before (`reversals/_together.py`).
-
-        Args:
-            loop: The loop over the block.
-            inputs: Consts, the carry before each step, and the block's part of `xs`.
-            ends: The `carried` after each step, and the `z` of each.
+        It gets the carry before each step, and the `carried` after each.
         """
+        # `carried` is empty in the result: that part has to go from step to step, and
+        # has been computed before (`reversals/_together.py`).
         raise AssertionError("it takes steps back one by one")
 
     @property
@@ -123,31 +119,23 @@ class BackwardStep(abc.ABC):
         return None
 
     def with_products(self, products: Products) -> "BackwardStep":
-        """The same for steps that are given these products of its own behind `x`."""
+        """This backward step, given these of its own products behind `x`."""
         raise AssertionError("it has no products")
 
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        """The same for rewritten steps, whose types are the same."""
+        """This backward step of rewritten steps, whose types are the same."""
 
     def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         """Goes back past all steps of a block at once, if it `takes_blocks`.
 
-        Args:
-            loop: The loop over the block.
-            inputs: Consts, the carry before the block, and the block's part of `xs`.
-            ends: The `carried` after the block, and the `z` of its steps.
+        It gets the carry before the block, and the `carried` after it.
         """
         raise AssertionError("it takes steps back one by one")
 
     @abc.abstractmethod
     def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        """Goes back past a single step; `x`, `z` and what it returns have no rows.
-
-        Args:
-            inputs: Consts, the carry before the step, and its `x`.
-            ends: The `carried` after the step, and its `z`.
-        """
+        """Goes back past a single step; `x`, `z` and what it returns have no rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +210,7 @@ class Pull(BackwardStep):
     def with_outputs(
         self, inputs: Inputs, ends: BlockEnds
     ) -> tuple[StepResult, BlockResult]:
-        """The same with what the step itself returns: the carry after it, and `y`."""
+        """What the step returns, the carry and `y`, and what going back returns."""
         return self._pulled(under_policy(self.step, self.policy), inputs, ends)
 
     def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
@@ -324,21 +312,18 @@ def take_one(back: BackwardStep, inputs: Inputs, ends: BlockEnds) -> BlockResult
 
 @functools.lru_cache(maxsize=256)
 def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
-    """The backward step for a single step, as a program.
+    """The backward step for a single step, as a program to `[*sums, *carried, *xs]`.
 
-    Differentiating a step takes longer than everything else that is traced for a
-    gradient. So it is done once, and all who reverse single steps run this program.
-
-    Returns:
-        A program from `[*consts, *carry, *x, *z, *carried]` to
-        `[*sums, *carried, *xs]`.
+    Its inputs are `[*consts, *carry, *x, *z, *carried]`.
     """
+    # Differentiating a step takes longer than everything else that is traced for a
+    # gradient. So it is done once, and all who reverse single steps run this program.
     return _traced_for_one(back, lambda *step: _flat(back(*step)))
 
 
 @functools.lru_cache(maxsize=128)
 def program_with_outputs(back: Pull) -> jex.ClosedJaxpr:
-    """The same with `[*carry, *y]` first: both ways past a step, which share work."""
+    """`program_of` with `[*carry, *y]` first: both ways past a step share work."""
 
     def take(*step: PyTree) -> list[Value]:
         outputs, taken = back.with_outputs(*step)

@@ -117,11 +117,9 @@ def reversal_time(cost: StepCost, rate: Rates) -> float:
 def residuals_time(cost: StepCost, rate: Rates, count: float = math.inf) -> float:
     """The time of storing the residuals of a step and of reading them.
 
-    Args:
-        cost: What a step costs.
-        rate: The time of single operations.
-        count: For how many steps they are stored together. Those of few stay in the
-            cache: the wave equation takes a sixth less time in blocks that do.
+    `count` is for how many steps they are stored together.
     """
+    # Those of few steps stay in the cache: the wave equation takes a sixth less time in
+    # blocks that do.
     is_cached = count * cost.residuals <= rate.cache
     return 2 * cost.residuals * (rate.cached_byte if is_cached else rate.byte)

@@ -233,20 +233,11 @@ def differentiated_once(
 def forward_step_of_reverse(back: BackwardStep, step: Step) -> Step:
     """The step of the forward loop in the reverse mode of a reverse sweep.
 
-    Its carry is `(h, b)` in the terms of this file's docstring.
-
-    Args:
-        back: The backward step.
-        step: The step of its forward loop. If its carry has more leaves than that of
-            the backward step, these are the first ones, see `lead`.
-
-    Returns:
-        A step whose consts, carry and `xs` are those of `Pulled`. Its `y` are the
-        cotangents of the `z` of the backward step.
-
-    Raises:
-        NotLinearError: If the cotangents depend on `carried` or on `z`.
+    `NotLinearError` is raised if the cotangents depend on `carried` or on `z`.
     """
+    # Its carry is `(h, b)` in the terms of this file's docstring, and its `y` are the
+    # cotangents of the `z` of the backward step. If the carry of `step` has more leaves
+    # than that of the backward step, these are the first ones, see `lead`.
     types = step.const_types, step.carry_types, step.x_types
     lead = len(types[1]) - len(back.types[1])
     grown = _grown(types, _given(back))
@@ -277,8 +268,7 @@ def forward_step_of_reverse(back: BackwardStep, step: Step) -> Step:
 def _given(back: BackwardStep) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of the results of a backward step, in the groups of `Pulled`.
 
-    The cotangents of `sums` follow the consts, those of `carried` the carry, and those
-    of the returned `xs` the `xs`.
+    `sums` are in the place of the consts, and `carried` in that of the carry.
     """
     consts, _, xs = back.types
     sums = [consts[i] for i in back.const_of]
@@ -299,19 +289,10 @@ def two_scans(
 ) -> BlockResult:
     """A forward and a reverse sweep as two scans, for JAX to differentiate.
 
-    This stores every carry. It is for the reverse mode of a backward step that is not
-    linear in `carried`, which is not possible otherwise.
-
-    Args:
-        back: The backward step.
-        step: The step of the forward loop.
-        loop: The loop.
-        inputs: Consts, the initial carry and `xs`.
-        ends: The `carried` at the end of the loop, and the `z` of all steps.
-
-    Returns:
-        What the reverse sweep returns for the whole loop.
+    It returns what the reverse sweep returns for the whole loop.
     """
+    # This stores every carry. It is for the reverse mode of a backward step that is not
+    # linear in `carried`, which is not possible otherwise.
     (consts, init, xs), (carried, zs) = inputs, ends
     # Plain scans, not the two primitives: JAX differentiates both by its own rules, and
     # needs nothing to be linear.

@@ -99,11 +99,7 @@ def stored(
     init: Arrays,
     xs: Arrays,
 ) -> StepResult:
-    """Runs the loop for JAX to differentiate. Returns the final carry and `ys`.
-
-    The `xs` are scanned, along their first axis. If the step indexed into them, as in
-    `primal`, JAX would add a cotangent as large as all of `xs` at every step.
-    """
+    """Runs the loop for JAX to differentiate. Returns the final carry and `ys`."""
     # A function may close over arrays of NumPy, and of these JAX would store copies.
     consts, xs = as_arrays((consts, xs))
     evaluate, (consts, own) = under_policy(step, policy), shared(consts, loop.sums)
@@ -113,6 +109,8 @@ def stored(
         for x, axis in zip(xs, loop.x_axes, strict=True)
     ]
 
+    # The `xs` are scanned, along their first axis. If the step indexed into them, as in
+    # `primal`, JAX would add a cotangent as large as all of `xs` at every step.
     def body(
         read: tuple[Arrays, ...], state: tuple[None, list[Value]], x: list[Value]
     ) -> PyTree:
@@ -145,11 +143,7 @@ def iterate(
 ) -> PyTree:
     """A `while_loop` that makes up to `unroll` moves per iteration.
 
-    Args:
-        move: From a state to the next one.
-        state: The first state.
-        left: How many moves are left to make from a state.
-        unroll: How many moves are made per iteration while so many are left.
+    `left` says how many moves are left to make from a state.
     """
 
     def repeat(count: int, state: PyTree) -> PyTree:
@@ -190,13 +184,11 @@ class Reached(NamedTuple):
 def at_end(ct_carry: Arrays, count: Value) -> list[Value]:
     """Cotangents of the last carry, computed after the loop has run, and not sooner.
 
-    As those of a loss are. But zeros, and the ones of a sum, XLA would make before the
-    loop runs: they would take memory that depends on the loss, and no plan knows that.
-
-    Args:
-        ct_carry: The cotangents.
-        count: How many steps the loop has run: one number, or one for each example.
+    `count` is how many steps it has run: one number, or one for each example.
     """
+    # The cotangents of a loss are computed then. But zeros, and the ones of a sum, XLA
+    # would make before the loop runs: they would take memory that depends on the loss,
+    # and no plan knows that.
     types = list(map(jax.typeof, ct_carry))
     # No budget is for sizes that are not known.
     if symbolic_sizes(types) or nbytes(types) < _WORTH_WAITING:
@@ -257,7 +249,7 @@ class BySegments:
     save: Callable[[PyTree, Arrays, Index], PyTree] | None = None
 
     def opaque(self) -> "BySegments":
-        """The same for nested loops, see `opaque` in `_loop.py`."""
+        """These segments for nested loops, see `opaque` in `_loop.py`."""
         return dataclasses.replace(self, consts=opaque(self.consts), xs=opaque(self.xs))
 
     @property
@@ -309,15 +301,12 @@ class BySegments:
     def each(
         self, body: Callable[[PyTree, Group, PyTree], PyTree], state: PyTree
     ) -> PyTree:
-        """Calls `body(segment, group, state)` for each segment.
+        """Calls `body(segment, group, state)`, which returns a state, for each segment.
 
-        If the loop stops early, the segments after that have no steps, and their carry
-        is the last one.
-
-        Args:
-            body: What is done for one segment. It returns the new state.
-            state: The state for the first segment: a `Reached`, and more.
+        The state is a tuple whose first entry is a `Reached`.
         """
+        # If the loop stops early, the segments after that have no steps, and their
+        # carry is the last one.
         if self.loop.stops:
             axes = axes_of(state[0].carry[0])
             state = jax.tree.map(lambda x: vary(x, axes), state)

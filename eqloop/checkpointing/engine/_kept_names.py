@@ -48,15 +48,11 @@ class KeptNames:
 def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The program with a name for each dot that the user has not named.
 
-    Dots within loops and branches get none, as their values could only be kept stacked
-    or padded. A dot in a function that is called twice has one name for both calls.
-
-    Args:
-        program: The program of a step.
-
-    Returns:
-        The same, with equations that give names; the very same if there are no dots.
+    It is the very same if there are no dots.
     """
+    # Dots within loops and branches get no name, as their values could only be kept
+    # stacked or padded. A dot in a function that is called twice has one name for both
+    # calls.
     numbers = itertools.count(1)
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:

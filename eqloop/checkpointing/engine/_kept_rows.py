@@ -44,22 +44,14 @@ def scan(
     loop: Loop,
     is_differentiated: bool = False,
 ) -> tuple[PyTree, list[Value]]:
-    """Runs a loop, and its bar if it has one.
+    """Runs a loop, and its bar: the last state, and the rows that are kept.
 
-    Args:
-        body: The step: `(read, state, x) -> (state, y)`, for lists `x` and `y`.
-        read: The arrays that are the same for every step, in lists.
-        state: The state for the first step. Its second entry is the carry.
-        xs: The arrays to scan along their first axis. Segments cut them up, which
-            copies them, so a body that is not differentiated should index instead.
-        loop: The loop; its `x_axes` are not for these `xs`.
-        is_differentiated: Whether JAX differentiates the scan. Then it is not run in
-            blocks for its bar: cotangents would be added up in another order, and
-            differ in their last bits.
-
-    Returns:
-        The last state, and the rows that are kept.
+    `body` is `(read, state, x) -> (state, y)`; `state[1]` is the carry.
     """
+    # `xs` are scanned along their first axis, whatever `loop.x_axes` are. Segments cut
+    # them up, which copies them, so a body that is not differentiated should index
+    # instead. A loop that JAX differentiates is not run in blocks for its bar:
+    # cotangents would be added up in another order, and differ in their last bits.
     if not loop.meter.here.is_shown:
         return _scan(functools.partial(body, read), state, xs, loop)
     # The bar is shown when all that the loop reads is computed, so that its time is the
@@ -75,7 +67,7 @@ def scan(
 def _scan(
     body: ScanBody, state: PyTree, xs: Arrays, loop: Loop
 ) -> tuple[PyTree, list[Value]]:
-    """The same for a body `(state, x) -> (state, y)`, and without a bar."""
+    """`scan` for a body `(state, x) -> (state, y)`, and without a bar."""
     # 1. How many steps are run is not known: no segments.
     if loop.stops:
         return _scan_while(body, state, loop)
@@ -145,11 +137,10 @@ class _Steps:
     def first_and_segments(
         self, state: PyTree, position: int, between: int
     ) -> tuple[PyTree, list[Value]]:
-        """All rows: the first one, then segments whose last step is kept.
-
-        The first row is known before the scan starts, so the others are written behind
-        it in a buffer: to put the row in front of what a scan has stacked would copy.
-        """
+        """All rows: the first one, then segments whose last step is kept."""
+        # The first row is known before the scan starts, so the others are written
+        # behind it in a buffer: to put the row in front of what a scan has stacked
+        # would copy.
         rows, size = self.loop.rows, between + 1
         state, y = self._one(state, self.part(position, 1))
 

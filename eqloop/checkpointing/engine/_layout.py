@@ -45,15 +45,13 @@ class Needs(NamedTuple):
         return Needs(*(tuple(union(*pair)) for pair in pairs))
 
     def changed(self, change: Callable[[Flags], Sequence[bool]]) -> "Needs":
-        """The same after a change of the leaves of the carry."""
+        """These needs after a change of the leaves of the carry."""
         return Needs(*(tuple(change(flags)) for flags in self))
 
     def serves(self, other: "Needs") -> bool:
-        """Whether a sweep that needs others finds all of them among these.
-
-        What it needs in slots has to be in slots. What it needs once may be in either:
-        a leaf that slots hold need not be made from the last carry.
-        """
+        """Whether a sweep that needs others finds all of them among these."""
+        # What it needs in slots has to be in slots. What it needs once may be in
+        # either: a leaf that slots hold need not be made from the last carry.
         known = tuple(union(self.held, self.final))
         of_slots, of_known = union(self.held, other.held), union(known, other.final)
         return tuple(of_slots) == self.held and tuple(of_known) == known
@@ -77,11 +75,7 @@ class AbstractRunner(abc.ABC):
     ) -> tuple[list[Value], list[Value], list[Value]] | None:
         """Runs a loop: the final carry, `ys`, and the slots.
 
-        Args:
-            step: The step.
-            loop: The loop around it.
-            saves: What to store for the way back; `None` for nothing.
-            inputs: Consts, the initial carry and `xs`.
+        `saves` is what to store for the way back; `None` for nothing.
         """
 
     @abc.abstractmethod
@@ -90,11 +84,7 @@ class AbstractRunner(abc.ABC):
     ) -> Cotangents | None:
         """Goes back through a loop: the cotangents of all inputs.
 
-        Args:
-            sweep: The way back.
-            layout: The layout.
-            carries: What is in the slots.
-            carried: What is carried back from the end of the loop.
+        `carries` is what is in the slots, `carried` what goes back from the end.
         """
 
     @abc.abstractmethod
@@ -103,7 +93,7 @@ class AbstractRunner(abc.ABC):
 
     @abc.abstractmethod
     def storing(self, nests: Sequence[Nest]) -> Self:
-        """The same for a loop that stores the carries of other nests."""
+        """This runner for a loop that stores the carries of other nests."""
 
 
 class AbstractLayout(abc.ABC):
@@ -151,10 +141,10 @@ class AbstractLayout(abc.ABC):
 
     @abc.abstractmethod
     def by_carries(self) -> Self:
-        """The same for a loop whose primal can store carries, but no residuals."""
+        """This layout for a loop whose primal can store carries, but no residuals."""
 
     def for_needs(self, step: Step, needs: Needs) -> "AbstractLayout":
-        """The same for a way back that reads no more than these leaves of carries.
+        """This layout for a way back that reads only these leaves of carries.
 
         Args:
             step: The step.
@@ -269,11 +259,9 @@ class Layout(AbstractLayout):
 
     @property
     def _run_again(self) -> int:
-        """How many steps are run once more before the way back.
-
-        If slots do not last until the cotangents come, these are all whose carries have
-        to be stored.
-        """
+        """How many steps are run once more before the way back."""
+        # If slots do not last until the cotangents come, these are all whose carries
+        # have to be stored.
         if self.slots.outlast_primal:
             return 0
         return self.order.length - self.steps_with_residuals
@@ -345,7 +333,7 @@ class Layout(AbstractLayout):
     def by_runner(
         self, sweep: Sweep, stored: "Stored", ct_carry: Arrays
     ) -> Cotangents | None:
-        """The same by what runs the loop in place of the engine, if that can do it.
+        """The way back by what runs the loop in place of the engine, if that can do it.
 
         Args:
             sweep: The way back. `own` is how many steps examples have run.
@@ -375,7 +363,7 @@ class Layout(AbstractLayout):
         return start + run
 
     def by_carries(self) -> Self:
-        """The same for a loop whose primal can store carries, but no residuals.
+        """This layout for a loop whose primal can store carries, but no residuals.
 
         Returns:
             A layout whose order is one of carries.
@@ -437,7 +425,7 @@ class Saves(Generic[_L]):
 
     @property
     def at_primal(self) -> Self | None:
-        """The same for the primal: `None` if its slots do not outlast it."""
+        """What the primal stores: `None` if its slots do not outlast it."""
         return self if self.layout.slots.outlast_primal else None
 
     @property
@@ -452,12 +440,7 @@ class Saves(Generic[_L]):
         return pick(carry[len(carry) - len(final) :], final)
 
     def of_these(self, stored: Stored, fewer: "Saves[AbstractLayout]") -> Stored:
-        """The part of what was stored that is for one sweep, which needs fewer leaves.
-
-        Args:
-            stored: All that was stored.
-            fewer: What that sweep needs.
-        """
+        """The part of what was stored that is for a sweep with `fewer` leaves."""
         if self.at_primal is None:
             return stored
         (held, final), of = self.needs, fewer.needs
@@ -467,9 +450,9 @@ class Saves(Generic[_L]):
         )
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:
-        """The same after a change of the leaves of the carry."""
+        """What is stored after a change of the leaves of the carry."""
         return dataclasses.replace(self, needs=self.needs.changed(change))
 
     def with_leaves(self, count: int) -> Self:
-        """The same for a carry with more leaves at its end, which are not stored."""
+        """What is stored of a carry that has so many more leaves at its end."""
         return self.of_leaves(lambda flags: (*flags, *[False] * count))

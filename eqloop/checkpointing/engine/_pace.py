@@ -18,11 +18,9 @@ RESIDUALS = "residuals"
 
 
 def piece_of(reversal: AbstractReversal) -> Piece:
-    """What takes steps back, as a piece.
-
-    Blocks of all sizes are one: of steps of thirteen kinds on a CPU, each took about
-    the same multiple of its estimate.
-    """
+    """What takes steps back, as a piece."""
+    # Blocks of all sizes are one: of steps of thirteen kinds on a CPU, each took about
+    # the same multiple of its estimate.
     return RESIDUALS if reversal.stores_residuals else reversal.kind
 
 
@@ -62,7 +60,7 @@ class Pace:
         return seen.get(piece, seen.get(RESIDUALS, 1.0))
 
     def with_seen(self, piece: Piece, factor: float) -> Self:
-        """The same where a piece takes so many times as long as estimated."""
+        """This pace where a piece takes `factor` times as long as estimated."""
         seen = {**dict(self.seen), piece: factor}
         return dataclasses.replace(self, seen=tuple(seen.items()))
 

@@ -186,13 +186,11 @@ class Packing(Substitute):
         return consts, self.unpacked(init), xs
 
     def of_some(self, needed: Flags) -> Step:
-        """A step that can stand for the packed one on the way back of some leaves.
-
-        The others have no cotangents. A pack has one row for all of its leaves, and
-        zeros in it would be multiplied by derivatives that may be infinite. So here
-        the leaves are taken out of the packs for the original step, and those without
-        cotangents are not differentiated.
-        """
+        """A step that can stand for the packed one on the way back of some leaves."""
+        # The other leaves have no cotangents. A pack has one row for all of its leaves,
+        # and zeros in it would be multiplied by derivatives that may be infinite. So
+        # here the leaves are taken out of the packs for the original step, and those
+        # without cotangents are not differentiated.
         stop = lambda leaves: [
             leaf if flag else lax.stop_gradient(leaf)
             for leaf, flag in zip(leaves, needed, strict=True)
@@ -212,10 +210,7 @@ def packing_of(
 ) -> Packing | None:
     """How the carry of a loop is packed; `None` if it is better left as it is.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        saves: What it stores for the way back of another gradient.
+    `saves` is what it stores for the way back of another gradient.
     """
     # What is a forward sweep itself has been packed already, if at all.
     if saves is not None:
@@ -267,13 +262,9 @@ def _found(
 def _packing(
     step: Step, program: jex.ClosedJaxpr, packs: _Packs, found: AlikeEquations
 ) -> Packing:
-    """The packing of a step.
+    """The packing of a step, given the leaves of each pack.
 
-    Args:
-        step: The step.
-        program: Its program.
-        packs: The leaves of each pack.
-        found: What is alike in the program, with the packs as its first arrays.
+    `found` is what is alike in the program, with the packs as its first arrays.
     """
     jaxpr, stacked = program.jaxpr, list(found.stacked.values())
     number = {var: i for i, var in enumerate(jaxpr.invars)}

@@ -86,8 +86,7 @@ def planned_loop(
 ) -> StepResult:
     """Runs a loop that will be differentiated as its schedule plans.
 
-    Returns:
-        The final carry, and `ys`.
+    It returns the final carry, and `ys`.
     """
     inputs = (list(consts), list(init), in_row_order(xs))
     carry, ys, _ = PlannedLoop(problem, None, inputs).apply(*inputs)
@@ -185,10 +184,9 @@ class PlannedLoop(MaskableLoop):
         inputs: PyTree,
         may_pack: bool = True,
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """What `sweep_forward` returns.
+        """What `sweep_forward` returns; the plan differentiates `moves` of `init`.
 
-        The plan counts the leaves of `init` as differentiated that `moves` marks. A
-        loop whose carry is packed runs in place of this one, if it may.
+        A loop whose carry is packed runs in place of this one, if it may.
         """
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)

@@ -51,16 +51,9 @@ class Planner(Protocol):
         ...
 
     def _decide(self, problem: "Problem[Any]", active: Active) -> Any:
-        """Decides how a loop is stored and reversed.
+        """Decides by which layout loops of this kind are stored and reversed.
 
-        This is called when it is known which inputs are differentiated.
-
-        Args:
-            problem: The loop.
-            active: Which of its inputs are differentiated.
-
-        Returns:
-            A layout by which loops of that kind run.
+        It is called when it is known which inputs are differentiated.
         """
         ...
 
@@ -123,14 +116,9 @@ class Problem(abc.ABC, Generic[L]):
     def forward(
         self, saves: Saves[L] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
-        """Runs the loop.
+        """Runs the loop: the final carry, `ys`, and what is stored.
 
-        Args:
-            saves: What to store for the way back; `None` for nothing.
-            inputs: Consts, the initial carry and `xs`.
-
-        Returns:
-            The final carry, `ys`, and what is stored, but for leaves of the last carry.
+        `saves` (or `None`) says what that is; leaves of the last carry are left out.
         """
 
     @property
@@ -149,7 +137,7 @@ class Problem(abc.ABC, Generic[L]):
     def evaluated(
         self, saves: Saves[L] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
-        """The same, with the leaves of the last carry that are stored."""
+        """What `forward` returns, with the leaves of the last carry that are stored."""
         carry, ys, stored = self.forward(saves, inputs)
         last = [] if saves is None else saves.of_last(carry)
         return carry, ys, stored._replace(last=last)
@@ -162,13 +150,9 @@ class Problem(abc.ABC, Generic[L]):
     def reverse(
         self, sweep: Sweep, layout: L, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        """Goes back through the loop.
+        """Goes back through the loop, past all steps that it may have.
 
-        Args:
-            sweep: The way back, past all steps that the loop may have.
-            layout: How the loop was stored.
-            stored: What `forward` has stored.
-            carried: What is carried back from the end.
+        `carried` is what goes back from the end.
         """
 
     @abc.abstractmethod
@@ -240,22 +224,20 @@ class Problem(abc.ABC, Generic[L]):
         return dataclasses.replace(self.loop, starts=self.loop.starts[self.lead :])
 
     def under(self, layout: AbstractLayout) -> Self:
-        """The same loop with the policy that a layout has chosen, if it chose one."""
+        """This loop with the policy that a layout has chosen, if it chose one."""
         return self if layout.kept is None else self.keeping(layout.kept)
 
     def keeping(self, names: tuple[str, ...]) -> Self:
-        """The same loop, with a policy that keeps the values of these names."""
+        """This loop, with a policy that keeps the values of these names."""
         # A policy is asked about one equation at a time. It can tell two dots apart
         # only by their names.
         step = self.step.rewritten(with_named_dots)
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
     def planned_for(self, active: Active, moves: Sequence[bool]) -> Self:
-        """The same loop with its `undifferentiated` leaves.
+        """This loop with its `undifferentiated` leaves.
 
-        Args:
-            active: Which inputs are differentiated, and so which leaves vary.
-            moves: Which leaves of the initial carry are differentiated.
+        `moves` says which leaves of the initial carry are differentiated.
         """
         undifferentiated = tuple(
             a and not m for a, m in zip(active.carry, moves, strict=True)
@@ -275,12 +257,12 @@ class Problem(abc.ABC, Generic[L]):
         return active._replace(carry=tuple(moves))
 
     def with_bars(self, change: BarChange) -> Self:
-        """The same loop after a change of its bars, and of the bars in its step."""
+        """This loop after a change of its bars, and of the bars in its step."""
         loop = dataclasses.replace(self.loop, meter=change.meter(self.loop.meter))
         return dataclasses.replace(self, step=self.step.rewritten(change), loop=loop)
 
     def in_lockstep(self) -> Self:
-        """The same for a loop of which no example of a batch stops by itself."""
+        """This loop in lockstep: no example of a batch stops by itself."""
         return self
 
 
@@ -351,9 +333,7 @@ class Counted(Problem[Layout]):
 def slot_types(step: Step, saves: Saves[Layout]) -> list[Aval]:
     """The types of the slots of a loop that stores carries at the starts of an order.
 
-    Args:
-        step: The step. Its carry has as many leaves as `saves` speaks of.
-        saves: What the loop stores.
+    The carry of the step has as many leaves as `saves` speaks of.
     """
     slots, order = saves.layout.slots, saves.layout.slot_order
     rows = slots.rows(len(order.starts), order.needs_spare)

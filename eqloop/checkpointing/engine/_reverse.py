@@ -215,12 +215,10 @@ class AbstractReverse(Formula):
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep.
-
-        See the top of this file. The forward loop carries `[*carry, *cotangents of what
-        is carried back]`, and its consts and `xs` have the cotangents of the outputs
-        behind them.
-        """
+        """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep."""
+        # See the top of this file. The forward loop carries `[*carry, *cotangents of
+        # what is carried back]`, and its consts and `xs` have the cotangents of the
+        # outputs behind them.
         (primals, _, carried, zs), problem = inputs, self.problem
         active, _ = activity(problem.step, perturbed[0])
         cts = instantiated(cts)
@@ -277,7 +275,7 @@ class AbstractReverse(Formula):
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
-        """The same, unless its slots lack a leaf: then it runs the forward loop first.
+        """This sweep; if its slots lack a leaf, it runs the forward loop first.
 
         That happens where a derivative reads leaves that the gradient did not.
         """
@@ -392,11 +390,9 @@ class AbstractReverse(Formula):
     def _pull_written_out(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> PyTree:
-        """The same by JAX's own derivative of two loops, with every carry stored.
-
-        For a custom rule that is not linear in its cotangents. Then the derivative with
-        respect to these depends on their values at every step.
-        """
+        """What `pull` returns, by JAX's derivative of loops that store all carries."""
+        # This is for a custom rule that is not linear in its cotangents. Then the
+        # derivative with respect to these depends on their values at every step.
         primals, _, *ends = inputs
         run = functools.partial(self.problem.written_out, self.back, self.again)
         marks = Active(*map(inexact_only, perturbed[0], primals))

@@ -78,13 +78,9 @@ class StepParts:
     def residuals(
         self, consts: Arrays, x: Arrays, kept: Arrays, fixed: Arrays
     ) -> list[Value]:
-        """All residuals of a step.
+        """All residuals of a step, whose consts may be followed by others.
 
-        Args:
-            consts: The consts, which may be followed by others.
-            x: The `x` of the step.
-            kept: The residuals that were kept of it.
-            fixed: Those that are the same for all steps.
+        `kept` are those that were kept of it, `fixed` those that are the same for all.
         """
         own, same = iter(kept), iter(fixed)
         # `source` names only consts and leaves of `x`, as the carry is not known.
@@ -96,12 +92,9 @@ class StepParts:
         ]
 
     def take(self, residuals: Arrays, ends: BlockEnds) -> BlockResult:
-        """Goes back past a step, without evaluating it.
+        """Goes back past a step with all of its residuals, without evaluating it.
 
-        Args:
-            residuals: All residuals of the step.
-            ends: The `carried` after the step, and its `z`; `None` for those that are
-                zero.
+        What is zero among the `ends` is `None`.
         """
         carried, z = ends
         arrived = tuple(end is not None for end in (*z, *carried))
@@ -118,15 +111,9 @@ def parts_of(back: BackwardStep) -> StepParts:
 
 @functools.lru_cache(maxsize=128)
 def step_with_residuals(back: Pull) -> tuple[Step, StepParts]:
-    """A step that returns its residuals before its `y`, and what to do with these.
-
-    The step and its residuals are one program, so that nothing is computed twice. Of a
-    loop in the step XLA would not see that two programs run the same.
-
-    Returns:
-        The step, whose `y` begin with the residuals that are kept, and the parts of its
-        backward step.
-    """
+    """A step whose `y` begin with the residuals that are kept, and its `StepParts`."""
+    # The step and its residuals are one program, so that nothing is computed twice. Of
+    # a loop in the step XLA would not see that two programs run the same.
     program, step = program_with_outputs(back), back.step
     num_y = len(step.y_types)
     outs = [False] * (step.num_carry + num_y)
@@ -151,11 +138,9 @@ def step_with_residuals(back: Pull) -> tuple[Step, StepParts]:
 
 @functools.lru_cache(maxsize=128)
 def _rest_for(rest: jex.ClosedJaxpr, arrived: Flags) -> jex.ClosedJaxpr:
-    """`rest` without the cotangents that are zero.
-
-    It is linear in cotangents, and so it is its own derivative. In a derivative zeros
-    are symbols, which multiply nothing: zero times infinity would be NaN.
-    """
+    """`rest` without the cotangents that are zero."""
+    # It is linear in cotangents, and so it is its own derivative. In a derivative zeros
+    # are symbols, which multiply nothing: zero times infinity would be NaN.
     types, outs = rest.in_avals, (True,) * len(rest.out_avals)
     known = len(types) - len(arrived)
     marks = (*[False] * known, *arrived)
@@ -233,14 +218,10 @@ class KnownResiduals:
     ) -> BlockResult:
         """Takes cotangents past the step at a position.
 
-        Args:
-            consts: The consts of the step.
-            x: Its `x`.
-            ends: The cotangents after the step, and its `z`.
-            position: The position.
-            now: The backward step of the sweep. The primal had to store the residuals
-                for all cotangents that might arrive: here are those that did.
+        `now` is the backward step of the sweep.
         """
+        # The primal had to store the residuals for all cotangents that might arrive.
+        # `now` knows which of them did.
         carried, z = ends
         dtypes = [aval.dtype for aval in self.parts.kept_types]
         rows = [element(row, position - self.first) for row in self.rows]

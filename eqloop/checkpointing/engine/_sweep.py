@@ -80,14 +80,9 @@ class AbstractReversal(abc.ABC):
     def __call__(
         self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
-        """Takes cotangents past a block.
+        """Takes cotangents past a block of `count` steps, the first of them at `start`.
 
-        Args:
-            sweep: The sweep.
-            carry: The carry before the block.
-            start: The position of its first step.
-            count: How many steps it has.
-            cts: The cotangents after the block.
+        It gets the carry before the block, and the cotangents after it.
         """
 
     def each(self, sweep: "Sweep", steps: StoredSteps, cts: Cotangents) -> Cotangents:
@@ -175,7 +170,7 @@ class Sweep:
     gauge: Gauge = NO_BAR
 
     def opaque(self) -> "Sweep":
-        """The same for nested loops, see `opaque` in `_loop.py`."""
+        """This sweep for nested loops, see `opaque` in `_loop.py`."""
         return dataclasses.replace(
             self,
             consts=opaque(self.consts),
@@ -186,10 +181,7 @@ class Sweep:
     def start(self, ct_carry: Arrays, after: Arrays) -> Cotangents:
         """The state at the end of the loop, where nothing has been reversed yet.
 
-        Args:
-            ct_carry: What is carried back from the end.
-            after: What has to be computed before the bar is shown, along with `zs` and
-                `ct_carry`.
+        `after` has to be computed before the bar is shown, with `zs` and `ct_carry`.
         """
         # Whole arrays from the start, though most rows come late: the loops carry them,
         # and so XLA can write each row where it stays.
@@ -204,7 +196,7 @@ class Sweep:
         )
 
     def part(self, start: Index) -> "Sweep":
-        """The same for a part of the loop: positions count from `start` on."""
+        """The sweep past a part of the loop: positions count from `start` on."""
 
         def left(count: Value) -> Value:
             # Of the type of the count, as the index of a loop may have more bits.
@@ -218,7 +210,7 @@ class Sweep:
         )
 
     def until(self, count: Index) -> "Sweep":
-        """The same for a loop that has run so many steps."""
+        """The sweep back past a loop that has run `count` steps."""
         return dataclasses.replace(self, count=count, gauge=self.gauge.of(count))
 
     @property
@@ -373,11 +365,9 @@ class Sweep:
         return self.added_step(cts, taken, position)
 
     def block(self, start: Index, count: int) -> tuple[list[Value], list[Value]]:
-        """The inputs of `count` steps from a position on.
+        """The `xs` and `zs` of `count` steps from a position on.
 
-        Returns:
-            Their `xs`, which lie along `loop.x_axes`, and their `zs`, which lie along
-            the first axis.
+        `xs` lie along `loop.x_axes`, and `zs` along the first axis.
         """
         start = self.position(start)
         zs = self._zs(self.loop.block_start(start, count), count)
@@ -392,14 +382,7 @@ class Sweep:
     def added(
         self, cts: Cotangents, taken: BlockResult, start: Index, count: int
     ) -> Cotangents:
-        """The state before a block, given what its reversal returned.
-
-        Args:
-            cts: The state after the block.
-            taken: What the reversal of the block returned.
-            start: The position of the first step of the block.
-            count: How many steps it has.
-        """
+        """The state before a block: `cts` are after it, `taken` is of its reversal."""
         # The sum of a const is added up here, from block to block: `vjp` of a block
         # gives the block's part.
         sums = added(cts.consts, taken.sums)
@@ -408,7 +391,7 @@ class Sweep:
     def added_step(
         self, cts: Cotangents, taken: BlockResult, position: Index
     ) -> Cotangents:
-        """The same for a single step, whose `taken.xs` have no axis for steps."""
+        """The state before a single step, whose `taken.xs` have no axis for steps."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         xs = list(map(jnp.expand_dims, taken.xs, axes))
         return self.added(cts, taken._replace(xs=xs), position, 1)
@@ -416,7 +399,7 @@ class Sweep:
     def before(
         self, cts: Cotangents, taken: BlockResult, start: Index, count: int
     ) -> Cotangents:
-        """The same, if `taken.sums` are the new totals, and not the block's part."""
+        """The state before a block, if `taken.sums` are the new totals already."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         # In a loop in reverse, the first of these steps has the last of their rows.
         start = self.position(start)

@@ -28,8 +28,8 @@ def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
     """Which inputs are differentiated, and which leaves of `y` then have a derivative.
 
     A leaf of the carry is active if it is perturbed at the start or at any later step.
-    Types alone do not decide: what is under `stop_gradient` has no tangent.
     """
+    # Types alone do not decide: what is under `stop_gradient` has no tangent.
     types = (step.const_types, step.carry_types, step.x_types)
     # JAX marks integers as perturbed too, but they have no tangents.
     consts, carry, xs = map(inexact_only, perturbed, types)
@@ -86,10 +86,7 @@ def again(problem: Problem) -> Step:
 def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
     """The backward step of a gradient.
 
-    Args:
-        problem: The loop that is differentiated.
-        active: Which inputs are differentiated.
-        wanted: Which leaves of `y` have a cotangent.
+    `wanted` says which leaves of `y` have a cotangent.
     """
     # Not the settled step: `jax.vjp` has to find the custom rules in it.
     step = problem.reversed_step(problem.step.rewritten(Again()))
@@ -101,17 +98,12 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
 def with_cotangents(
     step: Step, active: Active, carry: Sequence[bool], ys: Sequence[bool]
 ) -> Active:
-    """The active inputs whose cotangents are not zero, given which outputs have one.
+    """The active inputs whose cotangents are not zero.
 
-    The way back leaves the others out, as JAX does. This is not only quicker: if a leaf
-    of the carry that nothing uses overflows, zero times infinity would be NaN.
-
-    Args:
-        step: The step.
-        active: Which inputs are differentiated.
-        carry: Which leaves of the final carry have a cotangent.
-        ys: Which leaves of `y` have one.
+    `carry` says which leaves of the final carry have a cotangent, `ys` which of `y`.
     """
+    # The way back leaves the others out, as JAX does. This is not only quicker: if a
+    # leaf of the carry that nothing uses overflows, zero times infinity would be NaN.
 
     def before(carry: Sequence[bool]) -> Active:
         """What a step reads to compute its marked outputs, if it is active."""
@@ -137,12 +129,7 @@ def needs_of_gradient(
 ) -> Needs:
     """The leaves of each carry that a gradient has to store.
 
-    Args:
-        problem: The loop that is differentiated.
-        active: Which inputs are differentiated.
-        wanted: Which leaves of `y` have a cotangent.
-        layout: How the loop is stored and reversed, if that is decided. If not, its
-            steps are taken to be reversed one by one.
+    Without a layout, its steps are taken to be reversed one by one.
     """
     # The way back runs the settled step, and differentiates the original one.
     step = again(settled_problem(problem, active, reverse=True))
@@ -153,10 +140,9 @@ def needs_of_gradient(
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
-    """The loop of the step's jvp.
+    """The loop of the step's jvp: in each group, tangents of active leaves are last.
 
-    In each group (consts, carry, `xs` and `ys`) the tangents of the active leaves
-    follow the leaves themselves.
+    The groups are consts, carry, `xs` and `ys`.
     """
     step, loop = problem.step, problem.loop
     # The step is differentiated, not the loop. So the tangents of the carry are leaves
@@ -184,21 +170,13 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
 def batched_problem(
     problem: Problem, axis_data: BatchAxis, dims: PyTree
 ) -> tuple[Problem, Flags, Flags]:
-    """The loop of the batched step.
+    """The loop of the batched step, and which leaves of its carry and `y` are batched.
 
-    The step is batched, not the loops that run it. So the cotangent of a const that is
-    not batched, a weight say, is one sum. `vmap` of a reverse sweep would carry one sum
-    for each example, and add them up at the end.
-
-    Args:
-        problem: The loop.
-        axis_data: The axis of the batch.
-        dims: Where the consts, the initial carry and `xs` are batched. Consts and `xs`
-            stay as they are; the carry of the result is batched along its first axis.
-
-    Returns:
-        The loop, and which leaves of its carry and of its `y` are batched.
+    Consts and `xs` stay as they are; the carry is batched along its first axis.
     """
+    # The step is batched, not the loops that run it. So the cotangent of a const that
+    # is not batched, a weight say, is one sum. `vmap` of a reverse sweep would carry
+    # one sum for each example, and add them up at the end.
     step, loop = problem.step, problem.loop
     is_batched = [[dim is not None for dim in group] for group in dims]
     # A leaf of the carry that starts unbatched may become batched at a later step, so
@@ -236,11 +214,9 @@ def batched_problem(
 def _reaching_both_ways(
     step: Step, is_batched: PyTree, carry: Flags, ys: Flags, axis_name: Hashable
 ) -> tuple[Flags, Flags]:
-    """Which leaves of the carry and of `y` are batched by the step or by its inverse.
-
-    The inverse may compute a leaf from others that the step does not use for it. Each
-    of the two may add leaves, which the other one then starts from.
-    """
+    """Which leaves of the carry and of `y` the step or its inverse makes batched."""
+    # The inverse may compute a leaf from others that the step does not use for it. Each
+    # of the two may add leaves, which the other one then starts from.
     consts, _, x = is_batched
     assert step.inverse is not None
     back = Step(step.inverse, step.num_consts, step.num_carry)

@@ -135,8 +135,7 @@ def reduce_axes(classes: Classes, op: Op) -> None:
 def dot_axes(op: Op) -> tuple[Any, ...]:
     """The batch axes, the axes that are left and the contracted ones of a product.
 
-    Returns:
-        For the left and the right operand: batch axes, other axes, contracted axes.
+    They are in a tuple for the left operand, and in one for the right.
     """
     (lc, rc), (lb, rb) = op.params["dimension_numbers"]
     free = lambda val, *gone: [
@@ -163,12 +162,11 @@ def product_axes(classes: Classes, op: Op) -> None:
 def _window_axes(
     op: Op, parts: Val
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The axes of the parts that a gather reads or a scatter writes.
+    """The axes of the parts that a gather reads or a scatter writes, in two lists.
 
-    Returns:
-        Pairs of an axis of the operand, or of the indices, and one of the parts. Axes
-        along which they do not have all of the operand are missing.
+    They are pairs of an axis of the operand, or of the indices, and one of the parts.
     """
+    # Axes along which the parts do not have all of the operand are missing.
     windows, (a, at) = Windows.of(op.params), op.ins[:2]
     whole = [
         (i, j)

@@ -133,14 +133,7 @@ class Backward:
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Goes back: the cotangents of consts, of the initial carry, and of `xs`.
 
-        Args:
-            nests: Where the stored carries are from, and how to go back between them.
-            own: How many steps each row has run, if these are not all.
-            consts: The consts of the step.
-            xs: The `xs` of the loop.
-            zs: The `z` of all steps.
-            stored: The stored carries.
-            carried: What is carried back from the end.
+        `nests` say where the carries are from; `own` is empty if rows run all steps.
         """
         of, way = self.programs, _Way(self, nests, xs, zs, stored)
         # The position of a step is in the place of this number in the kernel.
@@ -385,15 +378,9 @@ class _Block:
         state: Any,
         only: tuple[Index, Index] | None = None,
     ) -> Any:
-        """Takes back the segments of a level, the last one first.
+        """Takes back the segments of a level (-1: the outermost), the last one first.
 
-        Args:
-            level: The level; -1 for the outermost.
-            nest: The segments.
-            start: The first step, and the row of its carry.
-            end: How many steps there are.
-            state: What is taken along.
-            only: From which segment on, and up to which.
+        `start` is the first step and the row of its carry; `only` bounds the segments.
         """
         low, count = only or (0, -(-end // nest.stride))
 

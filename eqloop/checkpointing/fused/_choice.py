@@ -154,17 +154,11 @@ def kernel_of(
 ) -> Kernel | None:
     """What a loop takes that is one kernel each way, if it is one here.
 
-    Its time is measured, where that can be: a few steps are run. Otherwise it is told
-    from how many operations a row has, from the registers, and from what is read and
-    written: a roofline.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: How it runs.
-        measure: Whether steps may be run.
-        like: Another one, of which the registers are known.
+    `like` is a kernel of the same loop whose registers are known.
     """
+    # Its time is measured, where that can be: a few steps are run. Otherwise it is told
+    # from how many operations a row has, from the registers, and from what is read and
+    # written: a roofline.
     if not _work(problem, active):
         return None
     known = like.registers if like else registers_of_kernel(problem, active, layout)

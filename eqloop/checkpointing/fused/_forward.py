@@ -84,13 +84,7 @@ class Forward:
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop: the final carry, `ys`, and stored carries.
 
-        Args:
-            nests: Where segments begin, whose carries are stored.
-            held: Which leaves of the carry are stored.
-            slots: How many rows the arrays for these have.
-            consts: The consts of the step.
-            init: The initial carry.
-            xs: The `xs` of the loop.
+        `nests` say where carries are stored, in `slots` rows; `held` says which leaves.
         """
         way = _WayForward(self, nests, held, slots, xs)
         carry, ys, stored = way.launched(consts, init, xs)
@@ -215,14 +209,9 @@ class _ForwardBlock:
         carry: Any,
         bounds: tuple[Index, Index],
     ) -> Any:
-        """Runs the segments of a nest, and stores the carry before each of them.
+        """Runs the segments of a nest within `bounds`; stores the carry before each.
 
-        Args:
-            nest: The segments.
-            start: The first step, and the row of its carry.
-            end: How many steps there are.
-            carry: The carry before the first of the segments that are run.
-            bounds: From which segment on, and up to which.
+        `start` is the first step and the row of its carry, `end` the number of steps.
         """
         stops = self._way.forward.loop.stops
         goes_on = (lambda carry: any_row(carry[0][0])) if stops else None

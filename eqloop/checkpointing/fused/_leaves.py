@@ -55,12 +55,9 @@ class Leaf:
         rows: Sequence[int | None],
         time: tuple[int, int] | None = None,
     ) -> "Leaf":
-        """For an array of which one step has a type.
+        """The leaf for an array of which one step has a type, in all rows.
 
-        Args:
-            aval: What one step has of it, in all rows.
-            rows: For each axis, which axis of rows it is.
-            time: The axis of the steps, and how many there are.
+        `rows`: which axis of rows each axis is; `time`: the axis and number of steps.
         """
         sizes = list(aval.shape)
         axes = [Axis(n, r, r) for n, r in zip(sizes, rows, strict=True)]

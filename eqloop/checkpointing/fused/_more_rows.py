@@ -81,8 +81,7 @@ def run_back(
 ) -> tuple[list[Value], list[Value], list[Value]]:
     """The cotangents of consts, of the initial carry, and of `xs`; see `Backward`.
 
-    `given` are what `Backward` is called with, in groups: how many steps were run, if
-    that is not the length, consts, `xs`, `zs`, stored carries, and what is carried.
+    `given` are the groups of arrays that a `Backward` is called with, `own` the first.
     """
 
     @jax.custom_batching.custom_vmap
@@ -180,7 +179,7 @@ def _batched_way(
 
 
 def _masked(way: WayBack) -> WayBack:
-    """The same with two more consts: how many steps were run, and the position of one.
+    """A way back with two more consts: the number of steps run, and a position.
 
     A step that was not run changes nothing.
     """

@@ -7,11 +7,9 @@ from ..engine.orders._nested import Nested
 
 
 def usual_nests(length: int, every: int | None = None) -> tuple[Nest, ...]:
-    """Segments of so many steps.
-
-    By default, the fewest levels whose slots are no more than twice those of
-    `Recursive`: each level but the first runs nearly all steps once more.
-    """
+    """Segments of `every` steps; by default, the fewest levels with few slots."""
+    # By default, slots are no more than twice those of `Recursive`. Levels are few, as
+    # each but the first runs nearly all steps once more.
     if every is None:
         most = 2 * max(Nested(nests(length, 16)).slots, 1)
         depth = next(d for d in range(1, 64) if d * _root(length, d) <= most)

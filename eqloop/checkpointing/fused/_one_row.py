@@ -59,10 +59,7 @@ class OneRow:
     ) -> list[Value]:
         """The outputs of a program for one row.
 
-        Args:
-            program: The program.
-            ins: Its inputs.
-            want: Over which rows the outputs are to be pending.
+        `want` says over which rows each of the outputs is to be pending.
         """
         env = dict(self._lifted)
         env.update((id(v), x) for v, x in zip(program.ins, ins, strict=True))

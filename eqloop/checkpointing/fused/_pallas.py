@@ -34,16 +34,9 @@ def call(
     interpret: bool,
     aliases: dict[int, int] | None = None,
 ) -> list[Value]:
-    """Runs a kernel once for each block of rows.
+    """Runs a kernel once for each of `blocks` blocks, with `block` rows each.
 
-    Args:
-        kernel: Takes the number of the block, and references to inputs and outputs.
-        inputs: Whole arrays.
-        outputs: The types of the outputs.
-        blocks: How many blocks there are.
-        block: How many rows each has.
-        interpret: Whether it is interpreted.
-        aliases: Which outputs take the place of which inputs.
+    The kernel takes the number of its block, and references to inputs and outputs.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton

@@ -42,14 +42,9 @@ def find_rows(
     seeds: Iterable[Val],
     settle: Callable[[], None],
 ) -> FoundRows:
-    """The rows of some programs.
+    """The rows of some programs, among the axes of the `seeds`.
 
-    Args:
-        classes: The classes of their axes.
-        programs: The programs, for axes that are there twice in one array.
-        seeds: The arrays along whose axes rows may be.
-        settle: Marks what is pending in the programs, by `mark`, given the rows that
-            are `classes.rows`.
+    `settle` marks what is pending in the programs if the rows are `classes.rows`.
     """
     size_of, others = _sizes(classes, seeds), _sizes(classes, _around(programs))
     for program in programs:
@@ -98,11 +93,9 @@ def _join(
     rows: Iterable[int],
     others: dict[int, int],
 ) -> None:
-    """Makes rows of what has nothing to do with them, such as `y` that is of `x` alone.
-
-    It is a map along axes of as many entries, and no array has both: so it makes no
-    difference which of them are together.
-    """
+    """Makes rows of what has nothing to do with them, as `y` that is of `x` alone."""
+    # It is a map along axes of as many entries, and no array has both: so it makes no
+    # difference which of them are together.
     arrays = lambda: [{*classes.of(val)} for one in programs for val in one.vals()]
     found = arrays()
     for other, size in others.items():

@@ -185,13 +185,9 @@ class RowPrograms:
         return as_vectors(self.block, array, dtype, self.carries or self.differs(val))
 
     def nanoseconds(self, work: float, registers: int = _MOST_REGISTERS) -> float:
-        """How long a GPU takes for so many operations on numbers of each row.
-
-        Args:
-            work: How many they are.
-            registers: How many registers a thread takes. With fewer, more threads are
-                there at once, and some compute while others wait.
-        """
+        """How long a GPU takes for `work` operations on numbers of each row."""
+        # With fewer registers for each thread, more threads are there at once, and some
+        # compute while others wait.
         count = self.found.count
         turns = max(count * registers / _REGISTERS_IN_ALL, 1)
         return work * max(count * _OPERATION, turns * _OPERATION_ALONE)

@@ -44,7 +44,7 @@ class Windows(NamedTuple):
 
     @property
     def numbers(self) -> lax.GatherDimensionNumbers:
-        """The same for a gather."""
+        """The dimension numbers of a gather that reads these parts."""
         return lax.GatherDimensionNumbers(
             offset_dims=self.own,
             collapsed_slice_dims=self.dropped,
@@ -55,7 +55,7 @@ class Windows(NamedTuple):
 
     @property
     def scatter_numbers(self) -> lax.ScatterDimensionNumbers:
-        """The same for a scatter."""
+        """The dimension numbers of a scatter that writes these parts."""
         return lax.ScatterDimensionNumbers(
             update_window_dims=self.own,
             inserted_window_dims=self.dropped,

@@ -27,11 +27,9 @@ class _NoPlanner:
 
 @remembered_per_device(maxsize=512)
 def alike(problem: Problem) -> Problem:
-    """The loop by which all that are like this one are known.
+    """The loop by which all that are like this one are known, without who plans it.
 
-    Returns:
-        The same with a step that says the same, and without who plans it. Its equations
-        may be from other lines, and its leaves have other paths.
+    Its step says the same, but may have equations from other lines and other paths.
     """
     step = _known_step(problem.step)
     return dataclasses.replace(

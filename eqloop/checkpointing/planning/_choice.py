@@ -42,20 +42,12 @@ _ANY = 2**63
 def best(
     problem: Problem, active: Active, nbytes: int, times: Paces
 ) -> tuple[Layout | None, Paces]:
-    """The layout that takes the least time within so many bytes, if there is any.
+    """The layout that takes the least time within `nbytes`, if there is any.
 
-    What the fastest one consists of is tried, until all is known of the one that is the
-    fastest then. The program of that one is compiled, to see whether it fits.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        nbytes: How many bytes its gradient may take.
-        times: How long the pieces of the gradient take, as far as that is known.
-
-    Returns:
-        The layout, and how long pieces take, as far as it is known then.
+    It comes with the `times`, which now say all that was found out on the way.
     """
+    # What the fastest one consists of is tried, until all is known of the one that is
+    # the fastest then. The program of that one is compiled, to see whether it fits.
     times = _begun(problem, active, nbytes, times)
     checked: tuple[tuple[Layout, int], ...] = ()
     while len(checked) < (_FEWEST_TRIALS if times.compiles_slowly else _MOST_TRIALS):
@@ -200,17 +192,10 @@ def pareto(
 ) -> tuple[list[tuple[Layout, int]], Paces]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        times: How long the pieces of the gradient take, as far as that is known.
-        hopeful: How many layouts may be compiled because it is hoped, rather than
-            expected, that no other one beats them.
-
-    Returns:
-        Each of them, with the bytes that it takes; and how long pieces take. One of
-        every kind is compiled, and those of the others are told from it.
+    So many as `hopeful` may be compiled because it is hoped that none beats them.
     """
+    # One layout of every kind is compiled, and the bytes of the others are told from
+    # it.
     times = _begun(problem, active, _ANY, times)
     guess = Guess(times)
     chosen = list[Layout]()
@@ -239,14 +224,13 @@ def pareto(
 def simple_pareto(
     problem: Problem, active: Active, times: Paces
 ) -> tuple[list[Layout], Guess, Paces]:
-    """The same of simple layouts, and roughly: what the whole takes is compiled later.
+    """The simple layouts that no other one beats, roughly, the smallest first.
 
-    The pieces of those that promise the most are tried once. Bytes are told from what
-    these take, and from the smallest that takes steps back in another way.
-
-    Returns:
-        The layouts, the smallest first, what tells their bytes, and the paces.
+    They come with what tells their bytes, and with the paces.
     """
+    # What the whole takes is compiled later. The pieces of the layouts that promise the
+    # most are tried once. Bytes are told from what these take, and from the smallest
+    # that takes steps back in another way.
     every = _by_duration(problem, times)
     promising = _beaten_by_none((layout for _, layout in every), Guess(times))
     everything = Layout(AllAtOnce(problem.loop.length))

@@ -31,14 +31,9 @@ def largeness(step: Step) -> float:
 
 
 def compiles_slowly(step: Step, measure: bool) -> bool | None:
-    """Whether programs of a step take long to compile.
+    """Whether programs of a step take long to compile; `None` if the first one tells.
 
-    Args:
-        step: The step.
-        measure: Whether the time that they took may decide.
-
-    Returns:
-        Whether they do; `None` if that is seen when the first one is compiled.
+    `measure` says whether the time that they took may decide.
     """
     if measure and (found := recall(_key(step))) is not None:
         return found["seconds"] > _LONG

@@ -11,17 +11,10 @@ from ._work import rates, work
 
 
 def computed_again(problem: Problem, active: Active, layout: Layout) -> int:
-    """How many steps a policy has evaluated once more for one gradient.
-
-    Where residuals are stored, the reversal of a step computes again what the policy
-    does not keep. A step that is reversed as soon as it has been run computes its
-    values once: with a policy only its effects, such as callbacks, happen once more.
-
-    Args:
-        problem: The loop, with the policy by which it runs.
-        active: Which of its inputs are differentiated.
-        layout: How it is stored and reversed.
-    """
+    """How many steps the policy of a loop has evaluated once more for one gradient."""
+    # Where residuals are stored, the reversal of a step computes again what the policy
+    # does not keep. A step that is reversed as soon as it has been run computes its
+    # values once: with a policy only its effects, such as callbacks, happen once more.
     if problem.policy is None:
         return 0
     stored = layout.steps_read_from_residuals

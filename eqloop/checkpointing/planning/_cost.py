@@ -32,10 +32,7 @@ from ._work import count_dots, rates, start, work
 def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
     """What one step costs, given which inputs are differentiated.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        rate: The time of single operations, if not on the device in use.
+    `rate` is the time of single operations; by default, that on the device in use.
     """
     return _cost_of(alike(problem), active, rate or rates())
 
@@ -97,10 +94,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
 def list_bytes(problem: Problem, active: Active, layout: Layout | None = None) -> int:
     """Bytes of the lists of rows that are stored in place of buffers in slots.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: How it is stored and reversed, if that is decided.
+    `layout` may be `None`, if it is not decided yet.
     """
     if layout is not None and layout.stores_residuals:
         return 0
@@ -119,11 +113,7 @@ def as_stored(problem: Problem, active: Active, layout: Layout) -> Problem:
 
 
 def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:
-    """What it takes to start the operations that a batch of steps has once.
-
-    Returns:
-        That time, and how many of them are dots.
-    """
+    """The time to start what a batch of steps has once, and the number of its dots."""
     if not can_join(step):
         return 0.0, 0
     _, linear, _ = parts_in_turn(back)

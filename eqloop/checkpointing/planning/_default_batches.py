@@ -32,18 +32,10 @@ _ALIKE = 1.03
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
-    """A layout with steps reversed together, if that should be faster than another.
-
-    Args:
-        loop: The loop.
-        plain: The other one, which reverses its steps one by one.
-
-    Returns:
-        The fastest that takes at most twice the memory of the other one's slots, or
-        64 KiB, plus the size of the parameters' cotangents; or else the other one. Of
-        those that are about as fast, that of the smallest program. Time and memory are
-        estimated.
-    """
+    """The fastest layout with steps reversed together, or `plain` if none is faster."""
+    # It takes at most twice the memory of the slots of `plain`, or 64 KiB, plus the
+    # size of the cotangents of the parameters. Of those that are about as fast it is
+    # that of the smallest program. Time and memory are estimated.
     problem, active = loop._problem, loop._active
     consts = pick(problem.step.const_types, active.consts)
     sizes = [size for t in problem.step.jaxpr.in_avals for size in t.shape]
@@ -66,7 +58,7 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
 
 
 def _batches_of(plain: Layout) -> Iterator[Layout]:
-    """The same order, with batches of various sizes."""
+    """The order of a layout, with batches of various sizes."""
     most = min(plain.order.adjacent, _BATCH_SIZES[-1])
     for size in range(_BATCH_SIZES[0], most + 1):
         if plain.order.adjacent % size == 0 or size in _BATCH_SIZES:

@@ -33,21 +33,15 @@ class Fixed:
 
 
 def gradient_of(problem: Problem, active: Active) -> Any:
-    """The cotangents of the inputs of a loop, as a program.
+    """The gradient of a loop as a function, and the types of its arguments.
 
-    Those of the leaves that are `undifferentiated` are not among them: they take memory
-    as well, and not that of an output. Nor are those of inputs without influence. They
-    would be zeros, which are written last, and until then XLA uses their memory for
-    other values: a gradient that is not asked for them would take more.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-
-    Returns:
-        A function of the inputs, in threes, and the cotangents of `ys`; and the types
-        of these arguments.
+    These are the inputs, in threes, and the cotangents of `ys`.
     """
+    # The cotangents of the leaves that are `undifferentiated` are not among its
+    # results: they take memory as well, and not that of an output. Nor are those of
+    # inputs without influence. They would be zeros, which are written last, and until
+    # then XLA uses their memory for other values: a gradient that is not asked for them
+    # would take more.
     step, loop = problem.step, problem.loop
     moves = problem.moving(_with_influence(problem, active))
 

@@ -73,11 +73,7 @@ class KeptValues:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def cost(self, kept: Iterable[str]) -> tuple[int, float]:
-        """The bytes that are kept of a step, and the time to compute the others again.
-
-        Args:
-            kept: The names of the values that are kept.
-        """
+        """The bytes kept of a step, and the time to compute its other values again."""
         kept, needed = set(kept), set(self.read)
         size, work = 0, 0.0
         # Backwards, so whoever reads a value has been seen before the operation that
@@ -96,8 +92,7 @@ class KeptValues:
     def best(self) -> list[tuple[tuple[str, ...], int, float]]:
         """The sets that no other beats both in bytes and in time, the smallest first.
 
-        Returns:
-            The names of each, with its bytes and the time to compute the others again.
+        Each is its names, its bytes, and the time to compute the other values again.
         """
         sets = self._all() if len(self.names) <= _MOST_TRIED else self._near()
         found: list[tuple[tuple[str, ...], int, float]] = []
@@ -135,12 +130,7 @@ class KeptValues:
 
 @remembered_per_device(maxsize=128)
 def kept_values(problem: Problem, active: Active) -> KeptValues:
-    """What a step may keep.
-
-    Args:
-        problem: The loop, without a policy.
-        active: Which of its inputs are differentiated.
-    """
+    """What a step may keep, of a loop without a policy."""
     step = problem.step.rewritten(with_named_dots)
     named = dataclasses.replace(problem, step=step)
     # The part of the gradient that comes before the cotangents: its outputs are what
@@ -159,8 +149,7 @@ def costs_by_kept(
 ) -> tuple[tuple[tuple[str, ...], StepCost, float], ...]:
     """What a step costs that keeps some of its values, for every set worth a try.
 
-    Returns:
-        The names, the cost, and how much of its reversal computes values again.
+    Each is its names, the cost, and how much of its reversal computes values again.
     """
     values = kept_values(problem, active)
     sets = _evenly_chosen(values.best())
@@ -196,15 +185,7 @@ class _Reader:
         self._numbers = itertools.count()
 
     def read(self, program: AnyJaxpr, numbers: dict[Any, int]) -> dict[Any, int]:
-        """Reads a program.
-
-        Args:
-            program: An open jaxpr.
-            numbers: The numbers of its inputs, as far as they have some.
-
-        Returns:
-            The numbers of all its values.
-        """
+        """Numbers all values of an open jaxpr, some of whose inputs have numbers."""
         for var in (*program.constvars, *program.invars):
             numbers.setdefault(var, next(self._numbers))
         for eqn in program.eqns:

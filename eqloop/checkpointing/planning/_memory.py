@@ -46,15 +46,9 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     """The bytes that a gradient allocates, rather too many than too few.
 
     Inputs and outputs do not count.
-
-    A loop is compiled alone, and within another program a few more of its values may
-    be buffers, so that a little is added.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: How it is stored and reversed.
     """
+    # A loop is compiled alone. Within another program a few more of its values may be
+    # buffers, so a little is added.
     step, problem = problem.step, problem.under(layout)
     order, extra = layout.order, 0
     # The compiler of a TPU copies `xs` in whole, for some loops in loops and not for
@@ -86,7 +80,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
 
 
 def device_bytes(problem: Problem, active: Active, layout: Layout) -> int:
-    """The same for the device alone: on a CPU without the slots on its host."""
+    """`peak_bytes` of the device alone: on a CPU without the slots on its host."""
     size = peak_bytes(problem, active, layout)
     if not (layout.is_elsewhere and layout.slots.take_device_memory):
         return size
@@ -100,16 +94,9 @@ def loop_bytes(
     layout: AbstractLayout,
     maps: Maps = (),
 ) -> int | None:
-    """The bytes that the gradient of this very loop allocates by itself.
+    """The bytes that the gradient of this very loop allocates by itself, within `maps`.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: How it is stored and reversed.
-        maps: The `vmap`s around the gradient.
-
-    Returns:
-        The bytes, or `None` if they cannot be known.
+    It is `None` if they cannot be known.
     """
     found = _compiled(problem, active, layout, maps)
     return None if found is None else round(found["bytes"])
@@ -131,7 +118,7 @@ def _compiled(
     layout: AbstractLayout,
     maps: Maps = (),
 ) -> Fact | None:
-    """The same bytes, with the seconds that it took to compile the program."""
+    """The bytes of a gradient, and the seconds that it took to compile its program."""
     known = alike(problem).as_run
     about = [known.step, type(known), known.loop]
     about += [known.policy, known.undifferentiated, known.placed]

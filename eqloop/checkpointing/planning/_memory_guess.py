@@ -51,12 +51,10 @@ class Guess:
         return stored * measured // max(counted, 1)
 
     def at_best(self, layout: Layout) -> int:
-        """The bytes of a layout, if there is hope: few of them are not counted.
-
-        Of a kind that was not measured, these are as few as of any other kind that
-        takes blocks back in the same way. Where each program takes long to compile,
-        nothing is hoped for.
-        """
+        """The bytes of a layout, if there is hope: few of them are not counted."""
+        # Of a kind that was not measured, these are as few as of any other kind that
+        # takes blocks back in the same way. Where each program takes long to compile,
+        # nothing is hoped for.
         if self.knows_kind(layout) or self._paces.compiles_slowly:
             return self(layout)
         more = self._least_more.get(layout.reversal.kind)

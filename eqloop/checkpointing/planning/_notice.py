@@ -24,10 +24,7 @@ _now = contextvars.ContextVar[_Planning | None]("planning", default=None)
 def says_if_long(owner: str, what: str, how: str) -> Iterator[None]:
     """A context for planning, which is said in a line if it takes long.
 
-    Args:
-        owner: Who plans.
-        what: What is planned, in words.
-        how: What it does to find out, in words.
+    In words: `owner` plans `what`, and compiles `how` to find out.
     """
     where = planning_device().kind
     if (place := place_now()) is not None:

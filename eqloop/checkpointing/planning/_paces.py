@@ -119,32 +119,28 @@ class Paces:
         return layout.pieces - seen.keys() if self.are_tried else frozenset()
 
     def compiling(self, slowly: bool | None) -> "Paces":
-        """The same if a program takes long to compile, or does not."""
+        """These paces, if a program takes long to compile (`slowly`), or does not."""
         tried = self.are_tried and not slowly
         return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
 
     def has_short_program(self, layout: Layout) -> bool:
-        """Whether a program is short enough.
-
-        Each nest has the step, there and back, and a batch has it twice on its way
-        back: such a program takes up to several times as long to compile.
-        """
+        """Whether the program of a layout is short enough to be compiled."""
+        # Each nest has the step, there and back, and a batch has it twice on its way
+        # back: such a program takes up to several times as long to compile.
         is_short = len(layout.order.levels) <= 1 and layout.reversal.stores_residuals
         return is_short or not self.compiles_slowly
 
     @functools.cached_property
     def rounded(self) -> "Paces":
-        """The same, as it comes out however noisy the machine is.
-
-        Which layouts of the same pieces are fastest depends little on what the pieces
-        take. It is decided by factors of two beside a step that is run.
-        """
+        """These paces as they come out however noisy the machine is."""
+        # Which layouts of the same pieces are fastest depends little on what the pieces
+        # take. It is decided by factors of two beside a step that is run.
         step, seen = self.base.factor(ADVANCE), self.base.seen
         near = tuple((p, _power(step) * _power(f / step)) for p, f in seen)
         return dataclasses.replace(self, base=dataclasses.replace(self.base, seen=near))
 
     def keeping(self, problem: Problem, active: Active, kept: Kept) -> "Paces":
-        """The same if a step may also keep just these values."""
+        """These paces, if a step may also keep just these values."""
         if kept is None or kept in self._by_kept:
             return self
         cost = step_cost(problem.keeping(kept), active)
@@ -154,10 +150,7 @@ class Paces:
 def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     """How long the pieces of a gradient take, as far as it can be estimated.
 
-    Args:
-        problem: The loop.
-        active: Which inputs are differentiated.
-        measure: Whether pieces are run when they are tried, see `tried`.
+    `measure` says whether pieces are run when they are tried, see `tried`.
     """
     known = _cost_with_products(problem, active)
     base = Pace(step_cost(problem, active), rates(), known)
@@ -175,14 +168,7 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
 def tried(
     problem: Problem, active: Active, times: Paces, layouts: Iterable[Layout]
 ) -> Paces:
-    """The same where all that the times of some layouts depend on was seen.
-
-    Args:
-        problem: The loop.
-        active: Which inputs are differentiated.
-        times: How long pieces take, as far as that is known.
-        layouts: The layouts.
-    """
+    """The paces after all was tried that the times of some layouts depend on."""
     # In the order of the layouts: what is tried first tells how long programs compile.
     unknown = dict.fromkeys(
         piece for one in layouts for piece in sorted(times.unknown(one), key=str)
@@ -241,18 +227,9 @@ def _trial_of(piece: Piece, length: int, size: int) -> Layout | StepsAlone:
 def move_time(
     problem: Problem, active: Active, slots: AbstractSlots, times: Paces
 ) -> float:
-    """How long it takes to write a carry to slots, or to read it from there.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        slots: The slots.
-        times: How long pieces take. If that was measured, so is this: by a short loop
-            all of whose carries are stored there, and one with near slots.
-
-    Returns:
-        Nanoseconds.
-    """
+    """The nanoseconds that writing a carry to slots takes, or reading it from there."""
+    # If the times of the pieces were measured, so is this: by a short loop all of whose
+    # carries are stored there, and one with near slots.
     pace = times.base
     estimated = slots.move_time(
         nbytes(slots.packed_types(pace.cost.held_types)), pace.rate
@@ -272,12 +249,7 @@ def move_time(
 
 
 def _is_quick(problem: Problem, pace: Pace) -> bool:
-    """Whether a gradient takes little time beside what it takes to compile it.
-
-    Args:
-        problem: The loop.
-        pace: How long the pieces of its gradient take.
-    """
+    """Whether a gradient takes little time beside what it takes to compile it."""
     takes = problem.loop.length * pace.everything
     return takes < _WORTH_TRYING * max(largeness(problem.step), 1) ** 2
 
@@ -307,11 +279,9 @@ def _if_fused(problem: Problem, active: Active, pace: Pace) -> float:
 
 
 def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
-    """What a step costs whose products are known, if it has some.
-
-    Steps that are given what was stored are as fast as steps of a loop that gets its
-    products as `xs`. So it is that loop of which the cost is estimated.
-    """
+    """What a step costs whose products are known, if it has some."""
+    # Steps that are given what was stored are as fast as steps of a loop that gets its
+    # products as `xs`. So it is that loop of which the cost is estimated.
     # If a loop may stop early, not all of its batches are whole.
     step = problem.step
     if problem.as_run.loop.stops or step.inverse is not None or not can_join(step):

@@ -78,9 +78,7 @@ class _Instruction(NamedTuple):
 def roofline(text: str, rate: Rates) -> float:
     """The nanoseconds that a compiled program takes, loops multiplied out.
 
-    Args:
-        text: The optimised program, as `Compiled.as_text` gives it.
-        rate: The time of single operations on the device.
+    `text` is the optimised program, as `Compiled.as_text` gives it.
     """
     computations, entry = _read(text)
     return _Roofline(computations, rate).time(entry)

@@ -47,12 +47,9 @@ def orders(length: int) -> Iterator[AbstractOrder]:
 def layouts(
     length: int, joins: bool, kept: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[Layout]:
-    """The layouts from which to choose.
+    """The layouts from which to choose, for a loop of so many steps.
 
-    Args:
-        length: How many steps the loop has.
-        joins: Whether its steps can be reversed together.
-        kept: What a step may keep, if it is to be chosen.
+    `joins`: whether steps can be reversed together; `kept`: what a step may keep.
     """
     for order in orders(length):
         yield Layout(order)
@@ -82,11 +79,9 @@ def _batch_sizes(steps: int) -> Iterator[int]:
 
 
 def dividing(length: int, size: int) -> int:
-    """About as many steps, so that the batches leave none over, if that can be.
-
-    Steps that are left over are reversed one by one. For that, the program would need
-    another loop.
-    """
+    """About as many steps, so that the batches leave none over, if that can be."""
+    # Steps that are left over are reversed one by one. For that, the program would need
+    # another loop.
     smaller = range(size, size // 2, -1)
     return next((n for n in smaller if length % n == 0), size)
 

@@ -97,20 +97,12 @@ def trials(
     loops: Sequence[Layout | StepsAlone],
     measure: bool,
 ) -> list[Trial] | None:
-    """What short loops take.
+    """What short loops take; `None` if nothing can be found out.
 
-    Args:
-        problem: The loop of which they are short versions.
-        active: Which of its inputs are differentiated.
-        loops: How they run. The first are steps alone, to which others are compared
-            that were tried at another time.
-        measure: Whether to run them, if that can be.
-
-    Returns:
-        A result for each, or `None` if nothing can be found out: if what a loop
-        consists of cannot be compiled by itself, as what has a collective cannot, or
-        the first two of them took long to compile.
+    `loops` begin with steps alone, by which trials of different moments are compared.
     """
+    # Nothing can be found out if what a loop consists of cannot be compiled by itself,
+    # as what has a collective cannot, or if the first two took long to compile.
     device = planning_device()
     runs = measure and device.is_here and _can_be_run(problem)
     # By what a step says, not by its identity: another process, or a step that was
@@ -243,17 +235,12 @@ def _compiled_side_by_side(
 def run_times(
     gradients: Sequence[Callable[..., PyTree]], types: Sequence[Aval]
 ) -> list[tuple[float, float]] | None:
-    """How long whole functions take, run in turn for a moment.
+    """The nanoseconds of functions of the same arrays, run in turn for a moment.
 
-    Args:
-        gradients: The functions, of the same arrays.
-        types: The types of these.
-
-    Returns:
-        For each its time in nanoseconds, and by what part of it two halves of the runs
-        differ; or `None` if they cannot be run now: in one of several processes, on a
-        device that is not here, or where there is no room.
+    Each comes with by what part of it two halves of the runs differ.
     """
+    # They cannot be run in one of several processes, on a device that is not here, or
+    # where there is no room: then this is `None`.
     device = planning_device()
     if not device.is_here or jax.process_count() > 1:
         return None

@@ -52,20 +52,12 @@ def fastest_in_two_places(
     times: Paces,
     limit: float = math.inf,
 ) -> Layout | None:
-    """The layout that takes the least time with carries in both places.
+    """The fastest layout within `nbytes` that has carries in both places.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        nbytes: How many bytes it may take on the device.
-        second: The other place.
-        times: How long the pieces of a gradient take.
-        limit: How long the layout takes that is used otherwise, if there is one.
-
-    Returns:
-        The layout, or `None` if there is nothing to store, or none fits, or none is
-        faster than the limit.
+    It is `None` if nothing is stored, none fits, or none is faster than the `limit`.
     """
+    # `nbytes` is what it may take on the device, `limit` how long the layout takes that
+    # is used otherwise.
     pace, far = times.base, _far_slots(second, times)
     if far < 1:
         return None
@@ -94,9 +86,9 @@ def pareto_in_two_places(
 ) -> list[tuple[Layout, float]]:
     """The layouts that none beats in memory of the device and in time, roughly.
 
-    Each comes with the time that it takes to move its carries. Its bytes are told from
-    those of layouts in one place.
+    Each comes with the time that it takes to move its carries.
     """
+    # Their bytes are told from those of layouts in one place.
     pace, far = times.base, _far_slots(second, times)
     if far < 1:
         return []
@@ -135,13 +127,7 @@ def _far_slots(second: SecondPlace, times: Paces) -> int:
 def _layouts(
     problem: Problem, slots: AbstractSlots, far: int
 ) -> Iterator[tuple[Layout, float]]:
-    """The layouts from which to choose, with how many carries each of them moves.
-
-    Args:
-        problem: The loop.
-        slots: The far slots.
-        far: How many there are.
-    """
+    """The layouts from which to choose, with how many carries each of them moves."""
     length, joins = problem.loop.length, can_join(problem.step)
     stops = problem.as_run.loop.stops
     for layout in layouts(length, joins):

@@ -95,7 +95,7 @@ def work(jaxpr: AnyJaxpr, rate: Rates) -> float:
 
 
 def work_of(jaxpr: AnyJaxpr) -> float:
-    """The same on the device that plans are for."""
+    """The time that the equations of a jaxpr take on the device that plans are for."""
     return work(jaxpr, rates())
 
 

@@ -41,22 +41,14 @@ USUAL_CARRIES = 32
 
 
 def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
-    """The leaves of the carry before a block that its reversal reads.
-
-    Args:
-        back: The backward step.
-        loop: The loop.
-        block: How many steps the block has.
-    """
+    """The leaves of the carry before a block that the reversal of the block reads."""
     return _leaves_read_by(back, loop.part(block))
 
 
 @functools.lru_cache(maxsize=256)
 def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
-    """The same for the loop over a block.
-
-    By `part`, loops of all lengths have the same loop over a block, and share this.
-    """
+    """The leaves of the carry that the reversal of a block, this loop, reads."""
+    # By `part`, loops of all lengths have the same loop over a block, and share this.
     (consts, carry, x), block = back.types, loop.length
     at = slice(len(consts), len(consts) + len(carry))
     if block == 1:
@@ -90,13 +82,9 @@ def needs_of(
 ) -> Needs:
     """The leaves of a carry that a slot must hold, and those that are stored once.
 
-    Args:
-        back: The backward step.
-        step: The step to advance by, without outputs.
-        loop: The loop.
-        block: How many steps are reversed at once, at most.
-        carries: How many carries are stored on the device at once, at most.
+    `step` has no outputs; at most `carries` carries are on the device at once.
     """
+    # `block` is how many steps are reversed at once, at most.
     read = leaves_read(back, loop)
     needs = closed_needs(step, loop, read, carries)
     # The derivative of a block may read other leaves than that of a step, since its
@@ -111,13 +99,9 @@ def needs_of(
 def closed_needs(
     step: Step, loop: Loop, read: Flags, carries: int = USUAL_CARRIES
 ) -> Needs:
-    """The leaves that have to be stored to know some leaves before every step.
+    """The leaves that have to be stored to know those of `read` before every step.
 
-    Args:
-        step: The step to advance by, without outputs.
-        loop: The loop.
-        read: The leaves.
-        carries: How many carries are stored on the device at once, at most.
+    `step` has no outputs; at most `carries` carries are on the device at once.
     """
     rows = [
         row if isinstance(row, RowsOnce) or (row and row.takes_less(carries)) else None
@@ -149,10 +133,7 @@ def leaves_computed(
 ) -> list[bool]:
     """The leaves of a carry that are needed to compute some of them at every step.
 
-    Args:
-        step: The step.
-        carry: Which leaves of the carry are needed.
-        ys: Which leaves of `y` are needed.
+    `carry` and `ys` say which leaves of the carry and of `y` are needed.
     """
     return closed_under(carry, lambda carry: _leaves_before(step, carry, ys))
 

@@ -77,12 +77,7 @@ class StoredLeaves:
     ) -> list[Value]:
         """The consts that leaves are made from.
 
-        Args:
-            last: What is stored of the last carry, for the leaves that are made.
-            first: The initial carry.
-            consts: The consts of the step.
-            xs: The `xs` of the loop.
-            loop: The loop.
+        `last` is what is stored of the last carry, `first` is the initial carry.
         """
         found = list[Value]()
         for leaf, row in enumerate(self.rows):
@@ -118,15 +113,9 @@ class StoredLeaves:
     def whole(
         self, carry: Sequence[Value], consts: Arrays, is_batch: bool = False
     ) -> list[Any]:
-        """A carry with the leaves that are made.
+        """A carry with the leaves that are made, from these consts, for `run_reading`.
 
-        Args:
-            carry: The carry, with the leaves that slots hold.
-            consts: The consts that leaves are made from.
-            is_batch: Whether these are the carries of a batch of steps, stacked.
-
-        Returns:
-            The carry, for `run_reading`.
+        `is_batch` says whether these are the stacked carries of a batch of steps.
         """
         leaves, rest = list[Any](), consts
         for row in self.rows:
@@ -162,15 +151,9 @@ def _of_held(
 ) -> jex.ClosedJaxpr:
     """A program of a step, cut down to the leaves that slots hold.
 
-    Args:
-        program: From consts, carry and `x`. It reads no leaf that is not known.
-        types: The types of consts, carry and `x`.
-        leaves: The leaves of a carry that are known.
-
-    Returns:
-        A program from the consts, those that leaves are made from, the leaves that
-        slots hold, and `x`.
+    Its inputs are consts, those that leaves are made from, these leaves, and `x`.
     """
+    # The program reads no leaf that is not known.
     consts, carry, x = types
     more = leaves.const_types(*types)
 

@@ -99,12 +99,7 @@ def store_residuals(
     y_active: Flags,
     inputs: PyTree,
 ) -> tuple[Value, Value]:
-    """Runs the loop forward by JAX's own `vjp`.
-
-    Returns:
-        The outputs of the loop, and its residuals. These are a function, which is a
-        PyTree: its leaves are the arrays that JAX has stored.
-    """
+    """Runs the loop forward by JAX's own `vjp`: its outputs, and its residuals."""
     # A bar of the way back is moved by a number in the carry whose cotangent rule
     # reports. `extra` is empty without a bar.
     reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
@@ -127,6 +122,7 @@ def store_residuals(
     # `run` closes over inactive inputs, so JAX makes no cotangents for them.
     marked = map(pick, inputs, active)
     _, pull, (carry, ys, ends) = jax.vjp(run, extra[:1], *marked, has_aux=True)
+    # `pull` is a PyTree: its leaves are the arrays that JAX has stored.
     return (carry, ys), (pull, *ends)
 
 

@@ -38,16 +38,11 @@ def reach(slots: int, rank: int) -> int:
 
 
 def reach_table(slots: int, rank: int, most: int) -> list[list[int]]:
-    """The `reach` by slots (rows, from 0) and by rank (columns, from -1).
-
-    The column of rank -1 is 0, so that "the rank below" exists for rank 0, too.
-
-    Args:
-        slots: The most slots. With a single one nothing is split, and the rank can be
-            as high as the length. So the table for one slot is a dummy.
-        rank: The highest rank.
-        most: A bound on the entries: no chain is longer, and they fit into 32 bits.
-    """
+    """The `reach` by slots (rows, from 0) and by rank (columns, from -1)."""
+    # No chain is longer than `most`, which fits into 32 bits. The column of rank -1 is
+    # 0, so that "the rank below" exists for rank 0, too. With a single slot nothing is
+    # split, and the rank can be as high as the length. So the table for one slot is a
+    # dummy.
     if slots == 1:
         return [[0], [0]]
     ranks = range(-1, rank + 1)
@@ -84,31 +79,25 @@ def advances(length: int, slots: int) -> int:
 def split_at(length: int, slots: int, rank: int) -> int:
     """How far to advance before the next carry is stored, with two slots or more.
 
-    Of the optimal splits it is the longest one, which stores the fewest carries. The
-    left part has to be within its reach at the rank below, and the right part must not
-    fall short of its own reach at the rank below.
+    Of the optimal splits it is the longest one, which stores the fewest carries.
     """
+    # The left part has to be within its reach at the rank below, and the right part
+    # must not fall short of its own reach at the rank below.
     # Pascal's rule: `length` is at most `reach(s, r - 1) + reach(s - 1, r)`. So the
     # right part is within its reach, too, whichever of the two is less.
     return min(reach(slots, rank - 1), length - reach(slots - 1, rank - 1))
 
 
 def segments(length: int, slots: int) -> list[tuple[int, int]]:
-    """Where the primal stores carries. It runs every step anyway, so this is free.
+    """The length and the rank of each segment at whose start the primal stores a carry.
 
-    Segment `i` starts at a stored carry and is reversed while `i` slots before it are
-    in use, so it takes `advances(n, slots - i)`. These costs are convex in `n`, so a
-    greedy division of the steps is the cheapest: give every segment all of its reach at
-    one rank after the other, and the steps that are left over at the last rank to
-    segments in any order.
-
-    Args:
-        length: The number of steps, at least 1.
-        slots: The number of slots, at least 1.
-
-    Returns:
-        The length of each segment, none of them 0, with its rank.
+    No length is 0. The primal runs every step anyway, so this is free.
     """
+    # Segment `i` starts at a stored carry and is reversed while `i` slots before it are
+    # in use, so it takes `advances(n, slots - i)`. These costs are convex in `n`, so a
+    # greedy division of the steps is the cheapest: give every segment all of its reach
+    # at one rank after the other, and the steps that are left over at the last rank to
+    # segments in any order.
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
     # The reach of segment `i` at the rank below, then up to its reach at this rank.

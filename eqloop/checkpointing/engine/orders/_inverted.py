@@ -173,17 +173,12 @@ def _reverse_parts(
     state: tuple[Cotangents, "_Missed"],
     compared: Flags,
 ) -> tuple[Cotangents, "_Missed"]:
-    """Reverses equal parts.
+    """Reverses equal parts: `parts` are their number and their size.
 
-    Args:
-        sweep: The way back.
-        carries: The slots.
-        parts: The number of parts and their size.
-        start: The position at which the first of them starts.
-        row: The row of the carry at `start`.
-        state: The cotangents after the last of them, and where the way back was off.
-        compared: Which leaves of the carry are compared at the start of each part.
+    The first starts at `start`, and its carry is in `row`.
     """
+    # `state` are the cotangents after the last part, and where the way back was off.
+    # `compared` are the leaves that are compared at the start of each part.
     count, size = parts
 
     def back(i: Index, state: PyTree) -> PyTree:
@@ -244,15 +239,12 @@ class _Missed(NamedTuple):
         again: Arrays,
         allowed: Callable[[float], tuple[float, float]],
     ) -> "_Missed":
-        """This, or by another part.
+        """This, or by another part, for which the inverse has made `again` of `last`.
 
-        Args:
-            first: The carry at the start of the part, as it is stored.
-            last: The carry at its end.
-            again: What the inverse has made of that.
-            allowed: From the `eps` of a leaf to by how much it may be missed, relative
-                to its greatest number and to the greatest one in the carry.
+        `allowed` takes the `eps` of a leaf.
         """
+        # It returns by how much a leaf may be missed, relative to its greatest number
+        # and to the greatest one in the carry.
         first, last, again = (
             [lax.stop_gradient(_as_numbers(leaf)) for leaf in carry]
             for carry in (first, last, again)

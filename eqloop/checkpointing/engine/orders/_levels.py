@@ -49,10 +49,11 @@ class Nest:
 def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
     """Levels of about `base` segments each, for any length.
 
-    Levels of `base` segments give only the powers of `base`. For other lengths, levels
-    are unequal, and their product is the largest one that is not above the length. The
-    few steps that are left over are a nest of their own.
+    The few steps that are left over are a nest of their own.
     """
+    # Levels of `base` segments give only the powers of `base`. For other lengths,
+    # levels are unequal, and their product is the largest one that is not above the
+    # length.
     result: list[Nest] = []
     # There are few nests, as `_levels` leaves over few steps. Each one is a program of
     # its own.
@@ -69,11 +70,12 @@ def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
 def _levels(length: int, base: int) -> tuple[int, ...]:
     """The levels with the largest product that is not above the length.
 
-    They have at most `base * log_base(length)` segments in all. The number of levels is
-    the least that leaves over no more than an eighth of the steps. With fewer levels, a
-    small base would leave most steps to further nests, each with slots of its own. Of
-    equal products the one with the fewest segments is taken.
+    They have at most `base * log_base(length)` segments in all.
     """
+    # The number of levels is the least that leaves over no more than an eighth of the
+    # steps. With fewer levels, a small base would leave most steps to further nests,
+    # each with slots of its own. Of equal products the one with the fewest segments is
+    # taken.
     slots = max(base, ceil(base * log(length, base))) if length > 1 else 1
     if length <= slots:
         return (length,)
@@ -97,11 +99,9 @@ def _root(length: int, depth: int) -> int:
 
 
 def _candidates(length: int, depth: int, slots: int) -> Iterator[tuple[int, ...]]:
-    """Levels to choose from, in descending order.
-
-    All but one are near the root of the length. The last one is as long as the length
-    and the number of slots allow.
-    """
+    """Levels to choose from, in descending order."""
+    # All but one are near the root of the length. The last one is as long as the length
+    # and the number of slots allow.
     # Of all numbers with the same sum, equal ones have the largest product.
     root = _root(length, depth)
     # A wide choice leaves few steps over. With many levels there are many combinations

@@ -83,11 +83,9 @@ def _of_levels(nest: Nest) -> AbstractSlotOrder:
 
 
 def _with_few_levels(nest: Nest) -> Nest:
-    """A nest of fewer levels with as many slots, for the same memory.
-
-    The first level is stored by the primal, and slots of the last one may lack leaves.
-    Those in between are all alike, so they are put together.
-    """
+    """A nest of fewer levels with as many slots, for the same memory."""
+    # The first level is stored by the primal, and slots of the last one may lack
+    # leaves. Those in between are all alike, so they are put together.
     if len(nest.levels) <= _DEEPEST:
         return nest
     first, *between, last = nest.levels

@@ -45,11 +45,9 @@ class Event(NamedTuple):
     residuals: int = 0
 
     def within(self, start: int, slots: int) -> "Event":
-        """The same as part of a longer loop.
+        """This event in a longer loop, in which this one starts at `start`.
 
-        Args:
-            start: The position in the longer loop at which this one starts.
-            slots: How many more carries are stored for the longer loop.
+        The longer loop has so many more `slots` in use.
         """
         return self._replace(position=self.position + start, slots=self.slots + slots)
 
@@ -161,8 +159,7 @@ class AbstractOrder(abc.ABC):
     def keeps_last(self) -> bool:
         """Whether the row after those of the starts holds the last carry.
 
-        It is the one before the first step whose residuals are stored, if there are
-        any.
+        If residuals are stored, that is the carry before the first step that has some.
         """
         return False
 
@@ -212,14 +209,9 @@ class AbstractOrder(abc.ABC):
     ) -> tuple[Arrays, Arrays, Arrays]:
         """The inputs of the loop, after a check of what this order relies on.
 
-        The result depends on the check, so XLA does not remove it.
-
-        Args:
-            step: The step.
-            loop: The loop.
-            held: Which leaves of a carry are stored.
-            inputs: Consts, the initial carry and `xs`.
+        `held` says which leaves of a carry are stored.
         """
+        # The result depends on the check, so XLA does not remove it.
         return inputs
 
     # How it is run.
@@ -241,17 +233,14 @@ class AbstractOrder(abc.ABC):
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         """Takes cotangents from the end of the loop back to its start.
 
-        Args:
-            sweep: The way back, past as many steps as the order has.
-            carries: The carries at `starts`.
-            cts: The cotangents at the end.
+        `carries` are those at `starts`.
         """
         raise AssertionError("it has no carries to go back from")
 
     def rerun(
         self, sweep: Sweep, slots: DeviceSlots, carry: Arrays, cts: Cotangents
     ) -> Cotangents:
-        """The same from the first carry alone, of a part of a longer loop.
+        """Goes back as `reverse` does, from the first carry of a part of a longer loop.
 
         The steps are run again up to the last start, to store carries in `slots`.
         """
@@ -287,10 +276,7 @@ class AbstractOrder(abc.ABC):
     ) -> int:
         """The bytes of the slots and of the reversal of blocks.
 
-        Args:
-            cost: What a step costs.
-            reversal: How a block is taken back.
-            first: Whether to count the slots of the primal, which may be elsewhere.
+        `first` says whether the slots of the primal count, which may be elsewhere.
         """
         return self.slot_bytes(cost, first) + self.bytes_of_blocks(cost, reversal)
 
@@ -331,12 +317,7 @@ class AbstractOrder(abc.ABC):
         return 0.0
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
-        """How long a gradient takes, in nanoseconds.
-
-        Args:
-            pace: How long its pieces take.
-            reversal: How a block is taken back.
-        """
+        """How long a gradient takes, in nanoseconds."""
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
 
@@ -352,11 +333,7 @@ class AbstractOrder(abc.ABC):
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
         """An order with a smaller program, to compile for its memory.
 
-        Args:
-            leaves: How many leaves the carry has.
-
-        Returns:
-            The order, and how many more bytes this one takes.
+        It comes with how many more bytes this one takes; `leaves` are those of a carry.
         """
         return self, 0
 
@@ -372,11 +349,9 @@ class AbstractOrder(abc.ABC):
         yield from self.reversal_history(0, slots)
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
-        """The events of the reverse sweep, in order.
+        """The events of the reverse sweep, in order, for a loop that starts at `start`.
 
-        Args:
-            start: The position at which the loop starts, if it is a part of another.
-            slots: How many carries are stored when the sweep begins.
+        `slots` is how many carries are stored when the sweep begins.
         """
         for position in reversed(range(start, start + self.length)):
             yield Event("reversal", position, slots, position + 1 - start)

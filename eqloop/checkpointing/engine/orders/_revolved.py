@@ -130,15 +130,9 @@ class Revolved(AbstractSlotOrder):
     def _stack_until(
         self, count: Index, reach: Value, carries: Carries
     ) -> tuple[Stack, Value]:
-        """The slots after so many steps.
+        """The slots after `count` steps, and the last block with any steps.
 
-        Args:
-            count: How many steps were run.
-            reach: The table by which segments are split.
-            carries: The carries in the slots.
-
-        Returns:
-            The slots, some of which may be free, and the last block with any steps.
+        Some of the slots may be free; `reach` is the table by which segments are split.
         """
         # As if the first block were full: then blocks begin at multiples of their size.
         steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
@@ -189,13 +183,9 @@ class Revolved(AbstractSlotOrder):
     def chain_history(
         self, start: int, length: int, rank: int, slots: int
     ) -> Iterator[Event]:
-        """The events of the reversal of a chain, in the order of `_slot_stack.Chain`.
+        """The events of the reversal of a chain of blocks, in the order of `Chain`.
 
-        Args:
-            start: The first block.
-            length: How many blocks there are.
-            rank: The rank of the chain.
-            slots: How many slots are in use; the last one holds the chain's start.
+        So many `slots` are in use; the last one holds the start of the chain.
         """
         free = self.slots - slots + 1
         if length > 1 and free > 1:

@@ -102,11 +102,9 @@ class Chain:
         return jnp.maximum(start, 0) if self.missing else start
 
     def split(self, stack: Stack, block: Index) -> Stack:
-        """Splits the last segment, which ends with `block`, until `fill` can take it.
-
-        That is when its rank is 1, so that one advance over each of its blocks is
-        enough, or when no slot is free.
-        """
+        """Splits the last segment, which ends with `block`, until `fill` takes it."""
+        # That is when its rank is 1, so that one advance over each of its blocks is
+        # enough, or when no slot is free.
 
         def unfinished(stack: Stack) -> Value:
             return (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
@@ -133,15 +131,13 @@ class Chain:
     def fill(self, stack: Stack, block: Index) -> tuple[Stack, jax.Array, jax.Array]:
         """Advances from the start of the last segment to the block, its last one.
 
-        If slots are free, the carry of each block on the way goes to the next place. At
-        rank 1, there are enough slots for all but the last block, whose carry may go to
-        the row that is no slot. If none is free, all carries go to that row, and only
-        the last one is used.
-
-        Returns:
-            The slots; the place of the block's carry; and the first block whose carry
-            is there, too, the carries in between being in the places in between.
+        It returns the slots, the place of its carry, and the first block that has one.
         """
+        # If slots are free, the carry of each block on the way goes to the next place.
+        # At rank 1, there are enough slots for all but the last block, whose carry may
+        # go to the row that is no slot. If none is free, all carries go to that row,
+        # and only the last one is used. The carries from that of the first block to the
+        # last are in the places up to the one that is returned.
         has_free = stack.top < self.last
         # With a stride of 0, every carry goes to the place after `top`. A branch would
         # copy the slots.

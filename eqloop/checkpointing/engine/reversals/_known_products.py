@@ -58,9 +58,7 @@ class Products:
 def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
     """The products of a step that may be worth keeping, if there are any.
 
-    Args:
-        step: The step.
-        chosen: Which of these to keep; all of them by default.
+    `chosen` says which of these to keep; all of them by default.
     """
     jaxpr = step.jaxpr.jaxpr
     groups = _groups(jaxpr, jaxpr.invars[step.num_consts :])
@@ -89,18 +87,12 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
 def _groups(
     jaxpr: jex.Jaxpr, varying: Sequence[jex.Var]
 ) -> dict[jax.core.Atom, list[jex.JaxprEqn]]:
-    """The values that may be kept, with the equations that compute each of them.
+    """The values that may be kept, in order, with the equations that compute each.
 
-    A value is a product, or a linear combination of products that nothing else reads:
-    of `W h + U x`, the sum is kept, and not its two terms.
-
-    Args:
-        jaxpr: The program of a step.
-        varying: Its inputs that differ from step to step.
-
-    Returns:
-        The equations of each value, in the order in which the values are computed.
+    `varying` are the inputs that differ from step to step.
     """
+    # A value is a product, or a linear combination of products that nothing else reads:
+    # of `W h + U x`, the sum is kept, and not its two terms.
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + list(jaxpr.outvars)
     times = Counter(var for var in read if isinstance(var, jex.Var))
     varies, groups = set(varying), dict[jax.core.Atom, list[jex.JaxprEqn]]()
@@ -135,13 +127,10 @@ def _has_many_terms(eqn: jex.JaxprEqn) -> bool:
 def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
     """Replaces the equations that compute a value by one that is given it.
 
-    Args:
-        group: The equations. The result of the last one is the value.
-
-    Returns:
-        A `custom_jvp` that returns its first operand, and whose rule differentiates the
-        equations; and the new variable for that operand.
+    It comes with the variable for the value, which the last of `group` computes.
     """
+    # The new equation is a `custom_jvp` that returns its first operand, and whose rule
+    # differentiates the equations.
     own = {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
     factors = list(dict.fromkeys(var for var in read if var not in own))

@@ -42,15 +42,9 @@ _FOR_SEVERAL_CORES = 3 * 2**15
 def added_in_parts(
     program: jex.ClosedJaxpr, inputs: Sequence[Value], totals: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
-    """Adds outputs of a program to sums, large products part by part.
+    """Adds the first outputs of a program to `totals`, large products part by part.
 
-    Args:
-        program: The program. Each of its first outputs is added to a sum.
-        inputs: The inputs of the program.
-        totals: The sums so far.
-
-    Returns:
-        The new sums, and the other outputs.
+    It returns the new sums, and the other outputs.
     """
     terms, factors = _terms_and_factors(program, len(totals))
     given = iter(run(factors, *inputs))
@@ -66,11 +60,9 @@ def added_in_parts(
 def _terms_and_factors(
     program: jex.ClosedJaxpr, count: int
 ) -> tuple[list[list["_WholeTerm | _Product"]], jex.ClosedJaxpr]:
-    """Takes the first outputs of a program apart.
+    """The terms of which each of the first outputs is a sum, and what they take.
 
-    Returns:
-        The terms that each of the first outputs is a sum of; and a program that returns
-        the inputs of all terms, followed by the other outputs.
+    That is a program to the inputs of all terms, followed by the other outputs.
     """
     jaxpr = program.jaxpr
     terms = _terms_of_outputs(jaxpr, count)
@@ -82,11 +74,9 @@ def _terms_and_factors(
 
 
 def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
-    """The bytes that all terms take that are in memory at once, before they are added.
+    """The bytes of all terms that are in memory at once, before they are added.
 
-    Args:
-        jaxpr: A program whose first outputs are added to sums.
-        count: How many of its outputs are added.
+    The first `count` outputs of the program are added to sums.
     """
     every = [term for each in _terms_of_outputs(jaxpr, count) for term in each]
     # Whole terms are all there at once; of the parts, one at a time.

@@ -171,14 +171,12 @@ class Together(AbstractReversal):
 
 
 def together(step: Step, size: int) -> AbstractReversal:
-    """The reversal of steps in batches of this size, if the step allows it.
-
-    A batch runs both sides of a branch, and so would evaluate derivatives where a side
-    is not meant to be run, which may be NaN. So steps with branches or effects are
-    reversed one by one. Steps with loops of this library are, too: these have plans of
-    their own. And so are steps that can see their batch, which would give other numbers
-    in it.
-    """
+    """The reversal of steps in batches of this size, if the step allows it."""
+    # A batch runs both sides of a branch, and so would evaluate derivatives where a
+    # side is not meant to be run, which may be NaN. So steps with branches or effects
+    # are reversed one by one. Steps with loops of this library are, too: these have
+    # plans of their own. And so are steps that can see their batch, which would give
+    # other numbers in it.
     return Together(size) if size > 1 and can_join(step) else ByResiduals()
 
 
@@ -205,12 +203,10 @@ def can_join(step: Step) -> bool:
 
 
 def _is_plain(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation is neither a loop of this library nor a branch.
-
-    Nor has it to do with a value of a `hijax` type, of which there may be no batches.
-    Nor does it end a `jax.sharding.auto_axes`: what is closed over there has cotangents
-    that JAX does not add up over a batch.
-    """
+    """Whether an equation is neither a loop of this library nor a branch."""
+    # Nor may it have to do with a value of a `hijax` type, of which there may be no
+    # batches, or end a `jax.sharding.auto_axes`: what is closed over there has
+    # cotangents that JAX does not add up over a batch.
     avals = list(map(aval_of, (*eqn.invars, *eqn.outvars)))
     if not all(map(is_type, avals)) or formula_of(eqn) is not None:
         return False
@@ -266,20 +262,12 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
 def _joined_program(
     back: BackwardStep, loop: Loop, types: tuple[Aval, ...]
 ) -> jex.ClosedJaxpr:
-    """The third part as a program: `BackwardStep.joined`.
+    """The third part, `BackwardStep.joined`, as a program to the sums and the `xs`.
 
-    Differentiating a batch takes longer than everything else that is traced for it, and
-    a loop in several nests has batches of the same size in each of them.
-
-    Args:
-        back: The backward step.
-        loop: The loop over the batch.
-        types: The types of consts, carries, `xs`, `carried` and `zs`. All but the
-            consts are stacked.
-
-    Returns:
-        A program from these to the sums and the cotangents of `xs`.
+    It takes consts, carries, `xs`, `carried` and `zs`; all but the consts are stacked.
     """
+    # Differentiating a batch takes longer than everything else that is traced for it,
+    # and a loop in several nests has batches of the same size in each of them.
     counts = (*map(len, back.types), len(back.end_types[0]))
 
     def take(*flat: Value) -> list[Value]:
@@ -303,11 +291,10 @@ def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Va
 def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
     """The first and the second part of the reversal of one step.
 
-    Returns:
-        A program from consts, carry, `x` and `z` to the linear map of the step, as a
-        list of arrays; a program from this map and `carried` to the new `carried`; and
-        which of these arrays differ from step to step.
+    They come with which arrays between the two differ from step to step.
     """
+    # The first takes consts, carry, `x` and `z` to the linear map of the step, as a
+    # list of arrays. The second takes this map and `carried` to the new `carried`.
     carried, z = back.end_types
     counts = *map(len, back.types), len(z)
     is_carried = BlockResult(

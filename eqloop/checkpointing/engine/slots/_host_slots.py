@@ -114,11 +114,9 @@ class HostSlots(AbstractSlots):
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[Reached, list[Value]]:
-        """Runs the segments in a scan, whose stacked outputs are the slots.
-
-        In this way XLA makes the slots on the host, and only carries that are kept are
-        sent there.
-        """
+        """Runs the segments in a scan, whose stacked outputs are the slots."""
+        # In this way XLA makes the slots on the host, and only carries that are kept
+        # are sent there.
         segments, start, division = self.started(segments.opaque(), held, init)
         (group, *others), stops, end = (
             segments.groups,
@@ -145,12 +143,10 @@ class HostSlots(AbstractSlots):
 
 
 def _tiled(leaf: Value) -> Value:
-    """A leaf with two axes and two entries at least.
-
-    A TPU stores the last two axes of an array in tiles. In the memory of its host, it
-    cannot write a part of one: a row of a matrix of 16 bits, or an entry of a vector.
-    Axes are added behind, as a batch of leaves has that of its examples in front.
-    """
+    """A leaf with two axes and two entries at least."""
+    # A TPU stores the last two axes of an array in tiles. In the memory of its host, it
+    # cannot write a part of one: a row of a matrix of 16 bits, or an entry of a vector.
+    # Axes are added behind, as a batch of leaves has that of its examples in front.
     shape = jnp.shape(leaf)
     if jnp.size(leaf) == 1:
         return _in_tiles(leaf, (*(shape or (1,)), 2))

@@ -65,11 +65,9 @@ class AbstractSlots(abc.ABC):
         return True
 
     def rows(self, starts: int, needs_spare: bool) -> int:
-        """How many rows `sweep` leaves behind.
+        """How many rows `sweep` leaves behind, if an order stores `starts` carries.
 
-        Args:
-            starts: How many carries the order of the loop stores.
-            needs_spare: Whether it needs a row more.
+        `needs_spare` says whether the order needs a row more.
         """
         return starts + 1
 
@@ -98,18 +96,12 @@ class AbstractSlots(abc.ABC):
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[Reached, list[Value]]:
-        """Runs a loop and stores the carries at the starts of its order.
+        """Runs a loop and stores the `held` leaves of carries at `segments.starts`.
 
-        Args:
-            segments: The loop.
-            held: Which leaves of a carry are stored.
-            init: The initial carry.
-
-        Returns:
-            The state at the end, and the slots. They have a row for each start, and
-            one more (see `rows`), which holds the carry at the end of the segments if
-            the order asks for it. Otherwise it is for carries that are not kept.
+        It returns the state at the end, and the slots: one more row than starts.
         """
+        # That row (see `rows`) holds the carry at the end of the segments if the order
+        # asks for it. Otherwise it is for carries that are not kept.
         segments, count = segments.opaque(), len(segments.starts)
         segments, start, division = self.started(segments, held, init)
         at_starts = division.at_starts
@@ -130,14 +122,9 @@ class AbstractSlots(abc.ABC):
     def started(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[BySegments, Reached, "Division"]:
-        """The loop at its start, and which of the leaves are stored when.
+        """The loop at its start, and which of the `held` leaves are stored when.
 
         If steps save something, the loop writes it in the form of these slots.
-
-        Args:
-            segments: The loop.
-            held: Which leaves of a carry are stored.
-            init: The initial carry.
         """
         division = Division.of(segments, held)
         saved, rows = division.saved, segments.saved_rows
@@ -154,10 +141,9 @@ class AbstractSlots(abc.ABC):
 
     @property
     def near(self) -> "DeviceSlots":
-        """The slots of inner levels, on the device.
+        """The slots of inner levels, on the device, which keep only `precision`.
 
-        They keep only `precision`. Slots of another form override this as well, or
-        inner levels lose it.
+        Slots of another form override this as well, or inner levels lose it.
         """
         return DeviceSlots(precision=self.precision)
 
@@ -184,11 +170,9 @@ class AbstractSlots(abc.ABC):
         return list(jax.make_jaxpr(self.packed)(list(carry_types)).out_avals)
 
     def filled(self, carry: Arrays, rows: int) -> "Carries":
-        """New slots. On the device, each of them holds the carry.
-
-        What is in them does not matter, but the carry knows its type, its mesh and its
-        axes.
-        """
+        """New slots. On the device, each of them holds the carry."""
+        # What is in them does not matter, but the carry knows its type, its mesh and
+        # its axes.
         arrays = [stack_of(leaf, rows) for leaf in self.packed(carry)]
         return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
 
@@ -197,10 +181,7 @@ class AbstractSlots(abc.ABC):
     ) -> "Carries":
         """The carries in slots that a forward sweep has filled.
 
-        Args:
-            arrays: The slots.
-            carry_types: The types of the leaves that they hold.
-            saved: Which leaves have a row for each step, see `Carries`.
+        `saved` says which leaves have a row for each step, see `Carries`.
         """
         dtypes = tuple(aval.dtype for aval in carry_types)
         return Carries(list(arrays), self, dtypes, saved=saved)
@@ -255,7 +236,7 @@ class Carries:
     saved: Flags = ()
 
     def from_row(self, row: int) -> "Carries":
-        """The same for a part of the loop, which counts rows from this one on."""
+        """The carries of a part of the loop, which counts rows from this one on."""
         return dataclasses.replace(self, first=self.first + row)
 
     def read(self, row: Index) -> list[Value]:
@@ -280,7 +261,7 @@ class Carries:
         return self.slots.unpacked(leaves, self.dtypes)
 
     def write(self, carry: Arrays, row: Index) -> "Carries":
-        """The same with a carry in a row."""
+        """These carries with another one in a row."""
         row = self._counted(row)
         arrays = [
             self.slots.write(array, leaf, row)
@@ -295,13 +276,9 @@ class Carries:
         move: Callable[[Index, list[Value]], list[Value]],
         unroll: int | None = None,
     ) -> "Carries":
-        """Fills the first rows, each with the carry that follows from the one before.
+        """Fills `count` rows, each with the carry that follows from the one before.
 
-        Args:
-            carry: The carry in the first row.
-            count: How many rows are filled, the first one included.
-            move: From a row and its carry to the carry of the next row.
-            unroll: How many moves an iteration makes.
+        `carry` is in the first row; `move` takes a row and its carry to the next carry.
         """
 
         def fill(i: Index, state: tuple[list[Value], Carries]) -> PyTree:
