@@ -9,7 +9,6 @@ for all rows, it does (`run_stored`).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +76,10 @@ def equal_chunks(length: int, at_most: int) -> Chunks:
     return Chunks(length, size, *divmod(length, size))
 
 
-_State = tuple[list[Any], list[Any]]
+# Starts are never negative. Without this, JAX compares each with zero.
+_IN_RANGE = {"allow_negative_indices": False}
+_read = functools.partial(lax.dynamic_slice_in_dim, **_IN_RANGE)
+_write = functools.partial(lax.dynamic_update_slice_in_dim, **_IN_RANGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +100,27 @@ class ChunkLoop:
         # A chunk is sliced out of the arrays, and its results are written into them,
         # along whatever axis the rows are. Reshaping arrays into chunks would copy
         # them.
-        chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
+        f, chunks, bar = self.f, self.chunks, self.f.meter.here
+        number = bar.open([*consts, *xs])
         if chunks.size == chunks.length:
-            state = self.f(chunks.size, consts, xs)
-            return tied(self.report(number, 0, chunks.size, state), state)
+            sums, ys = f(chunks.size, consts, xs)
+            number = bar.report_if_due(number, chunks.size, chunks.size, [*sums, *ys])
+            return tied(number, (sums, ys))
 
-        def visit(start: Index, size: int, state: PyTree) -> tuple[PyTree, _State]:
-            number, state = state
-            state = self._visit(start, size, state, consts, xs)
-            return self.report(number, start, size, state), state
+        def visit(start: Index, size: int, state: PyTree) -> PyTree:
+            number, (sums, ys) = state
+            mark(start, size)
+            pairs = zip(xs, f.x_axes, strict=True)
+            more, new = f(size, consts, [_read(x, start, size, at) for x, at in pairs])
+            written = zip(ys, new, f.y_axes, strict=True)
+            ys = [_write(y, part, start, at) for y, part, at in written]
+            sums = added(sums, more)
+            number = bar.report_if_due(number, start + size, size, [*sums, *ys])
+            return number, (sums, ys)
 
-        def body(index: Index, state: PyTree) -> tuple[PyTree, _State]:
-            return visit(chunks.rest + index * chunks.size, chunks.size, state)
-
-        sum_types, y_types = self.f.out_types
-        sums = [zero_array(sum_type(aval, self.f.sums)) for aval in sum_types]
+        body = lambda i, state: visit(chunks.rest + i * chunks.size, chunks.size, state)
+        sum_types, y_types = f.out_types
+        sums = [zero_array(sum_type(aval, f.sums)) for aval in sum_types]
         state = number, (sums, list(map(_buffer, y_types)))
         if chunks.rest:
             # Before the loop, as XLA on a CPU then knows that what this chunk takes is
@@ -120,31 +128,6 @@ class ChunkLoop:
             state = visit(0, chunks.rest, state)
         number, (sums, ys) = _repeat(chunks.count, body, state, self.unroll)
         return tied(number, (list(map(cast_like, sums, sum_types)), ys))
-
-    def report(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
-        """Reports a chunk to the bar, if there is one."""
-        sums, ys = state
-        outs = [*sums, *ys]
-        return self.f.meter.here.report_if_due(number, first + size, size, outs)
-
-    def _visit(
-        self, start: Index, size: int, state: _State, consts: Arrays, xs: Arrays
-    ) -> _State:
-        """Runs one chunk, and adds its results to the state."""
-        sums, ys = state
-        mark(start, size)
-        parts = [
-            lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
-            for x, axis in zip(xs, self.f.x_axes, strict=True)
-        ]
-        more, new = self.f(size, consts, parts)
-        write = functools.partial(
-            lax.dynamic_update_slice_in_dim, allow_negative_indices=False
-        )
-        return added(sums, more), [
-            write(y, part, start, axis)
-            for y, part, axis in zip(ys, new, self.f.y_axes, strict=True)
-        ]
 
 
 def _buffer(aval: Aval) -> jax.Array:
@@ -179,7 +162,7 @@ def run_stored(
     """Runs a loop over chunks for JAX to differentiate, under a policy."""
     # `back` is a number that is passed through. On the way back, its cotangent moves
     # the bar of the backward sweep, if there is one.
-    f, chunks = loop.f, loop.chunks
+    f, chunks, bar = loop.f, loop.chunks, loop.f.meter.here
     consts, own = shared(consts, f.sums)
 
     # In the body of a loop, XLA cannot merge the second evaluation with the first.
@@ -193,11 +176,11 @@ def run_stored(
         back = f.meter.back.watch(back, chunks.length - start, size)
         more, ys = evaluate(own(consts), parts)
         sums = list(map(jnp.add, sums, more))
-        number = loop.report(number, start, size, (sums, ys))
+        number = bar.report_if_due(number, start + size, size, [*sums, *ys])
         return (number, back, sums), ys
 
     sums = list(map(zero_array, f.out_types[0]))
-    state, before = (f.meter.here.open([*consts, *xs]), back, sums), None
+    state, before = (bar.open([*consts, *xs]), back, sums), None
     if chunks.rest:
         rest = list(map(functools.partial(_slice, 0, chunks.rest), xs, f.x_axes))
         state, before = body(state, (jnp.int32(0), rest))
