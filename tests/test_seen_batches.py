@@ -160,8 +160,7 @@ def test_loops_that_decide_by_themselves(loop, name):
 ROWS = jnp.cos(jnp.arange(31.0)), jnp.arange(31) * 5 % 7
 # By a function, and how many examples there are of each map.
 MAPS = {
-    "overlap": lambda f, n: el.ChunkedVmap(f, 7, in_axes={"w": None}),
-    "exact": lambda f, n: el.ChunkedVmap(f, 7, in_axes={"w": None}, exact=True),
+    "rows": lambda f, n: el.ChunkedVmap(f, 7, in_axes={"w": None}),
     "budget": lambda f, n: el.ChunkedVmap(f, el.Budget(n * 2**13), in_axes={"w": None}),
     "policy": lambda f, n: el.ChunkedVmap(
         f, el.Budget(n * 2**14), in_axes={"w": None}, policy="save_dots"

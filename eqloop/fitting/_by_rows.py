@@ -35,7 +35,7 @@ from .._programs import (
 )
 from .._types import Aval, Value
 from ..checkpointing import AxisMap, OpenStep, axis_maps, has_steps
-from ..mapping import mapped_in_chunks
+from ..mapping import equal_chunks, mapped_in_chunks
 from ._rules import Program, with_rule
 from ._written import flattened
 
@@ -226,10 +226,7 @@ class ByRows:
 
     def size_of_chunks(self, count: int) -> int:
         """How many rows each of about so many chunks has; equally many, if possible."""
-        # A shorter chunk at the end is a program of its own.
-        size = -(-self.length // count)
-        equal = (n for n in range(size, size // 2, -1) if self.length % n == 0)
-        return next(equal, size)
+        return equal_chunks(self.length, -(-self.length // count)).size
 
     def run(self, size: int, known: Mapping[Any, Value]) -> dict[Any, Value]:
         """The results, from what is given, so many rows at a time."""
@@ -258,7 +255,7 @@ class ByRows:
     def _sums(self) -> list[Any]:
         return [x for x, rows in self.outs if rows is None]
 
-    def _traced(self, function: Any, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    def _traced(self, function: Any, size: int) -> jex.ClosedJaxpr:
         """The program of a chunk, see `ChunkFunction.trace`."""
         consts = [x for x, rows in self.inputs if rows is None]
         xs = [(x, rows) for x, rows in self.inputs if rows is not None]

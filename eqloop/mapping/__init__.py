@@ -16,6 +16,7 @@ at once.
   `_split_rows.py` gives each device its rows.
 """
 
+from ._chunk_loop import equal_chunks as equal_chunks
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap
 from ._map import Map as Map
 from ._map_plan import MapPlan as MapPlan
@@ -32,6 +33,7 @@ __all__ = [
     "ParallelMap",
     "ShardMap",
     "Vmap",
+    "equal_chunks",
     "mapped_in_chunks",
     "unvmap",
 ]

@@ -1,17 +1,11 @@
-"""Derivatives of chunk functions, and chunk functions under `vmap`: the same again.
-
-A row that is in two chunks must count once. It would not do to make the cotangent of
-one of the two zero: where a derivative is infinite, zero times infinity is NaN. So each
-of the two gets half of the cotangent. The results are linear in the cotangent, so their
-sum is right.
-"""
+"""Derivatives of chunk functions, and chunk functions under `vmap`: the same again."""
 
 import dataclasses
 import functools
 
 import jax.extend.core as jex
 
-from .._arrays import Flags, cotangent_types, pick, split, tangent_types
+from .._arrays import Flags, cotangent_types, pick, tangent_types
 from .._programs import (
     along_axis,
     batched,
@@ -21,22 +15,19 @@ from .._programs import (
     joined,
     pulled,
     pushed,
-    run,
     settled,
-    traced,
 )
-from .._types import BatchAxis, PyTree, Value
+from .._types import BatchAxis, PyTree
 from ..progress import Again
-from ._chunk_function import ChunkFunction, MarkPair, halved, visits_type
+from ._chunk_function import ChunkFunction, MarkPair
 
 
 @functools.lru_cache(maxsize=128)
 def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
     """The jvp: the outputs and their tangents, from inputs and their tangents."""
 
-    def push(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        program = f.program(size, has_visits)
-        return pushed(program, f.marks(has_visits, *moves), out)
+    def push(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
+        return pushed(f.program(size), moves, out)
 
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
@@ -46,7 +37,6 @@ def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFu
         x_types=(*f.x_types, *tangent_types(f.x_types, moves[1])),
         x_axes=twofold(f.x_axes, moves[1]),
         y_axes=twofold(f.y_axes, out[1]),
-        shares=twofold(f.shares, out[1]),
         num_sums=f.num_sums + sum(out[0]),
         meter=f.meter.tangents,
     )
@@ -57,39 +47,20 @@ def pulled_function(
     f: ChunkFunction, marks: MarkPair, wanted: MarkPair
 ) -> ChunkFunction:
     """The vjp: cotangents of marked inputs, from inputs and cotangents of outputs."""
-    # The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
-    # chunks of a row each give a share.
-    axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
+    # The cotangents of consts are sums, and those of `xs` are `ys`.
     again = f.with_bars(Again())
 
-    def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        moves = again.marks(has_visits, *marks)
-        program = pulled(again.program(size, has_visits), moves, wanted, f.sums)
-        if not has_visits:
-            return program
-        num_visits = again.num_visits(has_visits)
+    def pull(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
+        return pulled(again.program(size), marks, wanted, f.sums)
 
-        def halve(visits: PyTree, *flat: Value) -> list[Value]:
-            before, ct_ys = split(flat, len(flat) - len(axes))
-            ct_ys = [
-                ct if share else halved(ct, visits, axis)
-                for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
-            ]
-            return run(program, *[visits] * num_visits, *before, *ct_ys)
-
-        return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
-
-    y_axes = tuple(pick(f.x_axes, marks[1]))
     return dataclasses.replace(
         f,
         trace=pull,
         const_types=(*f.const_types, *cotangent_types(f.out_types[0], wanted[0])),
         x_types=(*f.x_types, *cotangent_types(f.y_types, wanted[1])),
-        x_axes=(*f.x_axes, *axes),
-        y_axes=y_axes,
-        shares=(True,) * len(y_axes),
+        x_axes=(*f.x_axes, *pick(f.y_axes, wanted[1])),
+        y_axes=tuple(pick(f.x_axes, marks[1])),
         num_sums=sum(marks[0]),
-        uses_visits=True,
         meter=f.meter.backward,
         changes=(),
     )
@@ -98,12 +69,11 @@ def pulled_function(
 @functools.lru_cache(maxsize=128)
 def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkFunction:
     """The function after it has been differentiated once, see `settled`."""
-    if not has_rules(f.program(*f.probe)):
+    if not has_rules(f.program(f.probe)):
         return f
 
-    def settle(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        flags = joined(f.marks(has_visits, *marks))
-        return settled(f.program(size, has_visits), flags, reverse)
+    def settle(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
+        return settled(f.program(size), joined(marks), reverse)
 
     return dataclasses.replace(f, trace=settle)
 
@@ -120,11 +90,10 @@ def batched_function(
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = f.reached(*is_batched, axis_name=axis_data.name)
 
-    def batch(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        of_visits = [None] * f.num_visits(has_visits)
-        in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
+    def batch(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
+        in_dims, out_dims = (*const_dims, *x_dims), in_front(joined(marks))
         # Chunks of this size may not have been traced yet, and `f` may use the axis.
-        program = along_axis(lambda: f.program(size, has_visits), axis_data)
+        program = along_axis(lambda: f.program(size), axis_data)
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(f.x_axes, x_dims)

@@ -6,8 +6,8 @@ under `vmap`, are chunk functions again.
 
 import dataclasses
 import functools
-import itertools
 import math
+import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -20,9 +20,7 @@ from .._arrays import (
     Arrays,
     Flags,
     SumType,
-    along,
     chosen_sum_type,
-    is_inexact,
     is_narrow,
     mesh_axis_of,
     pick,
@@ -32,7 +30,7 @@ from .._arrays import (
     sum_dtype,
 )
 from .._programs import Rewrite, joined, pruned, reached, run, traced
-from .._types import Aval, PyTree, Value
+from .._types import Aval, Value
 from ..checkpointing import Step
 from ..progress import NO_BARS, BarChange, Meter
 
@@ -47,34 +45,19 @@ _SINGLE = jnp.dtype(jnp.float32)
 
 @dataclasses.dataclass(frozen=True)
 class ChunkFunction:
-    """`(visits, consts, xs) -> (sums, ys)`, for any number of rows.
-
-    The last chunk may overlap the one before it, so that all chunks have one size. Then
-    some rows are in two chunks, and must not count twice. `visits` tells which, with an
-    entry for each row: 0 if the row is only in this chunk, 1 if it is also in the next
-    one, and 2 if it was also in the one before:
-
-        chunks        [0 0 0 1 1]
-                            [2 2 0 0 0]
-
-    It is left out if no row is in two chunks.
+    """`(consts, xs) -> (sums, ys)`, for any number of rows.
 
     Attributes:
-        trace: A function that traces the chunk function, given this object, a number
-            of rows, and whether there are `visits`. The program is
-            `[*visits, *consts, *xs] -> [*sums, *ys]`.
+        trace: A function that traces the chunk function, given this object and a number
+            of rows. The program is `[*consts, *xs] -> [*sums, *ys]`.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
         x_types: The types of `xs`, of one row.
         x_axes: For each of the `xs`, the axis along which its rows lie.
         y_axes: The same for each of the `ys`.
-        shares: For each of the `ys`, whether the two chunks of a row each compute a
-            share of its value, and the shares are added. Otherwise both compute the
-            whole value, and one of them is written over.
         num_sums: How many of its outputs are sums.
-        uses_visits: Whether the function depends on `visits`.
-        probe: A size of chunk, and whether it has `visits`, to trace the function with
-            when only the types of its outputs are needed.
+        probe: A size of chunk to trace the function with when only the types of its
+            outputs are needed.
         mesh_axis: The explicit axes of a mesh that the rows are split over, if any.
         meter: The progress bars of the map.
         changes: The changes of progress bars within the function.
@@ -84,21 +67,37 @@ class ChunkFunction:
             of where the function is made.
     """
 
-    trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
+    trace: Callable[["ChunkFunction", int], jex.ClosedJaxpr]
     length: int
     const_types: tuple[Aval, ...]
     x_types: tuple[Aval, ...]
     x_axes: tuple[int, ...]
     y_axes: tuple[int, ...]
-    shares: Flags
     num_sums: int
-    uses_visits: bool
-    probe: tuple[int, bool]
+    probe: int
     mesh_axis: Hashable = None
     meter: Meter = NO_BARS
     changes: tuple[BarChange, ...] = ()
     origin: "ChunkFunction | None" = None
     sums: SumType = dataclasses.field(default_factory=chosen_sum_type)
+
+    @classmethod
+    def of(
+        cls,
+        trace: Callable[["ChunkFunction", int], jex.ClosedJaxpr],
+        length: int,
+        consts: Arrays,
+        xs: Arrays,
+        x_axes: tuple[int, ...],
+        **others: Any,
+    ) -> "ChunkFunction":
+        """The function for these inputs, of all rows."""
+        const_types, x_types = (
+            [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
+        )
+        row_types = map(functools.partial(jex.mapped_aval, length), x_axes, x_types)
+        types = tuple(const_types), tuple(row_types)
+        return cls(trace, length, *types, x_axes, **others)
 
     def with_bars(self, change: BarChange) -> "ChunkFunction":
         """The same with other bars."""
@@ -107,42 +106,24 @@ class ChunkFunction:
             self, meter=change.meter(self.meter), changes=changes
         )
 
-    def rewritten(
-        self, rewrite: Rewrite, sizes: Sequence[tuple[int, bool]]
-    ) -> "ChunkFunction":
-        """The same with rewritten programs, in chunks of these sizes alone.
-
-        Args:
-            rewrite: From a program to one of the same meaning.
-            sizes: The sizes, each with whether there are `visits`.
-        """
-        old = itertools.starmap(self.program, sizes)
-        pairs = [(program, rewrite(program)) for program in old]
-        if all(program is new for program, new in pairs):
+    def rewritten(self, rewrite: Rewrite, sizes: Sequence[int]) -> "ChunkFunction":
+        """The same with rewritten programs, in chunks of these sizes alone."""
+        old = [self.program(size) for size in sizes]
+        new = list(map(rewrite, old))
+        if all(map(operator.is_, old, new)):
             return self
-        known = [(size, twice and self.uses_visits) for size, twice in sizes]
-        trace = _Given(tuple(zip(known, (new for _, new in pairs), strict=True)))
+        trace = _Given(tuple(zip(sizes, new, strict=True)))
         return dataclasses.replace(self, trace=trace, changes=())
 
-    def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        """The program for a chunk: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
-        return _chunk_program(self, size, has_visits and self.uses_visits)
+    def program(self, size: int) -> jex.ClosedJaxpr:
+        """The program for a chunk: `[*consts, *xs] -> [*sums, *ys]`."""
+        return _chunk_program(self, size)
 
     def __call__(
-        self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
+        self, size: int, consts: Arrays, xs: Arrays
     ) -> tuple[list[Value], list[Value]]:
-        """The sums and the `ys` of a chunk; `visits` may be `None`."""
-        program = self.program(size, visits is not None)
-        visits = [visits] * self.num_visits(visits is not None)
-        return split(run(program, *visits, *consts, *xs), self.num_sums)
-
-    def num_visits(self, has_visits: bool) -> int:
-        """How many inputs of its program are `visits`: one or none."""
-        return int(has_visits and self.uses_visits)
-
-    def marks(self, has_visits: bool, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
-        """The marks of all inputs of its program, from those of `consts` and `xs`."""
-        return ((False,) * self.num_visits(has_visits) + consts, xs)
+        """The sums and the `ys` of a chunk."""
+        return split(run(self.program(size), *consts, *xs), self.num_sums)
 
     @property
     def in_types(self) -> tuple[list[Aval], list[Aval]]:
@@ -153,17 +134,16 @@ class ChunkFunction:
     @property
     def y_types(self) -> tuple[Aval, ...]:
         """The types of `ys`, of one row."""
-        size, _ = self.probe
-        of_chunk = self.program(*self.probe).out_avals[self.num_sums :]
+        of_chunk = self.program(self.probe).out_avals[self.num_sums :]
         return tuple(
-            jex.mapped_aval(size, axis, aval)
+            jex.mapped_aval(self.probe, axis, aval)
             for aval, axis in zip(of_chunk, self.y_axes, strict=True)
         )
 
     @property
     def out_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of `sums`, and those of `ys` for all rows."""
-        sums = self.program(*self.probe).out_avals[: self.num_sums]
+        sums = self.program(self.probe).out_avals[: self.num_sums]
         return list(sums), self.stacked(self.y_types, self.length, self.y_axes)
 
     def stacked(
@@ -179,15 +159,14 @@ class ChunkFunction:
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
     ) -> tuple[Flags, Flags]:
         """Which of the outputs depend on the marked inputs, see `reached`."""
-        size, has_visits = self.probe
-        marks = joined(self.marks(has_visits, tuple(consts), tuple(xs)))
-        outs = reached(self.program(size, has_visits), marks, **settings)
+        marks = joined((tuple(consts), tuple(xs)))
+        outs = reached(self.program(self.probe), marks, **settings)
         return outs[: self.num_sums], outs[self.num_sums :]
 
 
 @functools.lru_cache(maxsize=256)
-def _chunk_program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-    program = f.trace(f, size, has_visits)
+def _chunk_program(f: ChunkFunction, size: int) -> jex.ClosedJaxpr:
+    program = f.trace(f, size)
     for change in f.changes:
         program = change(program)
     return pruned(program)
@@ -197,9 +176,9 @@ def _chunk_program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJ
 class _Given:
     """Programs of a chunk function that have been traced, each with its size."""
 
-    programs: tuple[tuple[tuple[int, bool], jex.ClosedJaxpr], ...]
+    programs: tuple[tuple[int, jex.ClosedJaxpr], ...]
 
-    def __call__(self, _: ChunkFunction, *size: Any) -> jex.ClosedJaxpr:
+    def __call__(self, _: ChunkFunction, size: int) -> jex.ClosedJaxpr:
         return dict(self.programs)[size]
 
 
@@ -222,9 +201,7 @@ class Vectorised:
     y_axes: tuple[int, ...]
     reductions: tuple[Reduction, ...]
 
-    def on_rows(
-        self, visits: PyTree, consts: Arrays, xs: Arrays
-    ) -> tuple[list[Value], list[Value]]:
+    def on_rows(self, consts: Arrays, xs: Arrays) -> tuple[list[Value], list[Value]]:
         """The sums and the other results for some rows, all at once."""
         one = lambda *x: self.row(consts, [], x)[1]
         if xs[0].shape[self.x_axes[0]] == 1:
@@ -234,53 +211,30 @@ class Vectorised:
         else:
             ys = jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
         results = list(zip(ys, self.y_axes, self.reductions, strict=True))
-        sums = [_total(y, visits, axis) for y, axis, how in results if how is not None]
+        sums = [_total(y, axis) for y, axis, how in results if how is not None]
         return sums, [y for y, _, how in results if how is None]
 
-    def __call__(
-        self, function: ChunkFunction, size: int, has_visits: bool
-    ) -> jex.ClosedJaxpr:
+    def __call__(self, function: ChunkFunction, size: int) -> jex.ClosedJaxpr:
         """Traces it, see `ChunkFunction.trace`. It closes over no tracers."""
-        visits = [visits_type(size)] if has_visits else []
 
         def flat(*inputs: Value) -> list[Value]:
-            counts = len(visits), len(function.const_types)
-            visits_, consts, xs = split(inputs, *counts)
-            sums, ys = self.on_rows(visits_[0] if visits else None, consts, xs)
+            consts, xs = split(inputs, len(function.const_types))
+            sums, ys = self.on_rows(consts, xs)
             return [*sums, *ys]
 
         xs = function.stacked(function.x_types, size, function.x_axes)
-        return traced(flat, [*visits, *function.const_types, *xs])
+        return traced(flat, [*function.const_types, *xs])
 
     def chunk_function(
-        self,
-        name: str,
-        consts: Arrays,
-        xs: Arrays,
-        size: int,
-        probe: tuple[int, bool],
+        self, name: str, consts: Arrays, xs: Arrays, size: int, probe: int
     ) -> ChunkFunction:
         """The chunk function, for chunks of any size."""
-        const_types, x_types = (
-            [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
-        )
-        y_axes = pick(self.y_axes, [how is None for how in self.reductions])
-        return ChunkFunction(
-            trace=self,
-            length=size,
-            const_types=tuple(const_types),
-            x_types=tuple(
-                jex.mapped_aval(size, axis, aval)
-                for aval, axis in zip(x_types, self.x_axes, strict=True)
-            ),
-            x_axes=self.x_axes,
-            y_axes=tuple(y_axes),
-            shares=(False,) * len(y_axes),
-            num_sums=len(self.y_axes) - len(y_axes),
-            uses_visits=len(y_axes) < len(self.y_axes),
-            probe=probe,
-            mesh_axis=_mesh_axis(name, x_types, self.x_axes, probe[0]),
-        )
+        y_axes = tuple(pick(self.y_axes, [how is None for how in self.reductions]))
+        num_sums = len(self.y_axes) - len(y_axes)
+        mesh_axis = _mesh_axis(name, list(map(jax.typeof, xs)), self.x_axes, probe)
+        others = dict(num_sums=num_sums, probe=probe, mesh_axis=mesh_axis)
+        inputs = consts, xs, self.x_axes
+        return ChunkFunction.of(self, size, *inputs, y_axes=y_axes, **others)
 
 
 def _mesh_axis(
@@ -309,25 +263,9 @@ def _mesh_axis(
     return mesh_axis
 
 
-def visits_type(size: int) -> Aval:
-    """The type of `visits` for so many rows."""
-    return jax.ShapeDtypeStruct((size,), jnp.int8)
-
-
-def _total(y: Value, visits: PyTree, axis: int) -> Value:
-    """The sum over the rows of a chunk; a row in two chunks counts half in each."""
-    # Integers cannot be halved, and count only in the second of the two chunks. Floats
-    # of 16 bits and less are added up in 32 bits.
-    if visits is not None and is_inexact(y):
-        y = halved(y, visits, axis)
-    elif visits is not None:
-        y = jnp.where(along(visits == 1, (axis,), y), jnp.zeros_like(y), y)
+def _total(y: Value, axis: int) -> Value:
+    """The sum over the rows of a chunk; floats of 16 bits and less in 32 bits."""
     return jnp.sum(y, axis, dtype=_SINGLE if is_narrow(y, _SINGLE) else None)
-
-
-def halved(y: Value, visits: PyTree, axis: int) -> Value:
-    """Rows, where those that are in two chunks are divided by two."""
-    return jnp.where(along(visits > 0, (axis,), y), y / 2, y)
 
 
 def finish(how: Reduction, total: Value, length: int, dtype: np.dtype) -> Value:

@@ -9,7 +9,6 @@ for all rows, it does (`run_stored`).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from jax import lax
 from .._arrays import (
     Arrays,
     added,
-    along,
     axes_of,
     cast_like,
     explicit_sharding,
@@ -38,15 +36,9 @@ from ._chunk_function import ChunkFunction, MarkPair
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """Chunks of equal size that cover all rows.
+    """Chunks of equal size, after a shorter one if they do not have all rows.
 
-    If their sizes add up to more than the number of rows, the last chunk overlaps the
-    one before it, and ends with the last row. If they add up to less, there is one more
-    chunk, which is shorter.
-
-        11 rows, 3 chunks of 4     [0 1 2 3][4 5 6 7]
-                                                  [7 8 9 10]
-        11 rows, 2 of 4 and a rest [0 1 2 3][4 5 6 7][8 9 10]
+        11 rows, a rest and 2 chunks of 4    [0 1 2][3 4 5 6][7 8 9 10]
 
     Attributes:
         length: How many rows there are.
@@ -60,58 +52,34 @@ class Chunks:
     count: int
     rest: int = 0
 
-    @property
-    def overlap(self) -> int:
-        """How many rows are both in the last chunk and in the one before it."""
-        return self.count * self.size + self.rest - self.length
 
-    @property
-    def last(self) -> int:
-        """The first row of the last chunk of full size."""
-        return self.length - self.rest - self.size
+def equal_chunks(length: int, at_most: int) -> Chunks:
+    """The fewest chunks of at most so many rows; up to twice as many if without a rest.
 
-    @property
-    def end(self) -> int:
-        """The row after the second to last full chunk."""
-        return self.last + self.overlap
-
-
-def equal_chunks(length: int, at_most: int, *, exact: bool = False) -> Chunks:
-    """The fewest chunks of at most so many rows, with the smallest size.
-
-    The fewest, since every chunk has some overhead. The smallest size, since it takes
-    the least memory and overlaps the least, by fewer rows than there are chunks. So
-    with 1000 rows or more, in chunks of 100 or more, at most one row in a hundred is in
-    two chunks.
-
-    Args:
-        length: How many rows there are.
-        at_most: How many may be in a chunk, at least 1.
-        exact: Whether no row may be in two chunks, so that the last may be shorter.
-
-    Returns:
-        The chunks; none if there are no rows.
-
-    Examples:
-        >>> equal_chunks(1000, 300)
-        Chunks(length=1000, size=250, count=4, rest=0)
-        >>> equal_chunks(1001, 300).overlap
-        3
-        >>> equal_chunks(1001, 300, exact=True)
-        Chunks(length=1001, size=251, count=3, rest=248)
+    >>> equal_chunks(1000, 300)
+    Chunks(length=1000, size=250, count=4, rest=0)
+    >>> equal_chunks(1001, 300)
+    Chunks(length=1001, size=143, count=7, rest=0)
+    >>> equal_chunks(1003, 300)
+    Chunks(length=1003, size=251, count=3, rest=250)
     """
     if at_most == 1:
-        return Chunks(
-            length, 1, length
-        )  # of however many rows, also if that is symbolic
-    count = -(-length // at_most)
-    size = -(-length // count) if count else 0
-    if exact and size:
-        return Chunks(length, size, *divmod(length, size))
-    return Chunks(length, size, count)
+        # Of however many rows, also if that is symbolic.
+        return Chunks(length, 1, length)
+    if length == 0:
+        return Chunks(0, 0, 0)
+    # The fewest, since every chunk has some overhead. The smallest size with these,
+    # since it takes the least memory. A rest is a program of its own.
+    size = -(-length // -(-length // at_most))
+    equal = (n for n in range(size, size // 2, -1) if length % n == 0)
+    size = next(equal, size)
+    return Chunks(length, size, *divmod(length, size))
 
 
-_State = tuple[list[Any], list[Any]]
+# Starts are never negative. Without this, JAX compares each with zero.
+_IN_RANGE = {"allow_negative_indices": False}
+_read = functools.partial(lax.dynamic_slice_in_dim, **_IN_RANGE)
+_write = functools.partial(lax.dynamic_update_slice_in_dim, **_IN_RANGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,71 +100,34 @@ class ChunkLoop:
         # A chunk is sliced out of the arrays, and its results are written into them,
         # along whatever axis the rows are. Reshaping arrays into chunks would copy
         # them.
-        chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
+        f, chunks, bar = self.f, self.chunks, self.f.meter.here
+        number = bar.open([*consts, *xs])
         if chunks.size == chunks.length:
-            state = self.f(chunks.size, None, consts, xs)
-            return tied(self.report(number, 0, chunks.size, state), state)
+            sums, ys = f(chunks.size, consts, xs)
+            number = bar.report_if_due(number, chunks.size, chunks.size, [*sums, *ys])
+            return tied(number, (sums, ys))
 
-        def body(index: Index, both: tuple[PyTree, _State]) -> tuple[PyTree, _State]:
-            number, state = both
-            first = index * chunks.size
-            state = self._visit(first, chunks.size, state, consts, xs)
-            return self.report(number, first, chunks.size, state), state
+        def visit(start: Index, size: int, state: PyTree) -> PyTree:
+            number, (sums, ys) = state
+            mark(start, size)
+            pairs = zip(xs, f.x_axes, strict=True)
+            more, new = f(size, consts, [_read(x, start, size, at) for x, at in pairs])
+            written = zip(ys, new, f.y_axes, strict=True)
+            ys = [_write(y, part, start, at) for y, part, at in written]
+            sums = added(sums, more)
+            number = bar.report_if_due(number, start + size, size, [*sums, *ys])
+            return number, (sums, ys)
 
-        sum_types, y_types = self.f.out_types
-        state = (
-            [zero_array(sum_type(aval, self.f.sums)) for aval in sum_types],
-            [_buffer(y) for y in y_types],
-        )
-        number, state = _repeat(chunks.count, body, (number, state), self.unroll)
+        body = lambda i, state: visit(chunks.rest + i * chunks.size, chunks.size, state)
+        sum_types, y_types = f.out_types
+        sums = [zero_array(sum_type(aval, f.sums)) for aval in sum_types]
+        state = number, (sums, list(map(_buffer, y_types)))
         if chunks.rest:
-            start = chunks.length - chunks.rest
-            state = self._visit(start, chunks.rest, state, consts, xs)
-            number = self.report(number, start, chunks.rest, state)
-        sums, ys = state
+            # Before the loop, as XLA on a CPU then knows that what this chunk takes is
+            # free in the loop. After it, it was seen to take the memory of two chunks.
+            state = visit(0, chunks.rest, state)
+        number, (sums, ys) = _repeat(chunks.count, body, state, self.unroll)
         return tied(number, (list(map(cast_like, sums, sum_types)), ys))
-
-    # The bar, if there is one. A chunk is named by its first new row.
-
-    def report(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
-        """Reports a chunk to the bar, if there is one."""
-        sums, ys = state
-        done = jnp.minimum(first + size, self.chunks.length)
-        return self.f.meter.here.report_if_due(number, done, size, [*sums, *ys])
-
-    def visits(self, first: Index) -> PyTree:
-        """The `visits` of the chunk with this first new row, see `ChunkFunction`."""
-        chunks = self.chunks
-        if not (chunks.overlap and self.f.uses_visits):
-            return None
-        # Only the last chunk has rows before its first new one, and only these rows are
-        # in two chunks: here as the second visit, in the chunk before as the first.
-        offsets = jnp.arange(chunks.size, dtype=jnp.int32)
-        row = jnp.minimum(first, chunks.last) + offsets
-        is_twice = (chunks.last <= row) & (row < chunks.end)
-        visits = jnp.where(is_twice, jnp.where(row < first, 2, 1), 0)
-        return visits.astype(jnp.int8)
-
-    def _visit(
-        self, first: Index, size: int, state: _State, consts: Arrays, xs: Arrays
-    ) -> _State:
-        """Runs one chunk, and adds its results to the state."""
-        # The last chunk may start before `first`, which no chunk before has had.
-        sums, ys = state
-        visits = self.visits(first)
-        start = jnp.minimum(first, self.chunks.length - size)
-        mark(start, size)
-        parts = [
-            _read(x, start, size, axis)
-            for x, axis in zip(xs, self.f.x_axes, strict=True)
-        ]
-        more, new = self.f(size, visits, consts, parts)
-        return added(sums, more), [
-            _write(y, part, start, axis, visits if shares else None)
-            for y, part, axis, shares in zip(
-                ys, new, self.f.y_axes, self.f.shares, strict=True
-            )
-        ]
 
 
 def _buffer(aval: Aval) -> jax.Array:
@@ -220,20 +151,6 @@ def _repeat(
     return state
 
 
-def _read(x: Value, start: Index, size: int, axis: int) -> Value:
-    return lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
-
-
-def _write(y: Value, part: Value, start: Index, axis: int, visits: PyTree) -> Value:
-    """Writes rows, or adds them where they have been written before."""
-    if visits is not None:
-        before = _read(y, start, part.shape[axis], axis)
-        part = part + jnp.where(along(visits == 2, (axis,), part), before, 0)
-    return lax.dynamic_update_slice_in_dim(
-        y, part, start, axis, allow_negative_indices=False
-    )
-
-
 # A map over rows with a policy, which stores some residuals for all rows. It has JAX's
 # own derivatives. The rows are cut into chunks beforehand, which copies them. But there
 # are arrays with something of all rows anyway, as that is what the policy stores.
@@ -245,56 +162,46 @@ def run_stored(
     """Runs a loop over chunks for JAX to differentiate, under a policy."""
     # `back` is a number that is passed through. On the way back, its cotangent moves
     # the bar of the backward sweep, if there is one.
-    f, chunks = loop.f, loop.chunks
+    f, chunks, bar = loop.f, loop.chunks, loop.f.meter.here
     consts, own = shared(consts, f.sums)
 
     # In the body of a loop, XLA cannot merge the second evaluation with the first.
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
-    def evaluate(visits: PyTree, consts: Arrays, parts: Arrays) -> tuple[list, list]:
-        size = parts[0].shape[f.x_axes[0]]
-        return f(size, visits, consts, parts)
+    def evaluate(consts: Arrays, parts: Arrays) -> tuple[list, list]:
+        return f(parts[0].shape[f.x_axes[0]], consts, parts)
 
     def body(state: PyTree, inputs: PyTree) -> tuple[PyTree, Arrays]:
-        (number, back, sums), (index, parts) = state, inputs
-        first = index * chunks.size
-        back = f.meter.back.watch(back, chunks.length - first, chunks.size)
-        more, ys = evaluate(loop.visits(first), own(consts), parts)
+        (number, back, sums), (start, parts) = state, inputs
+        size = parts[0].shape[f.x_axes[0]]
+        back = f.meter.back.watch(back, chunks.length - start, size)
+        more, ys = evaluate(own(consts), parts)
         sums = list(map(jnp.add, sums, more))
-        number = loop.report(number, first, chunks.size, (sums, ys))
+        number = bar.report_if_due(number, start + size, size, [*sums, *ys])
         return (number, back, sums), ys
 
+    sums = list(map(zero_array, f.out_types[0]))
+    state, before = (bar.open([*consts, *xs]), back, sums), None
+    if chunks.rest:
+        rest = list(map(functools.partial(_slice, 0, chunks.rest), xs, f.x_axes))
+        state, before = body(state, (jnp.int32(0), rest))
     cut = [
         _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
     ]
-    sums = list(map(zero_array, f.out_types[0]))
-    state = (f.meter.here.open([*consts, *xs]), back, sums)
-    indices = jnp.arange(chunks.count, dtype=jnp.int32)
+    starts = chunks.rest + chunks.size * jnp.arange(chunks.count, dtype=jnp.int32)
     run = lambda *flat: jax.tree.leaves(lax.scan(body, *jax.tree.unflatten(tree, flat)))
-    inputs, tree = jax.tree.flatten((state, (indices, cut)))
+    inputs, tree = jax.tree.flatten((state, (starts, cut)))
     outs, loop_state = laid_out_call(run, *inputs), jax.tree.structure(state)
     state, ys = split(outs, loop_state.num_leaves)
     number, back, sums = jax.tree.unflatten(loop_state, state)
     ys = [_join_chunks(y, axis, chunks) for y, axis in zip(ys, f.y_axes, strict=True)]
-    if chunks.rest:
-        start = chunks.length - chunks.rest
-        parts = list(map(functools.partial(_slice, start, chunks.length), xs, f.x_axes))
-        back = f.meter.back.watch(back, chunks.length - start, chunks.rest)
-        more, last = evaluate(None, own(consts), parts)
-        sums = list(map(jnp.add, sums, more))
-        ys = [
-            jnp.concatenate(pair, axis)
-            for *pair, axis in zip(ys, last, f.y_axes, strict=True)
-        ]
-        number = loop.report(number, start, chunks.rest, (sums, ys))
+    if before is not None:
+        ys = list(map(_concatenate, before, ys, f.y_axes))
     return (list(sums), ys), back, number
 
 
 def _cut_into_chunks(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     """The chunks of full size of an array, along a new leading axis."""
-    if chunks.overlap:
-        last = _slice(chunks.last, chunks.length, x, axis)
-        x = jnp.concatenate([_slice(0, chunks.end, x, axis), last], axis)
-    x = _slice(0, chunks.count * chunks.size, x, axis)
+    x = _slice(chunks.rest, chunks.length, x, axis)
     shape = (*x.shape[:axis], chunks.count, chunks.size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
@@ -302,16 +209,11 @@ def _cut_into_chunks(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
 def _join_chunks(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     """The array of all rows, from chunks along a leading axis."""
     y = jnp.moveaxis(y, 0, axis)
-    y = y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])
-    if not chunks.overlap:
-        return y
-    # Rows from `last` to `end` are there twice, the second time up to `again`.
-    last, end, again = chunks.last, chunks.end, chunks.end + chunks.overlap
-    before, after = _slice(0, last, y, axis), _slice(again, y.shape[axis], y, axis)
-    once, twice = _slice(last, end, y, axis), _slice(end, again, y, axis)
-    if jnp.issubdtype(y.dtype, jnp.inexact):
-        twice = once / 2 + twice / 2  # the same value, and half of the cotangent each
-    return jnp.concatenate([before, twice, after], axis)
+    return y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])
+
+
+def _concatenate(first: jax.Array, second: jax.Array, axis: int) -> jax.Array:
+    return jnp.concatenate([first, second], axis)
 
 
 def _slice(start: int, stop: int, x: jax.Array, axis: int) -> jax.Array:
@@ -326,47 +228,31 @@ class AtMost:
     """At most so many rows at once."""
 
     size: int
-    exact: bool
     unroll: int = 1
+    # The value and all derivatives have the same chunks.
+    has_same_chunks = True
 
     @property
     def takes_any_length(self) -> bool:
         """Whether the number of rows need not be known."""
         return self.size == 1  # a row at a time is the same however many there are
 
-    def in_exact_chunks(self) -> "AtMost":
-        """The same with each row in one chunk only."""
-        # A row in two chunks has half of its cotangent in each. A custom backward rule
-        # that is not linear in the cotangent would not add up. And if a row can see its
-        # chunk, it has another value in each.
-        return dataclasses.replace(self, exact=True)
-
-    def has_same_chunks(self, length: int) -> bool:
-        """Whether each row is in one chunk, and the same for all derivatives."""
-        return equal_chunks(length, self.size, exact=self.exact).overlap == 0
-
     def is_whole(self, length: int) -> bool:
         """Whether so many rows are certainly mapped at once."""
         return not is_symbolic(length) and length <= self.size
 
-    def probe(self, length: int) -> tuple[int, bool]:
-        """The `probe` of a `ChunkFunction`."""
-        chunks = equal_chunks(length, self.size, exact=self.exact)
-        return chunks.size, chunks.overlap > 0
+    def chunks(self, length: int) -> Chunks:
+        """The chunks of so many rows, as far as that is known."""
+        return equal_chunks(length, self.size)
 
-    def sizes(self, length: int) -> list[tuple[int, bool]]:
-        """The size of all chunks but the rest, as in `probe`, and that of the rest."""
-        rest = equal_chunks(length, self.size, exact=self.exact).rest
-        return [self.probe(length), *[(rest, False)] * bool(rest)]
-
-    def count(self, length: int) -> int:
-        """How many chunks there are, as far as that is known."""
-        return equal_chunks(length, self.size, exact=self.exact).count
+    def sizes(self, length: int) -> list[int]:
+        """All sizes that chunks can have, if these are known."""
+        chunks = self.chunks(length)
+        return [chunks.size, *[chunks.rest] * bool(chunks.rest)]
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         """How to run a map."""
-        chunks = equal_chunks(f.length, self.size, exact=self.exact)
-        return ChunkLoop(f, chunks, self.unroll)
+        return ChunkLoop(f, self.chunks(f.length), self.unroll)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair

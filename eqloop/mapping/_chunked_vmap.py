@@ -31,16 +31,15 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     is passed as `key=` is split, one for each row, so results do not depend on the size
     of the chunks.
 
-    All chunks have one size, so `f` is in the program once: 1000 rows with
-    `chunk_size=300` are mapped in four chunks of 250. If the number of rows is not a
-    multiple of the size, the last chunk overlaps the one before it, by fewer rows than
-    there are chunks. These rows are evaluated twice, and count once in the results and
-    their derivatives. `f` is never called with rows that are not in its arguments. If
+    All chunks have one size if that is possible with chunks of more than half of
+    `chunk_size`: 1000 rows with `chunk_size=300` are mapped in four chunks of 250. If
+    not, the first chunk is shorter, and `f` is in the program a second time for it. `f`
+    is called once for each row, and never with rows that are not in its arguments. If
     `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`.
 
     If a row can see its chunk, by [`unvmap`][eqloop.unvmap], a `custom_vmap` or a key
     of `rbg`, its result depends on the chunks. Then the value and all derivatives have
-    the same chunks, and none overlaps.
+    the same chunks.
 
     Args:
         chunk_size: The greatest number of rows to map at once, at least 1. Or an
@@ -56,9 +55,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             are added up in 32 bits, and so are gradients
             ([`accumulating_in`][eqloop.accumulating_in]). Results for which `out_axes`
             is `None` are the same for every row, and are not reduced.
-        exact: Whether each row must be in only one chunk, for example because `f` has
-            effects. Then the last chunk may be shorter, and `f` is in the program a
-            second time for it.
+        exact: Changes nothing, since each row is in one chunk only.
         policy: Which values inside `f` are stored for the backward pass, for all rows:
             one of `eqloop.policies`, a callable from `jax.checkpoint_policies`, or the
             name of one of these.
@@ -153,7 +150,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         )
         # `eqx.tree_at` may have put in the name of a policy.
         policy = as_jax_policy("ChunkedVmap", self.policy)
-        return call.run(planner_for(self.chunk_size, self.exact), policy, self.progress)
+        return call.run(planner_for(self.chunk_size), policy, self.progress)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> MapPlan:
         """The chunks of a call and of its gradient, and what they take.

@@ -19,7 +19,7 @@ from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import Saveable, unlisted
 from ._chunk_derivatives import pulled_function
 from ._chunk_function import ChunkFunction, MarkPair
-from ._chunk_loop import AtMost, ChunkLoop, equal_chunks, run_stored
+from ._chunk_loop import AtMost, ChunkLoop, Chunks, equal_chunks, run_stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,29 +29,16 @@ class Within:
     # To find out, maps in chunks of a few sizes are compiled, and never run.
 
     nbytes: int
-    exact: bool
-
-    @property
-    def takes_any_length(self) -> bool:
-        return False
-
-    def in_exact_chunks(self) -> "Within":
-        return dataclasses.replace(self, exact=True)
-
-    def has_same_chunks(self, length: int) -> bool:
-        return False
+    has_same_chunks = takes_any_length = False
 
     def is_whole(self, length: int) -> bool:
         return length == 0
 
-    def probe(self, length: int) -> tuple[int, bool]:
-        return length, False
+    def chunks(self, length: int) -> Chunks:
+        return Chunks(length, length, 1)
 
-    def sizes(self, length: int) -> list[tuple[int, bool]]:
+    def sizes(self, length: int) -> list[int]:
         return []
-
-    def count(self, length: int) -> int:
-        return 1
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         _refuse_symbolic(f)
@@ -123,7 +110,7 @@ class Within:
             return None
         gradient = pulled_function(f, marks, wanted)
         try:
-            gradient.program(*gradient.probe)
+            gradient.program(gradient.probe)
         except Exception:
             return None  # whoever asks for this gradient gets the error
         # Under `vmap`, this is the gradient of the batch. A batch of gradients was seen
@@ -147,8 +134,8 @@ class Within:
         kind: PyTree,
     ) -> "_Search":
         return _Search(
-            digest_of(f.program(*f.probe)),
-            (f.length, f.x_axes, f.y_axes, f.shares, f.sums, kind),
+            digest_of(f.program(f.probe)),
+            (f.length, f.x_axes, f.y_axes, f.sums, kind),
             self,
             f,
             program,
@@ -156,7 +143,7 @@ class Within:
 
     def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
-        return AtMost(size, self.exact).loop(f)
+        return AtMost(size).loop(f)
 
 
 # What a map asks of its `chunk_size`: the methods that both of these have.
@@ -275,4 +262,7 @@ def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
 def _above(length: int, size: int) -> int:
     """The next larger size of equal chunks."""
     count = -(-length // size) if size else length + 1
-    return -(-length // (count - 1)) if count > 1 else length + 1
+    larger = (
+        equal_chunks(length, -(-length // n)).size for n in range(count - 1, 0, -1)
+    )
+    return next((one for one in larger if one > size), length + 1)

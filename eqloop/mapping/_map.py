@@ -101,7 +101,7 @@ class Map(AbstractSameCall[P, R]):
         """
         axes = eqx.if_array(0)
         call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=0)
-        planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
+        planner = AtMost(self.batch_size or 1, self.unroll)
         return call.run(planner, progress=self.progress)
 
     def plan(self, *xs: P.args, **kwargs: P.kwargs) -> MapPlan:

@@ -42,7 +42,7 @@ from .._calls import (
     explained,
     named_as,
 )
-from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs, sees_batch
+from .._programs import is_ref, loop_scope, refuse_refs, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import (
     Budget,
@@ -115,21 +115,15 @@ class OpenedMap:
             need = "to cut rows into chunks"
             instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
             refuse_symbolic(self.name, self.size, need, instead)
-        # A backward rule of the user's need not be linear, see `in_exact_chunks`.
-        if has_backward_rules(f.row.jaxpr):
-            planner = planner.in_exact_chunks()
-        # What is run again gives what ran before, see `origin` of `ChunkFunction`.
-        sees = not planner.has_same_chunks(self.size) and sees_batch(f.row.jaxpr)
-        if sees:
-            planner = planner.in_exact_chunks()
         # All rows at once need no loop, and JAX differentiates that as a `vmap`. A bar
         # needs the loop, even if it has a single chunk.
         if planner.is_whole(self.size) and not meter.is_shown:
-            sums, ys = f.on_rows(None, consts, xs)
+            sums, ys = f.on_rows(consts, xs)
         else:
-            probe = planner.probe(self.size)
+            probe = planner.chunks(self.size).size
             chunked = f.chunk_function(self.name, consts, xs, self.size, probe)
-            if sees:
+            # What is run again gives what ran before, see `origin` of `ChunkFunction`.
+            if not planner.has_same_chunks and sees_batch(f.row.jaxpr):
                 chunked = dataclasses.replace(chunked, origin=chunked)
             if meter.is_shown:
                 chunked = dataclasses.replace(
@@ -351,9 +345,9 @@ def as_chunk_size(owner: str, what: str, size: object) -> int | Budget:
     return size
 
 
-def planner_for(size: int | Budget, exact: bool) -> ChunkPlanner:
+def planner_for(size: int | Budget) -> ChunkPlanner:
     """The planner for a `chunk_size` as the user gives it."""
-    return AtMost(size, exact) if isinstance(size, int) else Within(size.nbytes, exact)
+    return AtMost(size) if isinstance(size, int) else Within(size.nbytes)
 
 
 def check_reduce(name: str, spec: object) -> None:

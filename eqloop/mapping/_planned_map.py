@@ -31,7 +31,6 @@ from .._arrays import (
     nonzero,
     pick,
     put,
-    strongly_typed,
     with_tangent_types,
 )
 from .._programs import Doubled, Formula, Rewrite, Static, refuse_callbacks
@@ -73,7 +72,7 @@ class PlannedMap(Formula):
         self.in_avals = in_avals
         self.out_aval = f.out_types
         self.params = {"f": f, "planner": planner, "policy": policy}
-        self.effects = f.program(*f.probe).effects
+        self.effects = f.program(f.probe).effects
         super().__init__()
 
     def expand(self, *inputs: PyTree) -> PyTree:
@@ -165,11 +164,11 @@ class PlannedMap(Formula):
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
         # The program for one size of chunk. Others are traced later, and if there is a
         # collective in `f`, then under the `vmap` that it is for.
-        return [self.f.program(*self.f.probe)]
+        return [self.f.program(self.f.probe)]
 
     @property
     def times(self) -> int:
-        return self.planner.count(self.f.length)
+        return self.planner.chunks(self.f.length).count
 
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(f=self.f.with_bars(change))
@@ -181,7 +180,7 @@ class PlannedMap(Formula):
 
 
 def mapped_in_chunks(
-    trace: Callable[[ChunkFunction, int, bool], jex.ClosedJaxpr],
+    trace: Callable[[ChunkFunction, int], jex.ClosedJaxpr],
     size: int,
     length: int,
     consts: Arrays,
@@ -194,7 +193,7 @@ def mapped_in_chunks(
 
     Args:
         trace: As that of a `ChunkFunction`; it is remembered by its identity.
-        size: How many rows a chunk has, but for the last one.
+        size: How many rows a chunk has at most.
         length: How many rows there are.
         consts: What is the same for all rows.
         xs: What has rows.
@@ -202,22 +201,10 @@ def mapped_in_chunks(
         y_axes: The same for results with rows.
         num_sums: How many results are sums over rows; they come first.
     """
-    types = [jax.typeof(strongly_typed(x)) for x in xs]
-    row = lambda axis, aval: jex.mapped_aval(length, axis, aval)
-    f = ChunkFunction(
-        trace=trace,
-        length=length,
-        const_types=tuple(jax.typeof(strongly_typed(x)) for x in consts),
-        x_types=tuple(map(row, x_axes, types)),
-        x_axes=x_axes,
-        y_axes=y_axes,
-        shares=(False,) * len(y_axes),
-        num_sums=num_sums,
-        uses_visits=False,
-        probe=(size, False),
-    )
+    others = dict(y_axes=y_axes, num_sums=num_sums, probe=size)
+    f = ChunkFunction.of(trace, length, consts, xs, x_axes, **others)
     in_avals = jax.tree.map(jax.typeof, (consts, xs))
-    return PlannedMap(f, AtMost(size, exact=True), None, in_avals)(consts, xs)
+    return PlannedMap(f, AtMost(size), None, in_avals)(consts, xs)
 
 
 # Pairs of lists: consts and xs, or sums and ys.

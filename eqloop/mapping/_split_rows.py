@@ -163,7 +163,7 @@ class SplitRows:
 
     @property
     def _planner(self) -> ChunkPlanner:
-        return planner_for(self.chunk_size or max(self.share, 1), exact=False)
+        return planner_for(self.chunk_size or max(self.share, 1))
 
     def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> PyTree:
         """One program for all rows."""

@@ -139,9 +139,7 @@ def test_powerpax(reverse):
 @pytest.mark.slow
 def test_powerpax_map():
     ppx = pytest.importorskip("powerpax")
-    for exact in (False, True):
-        ours = el.ChunkedVmap(step, 5, exact=exact)
-        agree(ppx.chunked_vmap(step, 5), ours, XS, XS)
+    agree(ppx.chunked_vmap(step, 5), el.ChunkedVmap(step, 5), XS, XS)
 
 
 @pytest.mark.slow

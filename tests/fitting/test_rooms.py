@@ -61,10 +61,10 @@ def in_a_batch(w):
 
 
 def in_chunks(w):
-    return squares(el.ChunkedVmap(lambda x: loop(w, x), 6, exact=True)(X))
+    return squares(el.ChunkedVmap(lambda x: loop(w, x), 6)(X))
 
 
-def in_overlapping_chunks(w):
+def in_chunks_with_a_rest(w):
     mean = el.ChunkedVmap(lambda x: squares(loop(w, x)), 5, reduce="mean")
     return 16 * mean(X)
 
@@ -122,7 +122,7 @@ ROOMS = {
     "scan": in_a_scan,
     "vmap": in_a_batch,
     "ChunkedVmap": in_chunks,
-    "overlapping chunks": in_overlapping_chunks,
+    "chunks with a rest": in_chunks_with_a_rest,
     "ParallelMap": in_chunks_of_devices,
     "ShardMap": in_shares_of_ours,
     "custom_jvp": in_a_rule,

@@ -96,9 +96,7 @@ def check(f, shape, divide, sizes):
         if used[kind] >= budget / 2 or size == ROWS:
             continue
         # The next size would be too large: XLA makes another program of it.
-        count = -(-ROWS // size)
-        larger = -(-ROWS // (count - 1))
-        assert programs(f, shape, larger)[kind] > budget
+        assert programs(f, shape, _fitting._above(ROWS, size))[kind] > budget
 
 
 @pytest.mark.parametrize("name", [slow("mlp"), slow("attention"), "recurrent", "pairs"])

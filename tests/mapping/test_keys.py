@@ -23,7 +23,6 @@ MAPS = {
     "Map": el.Map,
     "Map, in batches": el.Map(batch_size=2),
     "ChunkedVmap": el.ChunkedVmap(chunk_size=3),
-    "ChunkedVmap, exact": el.ChunkedVmap(chunk_size=3, exact=True),
     "ChunkedVmap, one by one": el.ChunkedVmap(chunk_size=1),
     "ChunkedVmap, within a budget": el.ChunkedVmap(chunk_size=el.Budget("1KiB")),
 }

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqloop as el
@@ -29,15 +28,10 @@ def mean_of_all(w, x):
 
 SETTINGS = {
     "chunks that divide": {"chunk_size": 1},
-    "chunks that overlap": {"chunk_size": 3},
-    "the last one shorter": {"chunk_size": 3, "exact": True},
+    "the first one shorter": {"chunk_size": 3},
     "all at once": {"chunk_size": 7},
-    "a policy": {"chunk_size": 3, "policy": "save_dots"},
-    "a policy, the last one shorter": {
-        "chunk_size": 3,
-        "policy": "save_dots",
-        "exact": True,
-    },
+    "a policy": {"chunk_size": 1, "policy": "save_dots"},
+    "a policy, the first one shorter": {"chunk_size": 3, "policy": "save_dots"},
     "a budget": {"chunk_size": el.Budget(400)},
 }
 
@@ -57,12 +51,7 @@ def expected():
     return jax.jit(lambda: {name: mode(mean_of_all) for name, mode in MODES.items()})()
 
 
-SLOW = {
-    "the last one shorter",
-    "chunks that divide",
-    "a policy, the last one shorter",
-    "all at once",
-}
+SLOW = {"chunks that divide", "a policy", "all at once"}
 
 
 @pytest.mark.parametrize("name", slow_if(SLOW.__contains__, SETTINGS))
@@ -160,5 +149,4 @@ def test_nothing_is_padded():
 
     assert int(el.ChunkedVmap(row, 4, reduce="sum")(jnp.arange(1, 12))) == 66
     jax.effects_barrier()
-    assert set(seen) == set(range(1, 12))
-    np.testing.assert_equal(len(seen), 12)
+    assert sorted(seen) == list(range(1, 12))

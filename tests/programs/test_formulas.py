@@ -85,7 +85,7 @@ def rows(w: Any, h: Any, us: Any) -> Any:
 
 
 def row_map(policy: Any, w: Any, h: Any, us: Any) -> Any:
-    """The last chunk overlaps the one before it; one output is summed up, one not."""
+    """The first chunk is shorter; one output is summed up, one not."""
     mapped = el.ChunkedVmap(
         lambda u: step(w, h, u), 2, reduce=("sum", None), policy=policy
     )

@@ -41,7 +41,7 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
         lambda x: jnp.sin(w * x), 64, progress=p
     )(XS),
     "with a rest": lambda w, p: el.ChunkedVmap(
-        lambda x: jnp.sin(w * x), 7, exact=True, reduce="sum", progress=p
+        lambda x: jnp.sin(w * x), 7, reduce="sum", progress=p
     )(XS),
     "with a policy": lambda w, p: el.ChunkedVmap(
         lambda x: jnp.sin(w * x), 7, policy=el.policies.save_everything, progress=p
