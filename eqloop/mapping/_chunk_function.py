@@ -237,6 +237,13 @@ class Vectorised:
         return ChunkFunction.of(self, size, *inputs, y_axes=y_axes, **others)
 
 
+def number_of_parts(mesh_axis: Hashable) -> int:
+    """How many parts an array is in that is split over axes of a mesh, or none."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
+    return math.prod(sizes.get(name, 1) for name in names)
+
+
 def _mesh_axis(
     name: str, x_types: Sequence[Aval], axes: Sequence[int], size: int
 ) -> Hashable:
@@ -245,10 +252,7 @@ def _mesh_axis(
     mesh_axis = found[0]
     if mesh_axis is None and not any(found):
         return None
-    sizes = jax.sharding.get_abstract_mesh().shape
-    names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
-    parts = math.prod(sizes.get(name, 1) for name in names)
-    is_even = set(found) == {mesh_axis} and size % parts == 0
+    is_even = set(found) == {mesh_axis} and size % number_of_parts(mesh_axis) == 0
     if not is_even:
         listing = "\n".join(
             f"  {aval.str_short(True)} along axis {axis}"

@@ -225,10 +225,11 @@ def _slice(start: int, stop: int, x: jax.Array, axis: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class AtMost:
-    """At most so many rows at once."""
+    """At most so many rows at once; if it can be, a multiple of the number of parts."""
 
     size: int
     unroll: int = 1
+    parts: int = 1
     # The value and all derivatives have the same chunks.
     has_same_chunks = True
 
@@ -243,7 +244,14 @@ class AtMost:
 
     def chunks(self, length: int) -> Chunks:
         """The chunks of so many rows, as far as that is known."""
-        return equal_chunks(length, self.size)
+        if self.size < (parts := self.parts):
+            return equal_chunks(length, self.size)
+        found = equal_chunks(length // parts, self.size // parts)
+        return Chunks(length, found.size * parts, found.count, found.rest * parts)
+
+    def in_parts(self, count: int) -> "AtMost":
+        """The plan for rows that are in so many parts, each on a device."""
+        return dataclasses.replace(self, parts=count)
 
     def sizes(self, length: int) -> list[int]:
         """All sizes that chunks can have, if these are known."""

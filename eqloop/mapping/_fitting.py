@@ -37,6 +37,9 @@ class Within:
     def chunks(self, length: int) -> Chunks:
         return Chunks(length, length, 1)
 
+    def in_parts(self, count: int) -> "Within":
+        return self
+
     def sizes(self, length: int) -> list[int]:
         return []
 

@@ -23,6 +23,7 @@ from .._arrays import (
     flatten,
     is_dynamic,
     is_scalar,
+    mesh_axis_of,
     numbers_with_axes,
     paths,
     pick,
@@ -55,7 +56,7 @@ from ..checkpointing import (
     trace_step,
 )
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
-from ._chunk_function import Reduction, Vectorised, finish
+from ._chunk_function import Reduction, Vectorised, finish, number_of_parts
 from ._chunk_loop import AtMost
 from ._fitting import ChunkPlanner, Within
 from ._planned_map import PlannedMap
@@ -120,6 +121,8 @@ class OpenedMap:
         if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f.on_rows(consts, xs)
         else:
+            mesh_axis = mesh_axis_of(jax.typeof(xs[0]), f.x_axes[0])
+            planner = planner.in_parts(number_of_parts(mesh_axis))
             probe = planner.chunks(self.size).size
             chunked = f.chunk_function(self.name, consts, xs, self.size, probe)
             # What is run again gives what ran before, see `origin` of `ChunkFunction`.
