@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -44,17 +44,16 @@ class Decided:
     undifferentiated: Flags = ()
 
 
-_list: contextvars.ContextVar[list[Decided] | None] = contextvars.ContextVar(
-    "_list", default=None
-)
+# By the identity of what stands for the layout.
+Listed: TypeAlias = dict[int, Decided]
+_list = contextvars.ContextVar[Listed | None]("_list", default=None)
 _which = itertools.count()
 
 
 @contextlib.contextmanager
-def listing() -> Iterator[list[Decided]]:
+def listing() -> Iterator[Listed]:
     """Lists the layouts that are decided in this context."""
-    decided: list[Decided] = []
-    token = _list.set(decided)
+    token = _list.set(decided := {})
     try:
         # JAX remembers the traces of jitted functions. The metadata is a part of their
         # key, and is new each time: so they are traced anew here, and a later run does
@@ -89,10 +88,8 @@ def is_listing() -> bool:
 
 def stands_for_residuals(layout: object) -> bool:
     """Whether a layout is the stand-in of one that stores residuals."""
-    return any(
-        layout is decided.stands_for_it and decided.layout.stores_residuals
-        for decided in _list.get() or ()
-    )
+    decided = (_list.get() or {}).get(id(layout))
+    return decided is not None and decided.layout.stores_residuals
 
 
 def listed(layout: _Kind, active: Active, undifferentiated: Flags) -> _Kind:
@@ -101,5 +98,5 @@ def listed(layout: _Kind, active: Active, undifferentiated: Flags) -> _Kind:
     if decided is None:
         return layout
     stand_in = copy.copy(layout.by_carries())
-    decided.append(Decided(layout, stand_in, active, undifferentiated))
+    decided[id(stand_in)] = Decided(layout, stand_in, active, undifferentiated)
     return stand_in
