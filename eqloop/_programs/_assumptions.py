@@ -18,7 +18,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.experimental import checkify, io_callback
-from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 
 from .._compat import jax_version
@@ -201,17 +200,6 @@ def _digests() -> Iterator[str]:
         yield "where a jaxpr has its parameters and its constants"
 
 
-def _metadata() -> Iterator[str]:
-    """`engine/_listing.py` has jitted functions traced anew, by new metadata."""
-    traced: list[None] = []
-    f = jax.jit(lambda x: traced.append(None) or x)
-    for count, name in enumerate(("one", "two", "two"), 1):
-        with set_xla_metadata(eqloop_listing=name):
-            _jaxpr_of(f)
-        if len(traced) != min(count, 2):
-            yield "whether `set_xla_metadata` has a function traced anew"
-
-
 def _name_stacks() -> Iterator[str]:
     """Loops are found by their scopes, and derivatives by what is around these."""
 
@@ -250,7 +238,6 @@ _CHECKS = [
     _checks,
     _collectives,
     _digests,
-    _metadata,
     _name_stacks,
     _key_types,
     _makers,

@@ -315,9 +315,7 @@ def _params(eqn: jex.JaxprEqn, telling: "_Telling") -> dict[str, Any]:
 def _of_context(context: Any) -> bytes:
     """Where and how an equation is run, besides its parameters."""
     metadata = dict(context.xla_metadata or {})
-    # Our own metadata has functions traced anew, see `engine/_listing.py`.
-    others = {k: v for k, v in metadata.items() if not k.startswith("eqloop_")}
-    words = context.compute_type, context.threefry_partitionable, others
+    words = context.compute_type, context.threefry_partitionable, metadata
     return _Digests().of(words)
 
 

@@ -10,7 +10,7 @@ one to the other. Loops in the rules of others are found by `_rule_loops.py`.
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.extend.core as jex
@@ -70,6 +70,11 @@ class JaxPlan:
             `"custom_vjp"` or a `"custom_jvp"`; such loops stay as they are.
     """
 
+    # No step is run again, or changed.
+    levels: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    slots: ClassVar[int] = 0
+    rewritten: ClassVar[tuple[str, ...]] = ()
+
     length: int | None
     peak_bytes: int
     output_bytes: int
@@ -78,24 +83,9 @@ class JaxPlan:
     _why_not: str = ""
 
     @property
-    def levels(self) -> tuple[tuple[int, ...], ...]:
-        """There are none, as no step is run again."""
-        return ()
-
-    @property
-    def slots(self) -> int:
-        """No carries are stored, as no step is run again."""
-        return 0
-
-    @property
     def block(self) -> int | None:
         """How many consecutive steps have their residuals stored together: all."""
         return self.length
-
-    @property
-    def rewritten(self) -> tuple[str, ...]:
-        """Nothing was done to its step."""
-        return ()
 
     @property
     def evaluations(self) -> int | None:

@@ -38,7 +38,7 @@ from ._schedules import AbstractSchedule
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
-from .engine._listing import Decided, unlisted
+from .engine._listing import Decided, Listed, unlisted
 from .engine._planned_loop import PlannedLoop, Reverse
 from .engine._problem import Placements, Problem
 from .engine._transformed import activity, all_active, unsettled, without_stored
@@ -74,10 +74,9 @@ class LoopFinder:
     """Finds loops in programs.
 
     Attributes:
-        decided: The list to which layouts are added while programs are traced.
-        lists_jax: Whether to list JAX's own loops.
         known: The layouts in these programs, by the identity of their stand-ins, see
-            `engine/_listing.py`.
+            `engine/_listing.py`. There are more of them as programs are traced.
+        lists_jax: Whether to list JAX's own loops.
         reversed: What takes loops back, by the identity of their layouts. Others
             belong to loops that a gradient was asked of, and that it does not go
             through after all: their outputs have no cotangents.
@@ -93,9 +92,8 @@ class LoopFinder:
         transposed: Those that are transpositions, in the same way.
     """
 
-    decided: list[Decided]
+    known: Listed
     lists_jax: bool
-    known: dict[int, Decided] = dataclasses.field(default_factory=dict)
     reversed: dict[int, jex.JaxprEqn] = dataclasses.field(default_factory=dict)
     of_jax: dict[int, JaxLoop] = dataclasses.field(default_factory=dict)
     of_rules: dict[int, RuleLoop] = dataclasses.field(default_factory=dict)
@@ -109,7 +107,6 @@ class LoopFinder:
 
     def look_into(self, program: AnyJaxpr) -> None:
         """Takes note of the loops in a program that is to be searched."""
-        self.known.update({id(d.stands_for_it): d for d in self.decided})
         self.reversed.update(_reversed_in(program))
         if self.lists_jax:
             self.of_jax.update(jax_loops(program))

@@ -24,7 +24,7 @@ from .._types import PyTree, Value
 from ._jax_loops import JaxPlan
 from ._loop_finder import LoopFinder
 from ._loop_plans import Plans
-from .engine._listing import as_run, listing
+from .engine._listing import listing, unlisted
 
 
 @typed(instead="Call the result with the arguments of f: `el.plans(f)(*args)`.")
@@ -138,7 +138,7 @@ def _finding(
             finder = LoopFinder(decided, of_jax)
             finder.look_into(program)
             if any(map(finder.has_stand_ins, finder.of_jax.values())):
-                with as_run():
+                with unlisted():
                     finder.see_run(trace())
             finder.split_as(program, list(map(automatic_sharding, arrays)))
             found = finder.of_program(program, 0, None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from .._calls import format_bytes
 from .._programs import notes_of_layouts
@@ -26,50 +27,34 @@ class WhilePlan:
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs, however many steps are run.
         rewritten: What was done to the step for this loop, in sentences.
+        length: The most steps that the loop runs, if there is a bound.
+        slots: How many carries are stored at once, at the most.
+        evaluations: How often a gradient evaluates the step if all `length` steps are
+            run. The primal is included. A loop with `checkpoints` takes no more than
+            the fewest evaluations that are possible as long as no step is evaluated
+            more than 3 times: that is, for `slots * (slots + 3) / 2` steps. For more
+            steps this is the least, and it may take a few per cent more. `None` if
+            there is no bound on the steps.
+        levels: How many segments each nested level has: a tuple for each nest in turn.
+        block: How many consecutive steps have their residuals stored together.
     """
 
     peak_bytes: int
-    # Which carries are stored.
-    _layout: AbstractWhileLayout = dataclasses.field(repr=False)
-    rewritten: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-
-    @property
-    def length(self) -> int | None:
-        """The most steps that the loop runs, if there is a bound."""
-        return self._layout.described.length
-
-    @property
-    def levels(self) -> tuple[tuple[int, ...], ...]:
-        """How many segments each nested level has: a tuple for each nest in turn."""
-        return self._layout.described.levels
-
-    @property
-    def slots(self) -> int:
-        """How many carries are stored at once, at the most."""
-        return self._layout.described.slots
-
-    @property
-    def block(self) -> int:
-        """How many consecutive steps have their residuals stored together."""
-        return self._layout.block
-
-    @property
-    def evaluations(self) -> int | None:
-        """How often a gradient evaluates the step if all `length` steps are run.
-
-        The primal is included. A loop with `checkpoints` takes no more than the fewest
-        evaluations that are possible as long as no step is evaluated more than 3 times:
-        that is, for `slots * (slots + 3) / 2` steps. For more steps this is the least,
-        and it may take a few per cent more. `None` if there is no bound on the steps.
-        """
-        return self._layout.described.evaluations
+    rewritten: tuple[str, ...] = dataclasses.field(repr=False)
+    # What a `WhileDescription` has, in its order.
+    length: int | None = dataclasses.field(repr=False)
+    slots: int = dataclasses.field(repr=False)
+    _setting: str = dataclasses.field(repr=False)
+    evaluations: int | None = dataclasses.field(repr=False)
+    _in_words: str = dataclasses.field(repr=False)
+    levels: tuple[tuple[int, ...], ...] = dataclasses.field(repr=False)
+    block: ClassVar[int] = 1
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
         steps = "any" if self.length is None else f"<= {self.length}"
-        found = self._layout.described
-        return steps, found.setting, f"{found.slots} carries", found.in_words
+        return steps, self._setting, f"{self.slots} carries", self._in_words
 
     def __str__(self) -> str:
         steps, setting, _, evaluations = self.columns
@@ -107,4 +92,4 @@ def while_plan_of(
         loop = loop.noting(note)
     written = zip(leaves_written(step), active.carry[problem.lead :], strict=True)
     loop = loop.noting(_in_place.NOTE, [*[False] * problem.lead, *map(all, written)])
-    return WhilePlan(with_a_little_more(size), layout, loop.rewritten)
+    return WhilePlan(with_a_little_more(size), loop.rewritten, *layout.described)

@@ -1,19 +1,21 @@
 """What JAX takes for the same program."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.xla_metadata import set_xla_metadata
 
 import eqloop as el
 
 from .registry import canary
 
+_context: Any = jax.make_user_context(None)
+
 
 @canary("jax #39201")
-def metadata_is_part_of_the_key_of_a_program() -> Iterator[str]:
-    """`el.plans` traces jitted functions anew, under metadata that are new each time.
+def a_context_is_part_of_the_key_of_a_program() -> Iterator[str]:
+    """`el.plans` traces jitted functions anew, in a context that is new each time.
 
     It puts stand-ins in (`engine/_listing.py`). If JAX took such a trace for that of
     the same function elsewhere, a later run would run the stand-ins, and a later
@@ -27,11 +29,11 @@ def metadata_is_part_of_the_key_of_a_program() -> Iterator[str]:
         return jnp.sin(x)
 
     for name in ("one", "other"):
-        with set_xla_metadata(eqloop_canary=name):
+        with _context(name):
             jax.make_jaxpr(jitted)(1.0)
     jax.make_jaxpr(jitted)(1.0)
     if len(traced) != 3:
-        yield f"traced {len(traced)} times under two metadata and none"
+        yield f"traced {len(traced)} times in two contexts and in none"
 
     step = lambda carry, _: (jnp.sin(carry), None)
     scan = el.Scan(step, schedule=el.StoreAll())

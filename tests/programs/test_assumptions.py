@@ -53,7 +53,6 @@ CHANGES = {
     "axes": (_effects, "_OF_AXES", "AxisEffect", "the effect of a collective"),
     "collectives": (lax, "pmax", lambda x, axis: x, "`psum`, `pmax` and `pmin`"),
     "digests": (_assumptions, "digest_of", lambda x: "", "its constants"),
-    "metadata": (_assumptions, "set_xla_metadata", nothing, "`set_xla_metadata`"),
     "scopes": (_assumptions, "loop_scope", nothing, "in a `jax.named_scope`"),
     "keys": (_assumptions, "str", lambda x: "key", "the type of a `rbg` key"),
     "makers": (primitives.sin_p, "impl", print, "the implementation of a primitive"),

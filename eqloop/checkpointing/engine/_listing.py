@@ -6,18 +6,16 @@ JAX's own derivative of a scan is all that is left of it. So while layouts are l
 such a loop is traced as one that stores carries. That program is never run.
 
 Planning may compile and run other loops meanwhile, to measure them. These are traced as
-they always are (`unlisted`).
+they always are (`unlisted`), and so is a program that has to be seen without stand-ins.
 """
 
 import contextlib
-import contextvars
 import copy
 import dataclasses
-import itertools
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from jax.experimental.xla_metadata import set_xla_metadata
+import jax
 
 from ..._arrays import Flags
 from ._forward import Active
@@ -44,62 +42,52 @@ class Decided:
     undifferentiated: Flags = ()
 
 
-_list: contextvars.ContextVar[list[Decided] | None] = contextvars.ContextVar(
-    "_list", default=None
-)
-_which = itertools.count()
+# By the identity of what stands for the layout.
+Listed: TypeAlias = dict[int, Decided]
+
+
+class _Listing:
+    """What is listed: another one, and so another context, each time."""
+
+    def __init__(self) -> None:
+        self.decided: Listed = {}
+
+
+# The key of JAX's caches contains it. So jitted functions are traced anew where layouts
+# are listed, and a later run does not find a trace with stand-ins in it.
+_listing: Any = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
-def listing() -> Iterator[list[Decided]]:
+def listing() -> Iterator[Listed]:
     """Lists the layouts that are decided in this context."""
-    decided: list[Decided] = []
-    token = _list.set(decided)
-    try:
-        # JAX remembers the traces of jitted functions. The metadata is a part of their
-        # key, and is new each time: so they are traced anew here, and a later run does
-        # not find a trace with stand-ins in it.
-        with set_xla_metadata(eqloop_listing=str(next(_which))):
-            yield decided
-    finally:
-        _list.reset(token)
+    with _listing(found := _Listing()):
+        yield found.decided
 
 
 @contextlib.contextmanager
 def unlisted() -> Iterator[None]:
-    """Lists nothing in this context, which traces loops that are to be measured."""
-    token = _list.set(None)
-    try:
-        yield
-    finally:
-        _list.reset(token)
-
-
-@contextlib.contextmanager
-def as_run() -> Iterator[None]:
-    """Lists nothing in this context, which traces the program that will be run."""
-    with unlisted(), set_xla_metadata(eqloop_listing="none"):
+    """Lists nothing in this context: loops are traced as they are run."""
+    with _listing(None):
         yield
 
 
 def is_listing() -> bool:
     """Whether layouts are listed."""
-    return _list.get() is not None
+    return _listing.value is not None
 
 
 def stands_for_residuals(layout: object) -> bool:
     """Whether a layout is the stand-in of one that stores residuals."""
-    return any(
-        layout is decided.stands_for_it and decided.layout.stores_residuals
-        for decided in _list.get() or ()
-    )
+    decided = is_listing() and _listing.value.decided.get(id(layout))
+    return bool(decided) and decided.layout.stores_residuals
 
 
 def listed(layout: _Kind, active: Active, undifferentiated: Flags) -> _Kind:
     """The layout to go on with: its stand-in, if layouts are listed."""
-    decided = _list.get()
-    if decided is None:
+    if not is_listing():
         return layout
     stand_in = copy.copy(layout.by_carries())
-    decided.append(Decided(layout, stand_in, active, undifferentiated))
+    decided = Decided(layout, stand_in, active, undifferentiated)
+    _listing.value.decided[id(stand_in)] = decided
     return stand_in
