@@ -41,11 +41,10 @@ _BUSY = 0.1
 _INTRODUCTION = """\
 # Benchmarks
 
-This page compares eqloop with JAX and with other libraries: gradients of long loops,
-maps in chunks, and more. It begins with the loops of the front page, and ends with [how
-all of this is measured](#how-this-is-measured), [where and when](#where-and-when), and
-the [claims that are missed](#missed-claims). [All figures](tables.md) are in tables
-that you can search.
+eqloop beside JAX and other libraries. At the end are [how all of this is
+measured](#how-this-is-measured), [where and when](#where-and-when), and the [claims
+that are missed](#missed-claims). [All figures](tables.md) are in tables that you can
+search.
 
 ## In short
 """
@@ -63,31 +62,26 @@ python -m tests.benchmarks --write docs/benchmarks.md
 Everything that was measured is in [benchmarks.json](benchmarks.json).
 
 - **Side by side.** The rows of a table solve the same problem, in float32, from the
-  same inputs. One process runs them in turn, A B C A B C …, after a first run of each
-  that does not count. The time of a row is the median of its runs.
-- **One problem, one figure.** If several groups measure the same problem, the first of
-  them shows its figures.
-- **Time** is the time of a compiled program whose inputs are on the device, until all
-  of its results are there. For calls, it is the time that one takes in Python.
+  same inputs. One process runs them in turn, A B C A B C …, after a first run that does
+  not count. The time of a row is the median of its runs.
+- **One problem, one figure.** The first group that measures a problem shows it.
+- **Time** is that of a compiled program whose inputs are on the device. For calls, it
+  is the time that one takes in Python.
 - **Temporary memory** is what XLA allocates for the program, besides its inputs and
-  results, according to its own analysis. For calls that are not one program it is 0.
-- **Trace and compile** starts from nothing: the caches of JAX and of eqloop are emptied
-  first.
-- **Difference** is the greatest difference between a result and that of the first row
-  with the same inputs, relative to the greatest entry of that array. If a row computes
-  something else, the text below the table says so.
-- **Peers** are called as their documentation recommends. The extra `bench` pins their
-  versions. Equinox's scan and while loop are internal to Equinox, and may change.
+  results. For calls that are not one program it is 0.
+- **Trace and compile** starts with empty caches.
+- **Difference** is the greatest one from a result of the first row with the same
+  inputs, relative to the greatest entry of that array.
+- **Peers** are called as their documentation recommends, in versions that the extra
+  `bench` pins. Equinox's scan and while loop are internal to Equinox.
 - **Claims** are bounds that this project has set for itself. On a CPU, a claimed ratio
-  is one of the times that its cores were busy, because whatever else they have to do
-  would decide it otherwise. It is the median of the ratios within a turn, with the
-  bounds between which half of them are. A claim is missed if three of four turns miss
-  it. Some claims were measured before this rule, by the time that passed: they have no
-  such bounds.
+  is one of the times that its cores were busy: the median of the ratios within a turn,
+  with the bounds between which half of them are. A claim is missed if three of four
+  turns miss it. Claims without such bounds were measured by the time that passed.
 
-The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
-little work, so the cost of the loop itself shows. In the pictures eqloop is blue, and
-axes are logarithmic.
+The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does little
+work, so the cost of the loop itself shows. In the pictures eqloop is blue, and axes are
+logarithmic.
 """
 
 _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
@@ -200,7 +194,7 @@ def _missed_claims(results: Results) -> str:
         held = count - sum(not v.holds for one in outcomes for v in one.verdicts)
         parts.append(f"{_title(results, place)}, {held} of {count} claims hold.")
         if rows:
-            parts.append(f"These do not:\n\n{rows}")
+            parts.append(rows)
     return "\n\n".join(parts)
 
 
@@ -216,8 +210,7 @@ def _circumstances(results: Results, place: str) -> str:
     if busiest >= _BUSY:
         parts.append(
             "**The machine was not quiet**: other programs kept up to "
-            f"{busiest:.1f} of its cores busy. So times are longer than on a quiet "
-            "machine, and ratios are less certain."
+            f"{busiest:.1f} of its cores busy, so times are longer."
         )
     return "\n\n".join(parts) + "\n"
 
@@ -234,7 +227,7 @@ def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
             for one in comparisons
         )
     query = urllib.parse.urlencode({"benchmarks": group.title})
-    return "\n\n".join([*parts, f"[All its figures](tables.md?{query})"])
+    return "\n\n".join([*parts, f"[All figures](tables.md?{query})"])
 
 
 def _image(platform: str, picture: AbstractPicture) -> str:

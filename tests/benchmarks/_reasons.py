@@ -50,7 +50,7 @@ REASONS: tuple[Reason, ...] = (
         "over 4597 rows",
         "trace and compile, ChunkedVmap over netket",
         "By one per cent, which is less than compiling differs from one time to the "
-        "next; the claims beside the other libraries were measured again, and hold.",
+        "next.",
         version="0.10",
     ),
     Reason(
@@ -69,7 +69,7 @@ REASONS: tuple[Reason, ...] = (
         "recurrent step of width 64, 4096 steps",
         "predicted time of Budget",
         "It takes less than foreseen: pieces of this small step take longer where they "
-        "are timed alone. It is the fastest plan that fits all the same.",
+        "are timed alone.",
         version="0.12",
     ),
 )

@@ -55,7 +55,7 @@ def section(
         parts.append(f"{which} are in {', '.join(map(_link, elsewhere))}.")
     if outcome.skipped:
         names = ", ".join(f"{name} (no {package})" for name, package in outcome.skipped)
-        parts.append(f"Not run, see the extra `bench`: {names}.")
+        parts.append(f"Not run: {names}.")
     if outcome.disagreeing:
         names = ", ".join(outcome.disagreeing)
         parts.append(f"**These do not compute what the first row does: {names}.**")

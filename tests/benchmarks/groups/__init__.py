@@ -59,15 +59,14 @@ GROUPS: Mapping[str, Group] = {
     "length": Group(
         "As the loop grows longer",
         "The recurrent step, run 256 to 65,536 times. Powerpax and the loops nested by "
-        "hand run chunks of the square root of the number of steps. Equinox chooses "
-        "its own number of slots. brainstate has its default base of 16, and is left "
-        "out of the longest loop, because its time grows with the square of the number "
-        'of steps. `Budget` is `Budget("1MiB")`.',
+        "hand run chunks of the square root of the number of steps. Equinox and "
+        "brainstate have their defaults; the time of brainstate grows with the square "
+        'of the number of steps. `Budget` is `Budget("1MiB")`.',
         length,
     ),
     "recurrent": Group(
         "One loop, every schedule",
-        "More schedules on the same loop, with the bounds that each is meant to keep.",
+        "More schedules on the same loop.",
         recurrent,
     ),
     "cells": Group(
@@ -78,8 +77,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "scaling": Group(
         "A step in a short loop and in a long one",
-        "The time of a step should not grow with the loop. A short loop and a long one "
-        "are run in turn.",
+        "The time of a step should not grow with the loop.",
         scaling,
         figures_in="length",
     ),
@@ -91,20 +89,17 @@ GROUPS: Mapping[str, Group] = {
     ),
     "batched": Group(
         "A batch of sequences",
-        "The recurrent step under `vmap`. There is one gradient of the weights for the "
-        "whole batch.",
+        "The recurrent step under `vmap`.",
         batched,
     ),
     "modes": Group(
         "Where nothing is reversed",
-        "The value of a loop and its tangents need no schedule. So a schedule should "
-        "cost nothing here.",
+        "Values and tangents, for which a schedule should cost nothing.",
         modes,
     ),
     "heavy": Group(
         "A large carry",
-        "A step with a large carry, which does much more work than the loop around it: "
-        "leapfrog for the wave equation on a grid.",
+        "Leapfrog for the wave equation on a grid: a large carry, and a heavy step.",
         heavy,
     ),
     "budget": Group(
@@ -135,9 +130,8 @@ GROUPS: Mapping[str, Group] = {
     ),
     "convolutions": Group(
         "Convolutions in loops",
-        "Where a program begins, XLA brings convolutions into the layout of its "
-        "library, and folds transpositions into products; in the body of a loop on a "
-        "CPU it does not, and ours does. [In a recipe](recipes/convolutions.md).",
+        "On a CPU, XLA does not lay them out for its library in the body of a loop: "
+        "[ours does](recipes/convolutions.md).",
         convolutions,
     ),
     "slots": Group(
@@ -164,8 +158,8 @@ GROUPS: Mapping[str, Group] = {
     ),
     "layers": Group(
         "Stacked layers",
-        "A stack of equal transformer layers, and a Python loop over them. Both "
-        "start from a list of layers, so the time to stack them is included.",
+        "A stack of equal transformer layers, and a Python loop over them. The time to "
+        "stack them is included.",
         stacked_layers,
     ),
     "calls": Group(
@@ -178,9 +172,8 @@ GROUPS: Mapping[str, Group] = {
     ),
     "resumable": Group(
         "Loops in segments",
-        "A loop that is written to disk every second, so that another process can "
-        "continue it, and the same loop in one compiled call. The times include "
-        "compiling.",
+        "A loop that is written to disk every second, and the same loop in one call. "
+        "The times include compiling.",
         resumable,
     ),
     "progress": Group(
@@ -196,8 +189,7 @@ GROUPS: Mapping[str, Group] = {
     "ablation": Group(
         "Without the special cases",
         "Programs as they are, and with one special case of the package switched off: "
-        "a kind of candidate of `Budget`, or a rewriting. Only programs that differ "
-        "are shown. On a CPU, times are those that its cores were busy. "
+        "a kind of candidate of `Budget`, or a rewriting. "
         "[How it works](how_plans_are_made.md#what-the-special-cases-gain) sums it up.",
         ablation,
     ),
