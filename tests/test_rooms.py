@@ -192,7 +192,7 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 41,983 in all. A commit that saves some takes its line down. What takes one up names
+# 41,602 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
@@ -200,22 +200,22 @@ MOST_LINES = {
     "_arrays": 1022,
     "_calls": 1106,
     "_compiled": 602,
-    "_programs": 3797,
+    "_programs": 3786,
     "autodiff": 952,
     "branching": 352,
-    "checkpointing": 2917,
-    "checkpointing/engine": 5900,
+    "checkpointing": 2900,
+    "checkpointing/engine": 5885,
     "checkpointing/fused": 3948,
     "checkpointing/planning": 1971,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
     "checkpointing/whiles": 900,
-    "debug": 873,
+    "debug": 670,
     "diffrax": 555,
     "fitting": 2804,
     "ir": 2369,
     "loops": 2446,
-    "mapping": 2011,
+    "mapping": 1876,
     "oom": 450,
     "progress": 557,
     "rescheduling": 656,
@@ -233,7 +233,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_983
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_602
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():
@@ -250,3 +250,9 @@ def test_files_that_are_named_exist():
     for reader in readers:
         for name in named.findall(reader.read_text()):
             assert any(file.endswith(f"/{name}") for file in files), (reader, name)
+
+
+def test_docstrings_name_what_they_are_of():
+    files = PACKAGE.rglob("*.py")
+    nameless = re.compile(r'"""(?:The|As the|Like the) same\b')
+    assert [path for path in files if nameless.search(path.read_text())] == []

@@ -166,11 +166,7 @@ class JaxLoop:
         return nbytes([aval_of(self.eqn.outvars[i]) for i in self.residuals])
 
     def plan(self, placed: Sequence[NamedSharding | None]) -> JaxPlan:
-        """What it stores, and what it would take otherwise.
-
-        Args:
-            placed: How its inputs are split over devices, as far as that is known.
-        """
+        """What it stores, and what it would take otherwise."""
         types = list(map(aval_of, self.eqn.outvars))
         bytes_of = lambda which: nbytes([types[i] for i in which])
         carry = scan_counts(self.eqn.params)[1]
@@ -268,7 +264,7 @@ def jax_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
 
 
 def gradient_loops(program: AnyJaxpr) -> dict[int, JaxLoop | RuleLoop]:
-    """The same with those of this library and of rules, and those on the way back."""
+    """The loops of a gradient: those of rules and of the way back are among them."""
     taken_back, in_rules = _taken_back(program)
     found: dict[int, JaxLoop | RuleLoop] = {
         id(eqn): loop for loop in in_rules for eqn in (loop.eqn, *loop.back)
@@ -318,10 +314,7 @@ class _Follower:
     ) -> list[_Stacked | None]:
         """What the outputs of a program are.
 
-        Args:
-            program: The program.
-            given: What its inputs are.
-            scope: The name stacks of the equations that it is in.
+        Its equations are in these name stacks.
         """
         jaxpr = getattr(program, "jaxpr", program)
         known = dict(zip(map(id, jaxpr.invars), given, strict=False))

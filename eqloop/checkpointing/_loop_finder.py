@@ -144,10 +144,7 @@ class LoopFinder:
     ) -> "FoundLoops":
         """The loops in a program, and the most bytes that they take at once.
 
-        Args:
-            program: The program.
-            depth: How many loops it is inside of.
-            around: The place where it is called.
+        It is inside of `depth` loops, and called at the place `around`, if that is known.
         """
         jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
         reading = (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
@@ -391,7 +388,7 @@ def _fitting(active: Active, problem: Problem) -> Active:
 
 
 def _undifferentiated_fitting(undifferentiated: Flags, problem: Problem) -> Flags:
-    """The same for the leaves of the initial carry that are not differentiated."""
+    """Which leaves of the carry of this problem are not differentiated."""
     count = problem.step.num_carry
     if not undifferentiated or len(undifferentiated) > count:
         return (True,) * count if undifferentiated else ()

@@ -115,15 +115,7 @@ def options_of(
 ) -> list[LoopOption] | None:
     """The ways to run a loop that is left open, the smallest first.
 
-    Args:
-        formula: The loop.
-        perturbed: Which of its inputs are differentiated.
-        host: How many bytes of carries may be stored in the memory of the host.
-        as_kernel: Whether it may be one kernel on a GPU.
-        inside: Whether loops in its step are decided with it.
-
-    Returns:
-        The ways, or `None` if the loop has no derivative.
+    `None` if the loop has no derivative. Up to `host` bytes may go to the host.
     """
     if isinstance(formula, Selected):
         if (source := formula.source) is None or not formula.may_pull(perturbed):

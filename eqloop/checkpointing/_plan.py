@@ -334,8 +334,7 @@ def planned(
 def usually_stored(schedule: AbstractSchedule, length: int) -> tuple[int, int]:
     """What a schedule stores of a loop of so many steps, if these are as any others.
 
-    Returns:
-        How many carries it stores at once, and the residuals of how many steps.
+    How many carries it stores at once, and the residuals of how many steps.
     """
     number = jax.core.ShapedArray((), jnp.dtype("float32"))
     step = make_step(lambda _, carry, x: ([jnp.sin(carry[0])], x), [], [number], [])
@@ -363,13 +362,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a layout.
 
-    Args:
-        schedule: What has decided on it.
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: The layout.
-        times: How long the pieces of a gradient take, as far as that is known.
-        size: The bytes that the gradient takes, if they are known.
+    Its bytes are `size`, if these are known.
     """
     everything = Layout(AllAtOnce(layout.order.length))
     times = times.keeping(problem, active, layout.kept)

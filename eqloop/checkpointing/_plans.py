@@ -99,7 +99,7 @@ def plans(
 
 
 def own_plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
-    """The same for the loops of this library alone."""
+    """The plans of the loops of this library alone."""
     return _finding(f, None, False)
 
 

@@ -109,11 +109,7 @@ def format_axis(value: float, _: object) -> str:
 
 
 def axes_to_draw_on(ax: "Axes | None") -> "Axes":
-    """The axes that a user gave, or new ones.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """The axes that a user gave, or new ones."""
     if ax is not None:
         return ax
     try:

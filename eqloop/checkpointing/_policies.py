@@ -334,14 +334,6 @@ def as_jax_policy(
 
     With its flag `jax_remat3`, JAX asks a policy about named values and dots alone. It
     keeps all others only for the one policy that it knows to keep everything.
-
-    Args:
-        owner: The name of the transform, for error messages.
-        policy: The policy.
-
-    Raises:
-        TypeError: If it is none.
-        ValueError: If it is not the name of one.
     """
     policy = _policy_of(owner, policy)
     return _KEEP_ALL if _keeps_everything(policy) else policy
@@ -363,7 +355,7 @@ LoopPolicy: TypeAlias = Callable[..., Any] | Literal["auto"] | None
 def as_loop_policy(
     owner: str, policy: "Policy | Callable[..., Any] | str | None"
 ) -> LoopPolicy:
-    """The same of a loop: `"auto"` as well, if a budget is to choose it."""
+    """The policy of a loop: `"auto"` as well, if a budget is to choose it."""
     if isinstance(policy, AbstractSchedule):
         raise TypeError(
             f"{owner}: `policy` says which values of a step are stored, but it is a "

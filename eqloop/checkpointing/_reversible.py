@@ -147,11 +147,7 @@ def layout_by_inverse(
 ) -> Layout:
     """Parts that are reversed by the inverse, if there is one.
 
-    Args:
-        loop: The loop.
-        checkpoints: How many carries are stored.
-        checks: As `Inverted` has it, like the next one.
-        missed: What raises an error if the way back misses a carry.
+    `missed` raises an error if the way back misses a carry.
     """
     if not loop.has_inverse:
         return Recursive().layout(loop)

@@ -88,11 +88,7 @@ class _RuleFollower:
     ) -> list[_MadeOfLoop | None]:
         """What the outputs of a program are.
 
-        Args:
-            program: The program.
-            given: What its inputs are.
-            scope: The name stacks of the equations that it is in.
-            rule: The function in whose rule all of it is, if it is in any.
+        All of it is in the rule of a function, if one is given.
         """
         jaxpr = getattr(program, "jaxpr", program)
         known = dict(zip(map(id, jaxpr.invars), given, strict=False))

@@ -58,19 +58,7 @@ def run_loop(
 ) -> StepResult:
     """Runs a step in a loop.
 
-    Args:
-        step: The step.
-        consts: The consts of the step.
-        init: The initial carry.
-        xs: The arrays of which each step gets one element, along `loop.x_axes`.
-        loop: The length and the direction of the loop.
-        schedule: How the loop is differentiated.
-        policy: Which residuals of a step may be stored, as for `jax.checkpoint`; or
-            `AUTO` if the schedule is to choose it.
-        joints: Of a loop that stops, how many times its examples were joined already.
-
-    Returns:
-        The final carry, and every `y` stacked along a new leading axis.
+    The `joints` of a loop that stops say how often its examples were joined.
     """
     if loop.length == 0:
         return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
@@ -133,19 +121,7 @@ def run_while(
 ) -> list[Value]:
     """Runs a step for as long as the first leaf of the carry says so.
 
-    Args:
-        step: The step; it has neither `x` nor `y`.
-        consts: The consts of the step.
-        init: The initial carry. Its first leaf, a boolean, says whether the first step
-            is run. After each step, it says whether to run another.
-        starts: The integers that leaves of `init` are, as far as they are known.
-        planner: How many steps there may be, and how they are differentiated.
-        meter: Its progress bars.
-        joints: How many times its examples were joined, if it runs `AsScan`: so many
-            leaves of the carry are before that which says of each whether it goes on.
-
-    Returns:
-        The final carry.
+    The `joints` are leaves before it, if it runs `AsScan`: one for each join.
     """
     if not planner.max_steps:
         return list(init)

@@ -73,12 +73,7 @@ def while_plan_of(
 ) -> WhilePlan:
     """The plan of a while loop.
 
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-        layout: Which carries are stored.
-        maps: The `vmap`s around its gradient, in which every example is reversed by
-            itself.
+    By `maps`, `vmap`s around its gradient, every example is reversed by itself.
     """
     batch = math.prod(axis_data.size for axis_data, _ in maps)
     size = loop_bytes(problem, active, layout, maps)

@@ -100,14 +100,14 @@ class ChunkFunction:
         return cls(trace, length, *types, x_axes, **others)
 
     def with_bars(self, change: BarChange) -> "ChunkFunction":
-        """The same with other bars."""
+        """The function with other bars."""
         changes = (*self.changes, *[change] * (change not in self.changes))
         return dataclasses.replace(
             self, meter=change.meter(self.meter), changes=changes
         )
 
     def rewritten(self, rewrite: Rewrite, sizes: Sequence[int]) -> "ChunkFunction":
-        """The same with rewritten programs, in chunks of these sizes alone."""
+        """The function with rewritten programs, in chunks of these sizes alone."""
         old = [self.program(size) for size in sizes]
         new = list(map(rewrite, old))
         if all(map(operator.is_, old, new)):

@@ -265,5 +265,5 @@ class AtMost:
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
-        """The same for a gradient of the marked inputs, under a policy."""
+        """How to run one whose marked inputs are differentiated, under a policy."""
         return self.loop(f)

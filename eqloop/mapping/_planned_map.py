@@ -191,15 +191,7 @@ def mapped_in_chunks(
 ) -> tuple[list[Value], list[Value]]:
     """The sums and the `ys` of a traced function, a chunk of rows at a time.
 
-    Args:
-        trace: As that of a `ChunkFunction`; it is remembered by its identity.
-        size: How many rows a chunk has at most.
-        length: How many rows there are.
-        consts: What is the same for all rows.
-        xs: What has rows.
-        x_axes: The axis of the rows in each of these.
-        y_axes: The same for results with rows.
-        num_sums: How many results are sums over rows; they come first.
+    The sums come first. `trace` is remembered by its identity.
     """
     others = dict(y_axes=y_axes, num_sums=num_sums, probe=size)
     f = ChunkFunction.of(trace, length, consts, xs, x_axes, **others)
