@@ -144,7 +144,7 @@ class LoopFinder:
     ) -> "FoundLoops":
         """The loops in a program, and the most bytes that they take at once.
 
-        It is inside of `depth` loops, and called at the place `around`, if that is known.
+        It is inside of `depth` loops, and called at the place `around`, if known.
         """
         jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
         reading = (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
