@@ -67,7 +67,7 @@ class Checked(ProgramCall):
         evaluate, sites = _compiled(self)
         outs, finding = evaluate(*inputs)
         if finding.site > 0:
-            raise _error(sites, jax.device_get(finding))
+            raise NonFiniteError(_message(sites, jax.device_get(finding)))
         return outs
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -175,10 +175,10 @@ def _have_nan(watch: Watch, arrays: Arrays) -> tuple[Value, Value]:
     return jnp.isnan(low), where
 
 
-def _error(sites: Sites, finding: PyTree) -> NonFiniteError:
-    """The error to raise."""
+def _message(sites: Sites, finding: PyTree) -> str:
+    """What the error says."""
     site, *found = finding
-    return NonFiniteError(sites[int(site) - 1].describe(*found))
+    return sites[int(site) - 1].describe(*found)
 
 
 def _raising(sites: Sites, finding: Finding, outs: list[Value]) -> list[Value]:
@@ -186,7 +186,7 @@ def _raising(sites: Sites, finding: Finding, outs: list[Value]) -> list[Value]:
     # Each of them depends on the callback, so that it is called if one is used.
 
     def fail(*finding: PyTree) -> Value:
-        raise_inside(_error(sites, finding))
+        raise_inside(NonFiniteError(_message(sites, finding)))
 
     def call(finding: Finding) -> PyTree:
         flag = jax.ShapeDtypeStruct((), np.bool_)
