@@ -238,7 +238,7 @@ class Vectorised:
 
 
 def number_of_parts(mesh_axis: Hashable) -> int:
-    """How many parts an array is in that is split over axes of a mesh, or none."""
+    """In how many parts axes of a mesh split an array: in one, if they are none."""
     sizes = jax.sharding.get_abstract_mesh().shape
     names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
     return math.prod(sizes.get(name, 1) for name in names)

@@ -70,8 +70,13 @@ def equal_chunks(length: int, at_most: int) -> Chunks:
         return Chunks(0, 0, 0)
     # The fewest, since every chunk has some overhead. The smallest size with these,
     # since it takes the least memory. A rest is a program of its own.
-    size = -(-length // -(-length // at_most))
-    equal = (n for n in range(size, size // 2, -1) if length % n == 0)
+    count = -(-length // at_most)
+    size = -(-length // count)
+    # Of sizes and of their counts, those are gone through of which there are fewer.
+    sizes = range(size, size // 2, -1)
+    if count < size:
+        sizes = (-(-length // n) for n in range(count, 2 * count))
+    equal = (n for n in sizes if n > size // 2 and length % n == 0)
     size = next(equal, size)
     return Chunks(length, size, *divmod(length, size))
 

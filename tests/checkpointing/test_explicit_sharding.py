@@ -452,13 +452,14 @@ def test_chunks_of_rows_that_are_split():
         mapped = jax.jit(lambda rows: el.ChunkedVmap(f, 4)(rows))
         total = lambda rows: jnp.sum(mapped(rows) ** 2)
         out, ct = mapped(rows), jax.grad(total)(rows)
-        # At most six are four, of which each of the four devices has one.
-        uneven = jax.jit(lambda rows: el.ChunkedVmap(f, 6)(rows))(rows)
+        # Ten chunks of six have no row for each of four devices; fifteen of four do.
+        many = jax.device_put(jnp.arange(60.0), NamedSharding(mesh(), P("batch")))
+        in_fours = jax.jit(el.ChunkedVmap(f, 8))(many)
         with pytest.raises(ValueError, match="each chunk, which has 2 rows"):
             el.ChunkedVmap(f, 3)(rows)
     assert jax.typeof(out) == jax.typeof(ct) == jax.typeof(rows)
-    for found in (out, uneven):
-        np.testing.assert_allclose(found, f(arrays()[2]), rtol=1e-6)
+    np.testing.assert_allclose(out, f(arrays()[2]), rtol=1e-6)
+    np.testing.assert_allclose(in_fours, f(np.arange(60.0)), rtol=1e-5)
     expected = jax.grad(lambda rows: jnp.sum(f(rows) ** 2))(arrays()[2])
     np.testing.assert_allclose(ct, expected, rtol=1e-5)
 

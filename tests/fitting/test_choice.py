@@ -176,3 +176,12 @@ def test_what_should_be_much_faster_is_tried_though_it_is_estimated_to_be_too_la
         choice = Choice([[option(10.0, 300), option(time, 140), slow]], {})
         fits = _decision._that_fit([Told(choice, sizes)], 100, [])
         assert [decision.chosen for decision in fits] == found
+
+
+def test_it_is_tried_before_what_is_a_little_faster():
+    options = [(10.0, 300), (66.0, 152), (72.0, 130), (78.0, 90)]
+    choice = Choice([[Option(t, 0, frozenset(), n) for t, n in options]], {})
+    # All are estimated to take more than they do.
+    sizes = {(1,): 66, (2,): 94, (3,): 50}
+    fits = _decision._that_fit([Told(choice, sizes)], 100, [])
+    assert [decision.chosen for decision in fits] == [(3,), (1,)]

@@ -315,3 +315,15 @@ def test_the_plan_is_that_of_the_gradient_that_ran_last():
     assert fit.plan(*args).peak_bytes < both
     jax.jit(jax.grad(fit, (0, 1)))(*args)
     assert fit.plan(*args).peak_bytes == both
+
+
+def test_a_gradient_without_its_value_keeps_the_budget_too():
+    # Its rows meet, so there are several loops over rows; XLA drops the last of them.
+    args = given(((64, 64), (96, 64)))
+    both = jax.value_and_grad(normed, (0, 1))
+    budget = temp_bytes(both, *args) // 3
+    fit = el.Fit(normed, budget)
+    sizes = [
+        temp_bytes(of(fit, (0, 1)), *args) for of in (jax.value_and_grad, jax.grad)
+    ]
+    assert max(sizes) <= fit.plan(*args).peak_bytes <= budget

@@ -56,3 +56,17 @@ def test_there_is_no_rest_if_a_size_in_the_upper_half_divides_the_rows(rows, at_
 )
 def test_examples(rows, at_most, size, count, rest):
     assert equal_chunks(rows, at_most) == Chunks(rows, size, count, rest)
+
+
+def test_chunks_of_very_many_rows_are_found_at_once():
+    asked = []
+
+    class Rows(int):
+        """A number of rows that counts which sizes are tried."""
+
+        def __mod__(self, size):
+            asked.append(size)
+            return int(self) % size
+
+    assert equal_chunks(Rows(10**9), 10**8 - 1).size == 62_500_000
+    assert len(asked) < 100
