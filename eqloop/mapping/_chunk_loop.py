@@ -76,8 +76,7 @@ def equal_chunks(length: int, at_most: int) -> Chunks:
     sizes = range(size, size // 2, -1)
     if count < size:
         sizes = (-(-length // n) for n in range(count, 2 * count))
-    equal = (n for n in sizes if n > size // 2 and length % n == 0)
-    size = next(equal, size)
+    size = next((n for n in sizes if n > size // 2 and length % n == 0), size)
     return Chunks(length, size, *divmod(length, size))
 
 
@@ -249,8 +248,7 @@ class AtMost:
 
     def chunks(self, length: int) -> Chunks:
         """The chunks of so many rows, as far as that is known."""
-        if self.size < (parts := self.parts):
-            return equal_chunks(length, self.size)
+        parts = self.parts if self.parts <= self.size else 1
         found = equal_chunks(length // parts, self.size // parts)
         return Chunks(length, found.size * parts, found.count, found.rest * parts)
 
