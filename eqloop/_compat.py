@@ -122,12 +122,12 @@ _ALL_MOVE = not _HAS_HIPRIM
 
 
 def linearization(
-    outputs: PyTree, residuals: PyTree, moves_out: PyTree
+    outputs: PyTree, residuals: PyTree, nonzeros_out: PyTree
 ) -> tuple[PyTree, ...]:
     """What `lin` and `vjp_fwd` of a `hijax` primitive return."""
     # JAX 0.12 is told which outputs move, JAX 0.10 takes it that all of them do.
     result = outputs, residuals
-    return result if _ALL_MOVE else (*result, moves_out)
+    return result if _ALL_MOVE else (*result, nonzeros_out)
 
 
 def is_accumulator(x: object) -> bool:

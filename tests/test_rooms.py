@@ -192,7 +192,7 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 41,604 in all. A commit that saves some takes its line down. What takes one up names
+# 41,601 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
@@ -200,10 +200,10 @@ MOST_LINES = {
     "_arrays": 1022,
     "_calls": 1106,
     "_compiled": 602,
-    "_programs": 3786,
+    "_programs": 3788,
     "autodiff": 952,
     "branching": 352,
-    "checkpointing": 2900,
+    "checkpointing": 2899,
     "checkpointing/engine": 5885,
     "checkpointing/fused": 3948,
     "checkpointing/planning": 1971,
@@ -213,9 +213,9 @@ MOST_LINES = {
     "debug": 670,
     "diffrax": 555,
     "fitting": 2804,
-    "ir": 2369,
+    "ir": 2367,
     "loops": 2446,
-    "mapping": 1878,
+    "mapping": 1876,
     "oom": 450,
     "progress": 557,
     "rescheduling": 656,
@@ -233,7 +233,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_604
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_601
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():

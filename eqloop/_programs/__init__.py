@@ -44,13 +44,13 @@ from ._calculus import (
     interpreted,
     is_only_transposed,
     joined,
+    jvp_of,
     literal_value,
-    pulled,
-    pushed,
     run,
     settled,
     traced,
     value_of,
+    vjp_of,
     vmap,
 )
 from ._compiled import (
@@ -161,5 +161,5 @@ from ._small_equations import (
     without_derivatives,
 )
 from ._varied import CannotVaryError, varied
-from ._vmapped import Vmapped, mapped
+from ._vmapped import Vmapped, vmapped
 from ._wide_sums import KnownCast, adding_wide, shared, with_casts, without_casts

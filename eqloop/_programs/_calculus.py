@@ -115,12 +115,12 @@ def called(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 @functools.lru_cache(maxsize=512)
-def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.ClosedJaxpr:
+def jvp_of(program: jex.ClosedJaxpr, takes: Groups, gives: Groups) -> jex.ClosedJaxpr:
     """The program of the jvp, which also computes the primal.
 
-    Tangents follow each group: of the inputs in `moves`, of the outputs in `gives`.
+    Tangents follow each group: of the inputs in `takes`, of the outputs in `gives`.
     """
-    marks, added, types = joined(moves), behind(moves), program.in_avals
+    marks, added, types = joined(takes), behind(takes), program.in_avals
     dots = tangent_types(types, marks)
 
     def push(*inputs: Value) -> list[Value]:
@@ -133,7 +133,7 @@ def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.Closed
 
 
 @functools.lru_cache(maxsize=512)
-def pulled(
+def vjp_of(
     program: jex.ClosedJaxpr, marks: Groups, wanted: Groups, sums: SumType = None
 ) -> jex.ClosedJaxpr:
     """The program of the vjp: it returns the cotangents of the marked inputs.

@@ -36,14 +36,14 @@ class Doubled:
     outs: Flags
 
     @classmethod
-    def of(cls, formula: Any, moves: Groups, gives: Groups) -> Self:
+    def of(cls, formula: Any, nonzeros: Groups, gives: Groups) -> Self:
         """For a formula with the tangents behind each group of inputs and of outputs.
 
-        `moves` and `gives` mark the original's inputs and outputs with tangents in it.
+        `nonzeros` and `gives` mark the original's inputs and outputs with tangents.
         """
-        takes = joined(moves)
+        takes = joined(nonzeros)
         uses = (True,) * len(takes)
-        ins, outs = behind(moves), behind(gives)
+        ins, outs = behind(nonzeros), behind(gives)
         return cls(formula, uses, takes, ins, joined(gives), outs)
 
     def arrange(self, primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
@@ -95,14 +95,14 @@ class TangentSource:
         # them.
         formula, doubled = self.formula, self.doubled
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
-        pulled = formula.pull(
+        in_cts = formula.pull(
             formula.in_tree.unflatten(doubled.takes),
             formula.in_tree.unflatten(doubled.primals(inputs)),
             formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
         )
-        return pick(formula.flat_in(pulled), doubled.takes)
+        return pick(formula.flat_in(in_cts), doubled.takes)
 
-    def mapped(self, change: Callable[[Any], Any]) -> Self:
+    def with_formulas(self, change: Callable[[Any], Any]) -> Self:
         """This source with other formulas of the same meaning."""
         doubled = dataclasses.replace(
             self.doubled, formula=change(self.doubled.formula)
@@ -135,7 +135,7 @@ class TangentSource:
         same = dataclasses.replace(self, is_transposed=False)
         if all(dim is None for dim in at):
             return same
-        mapped, primal = (
+        changed, primal = (
             formula.batched(
                 axis_data,
                 formula.in_tree.unflatten(doubled.primals(inputs)),
@@ -145,7 +145,7 @@ class TangentSource:
         )
         return dataclasses.replace(
             self,
-            formula=mapped,
+            formula=changed,
             primal=primal,
             is_transposed=is_transposed and self.is_transposed,
         )

@@ -66,9 +66,9 @@ class HoldsPrograms(HiPrimitive):
         """A primitive with programs rewritten where any of the same meaning will do."""
         return self
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
         """Which outputs have a tangent if these inputs have one, both in flat order."""
-        return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
+        return [any(nonzeros_in) and is_inexact(aval) for aval in self.out_avals_flat]
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         """Which outputs depend on marked inputs, both in flat order; see `reached`."""

@@ -105,7 +105,7 @@ class Formula(HoldsPrograms):
             if name in vars(cls):
                 setattr(cls, name, _on_own_mesh(vars(cls)[name]))
 
-    def doubled(self, moves: Flags) -> "Doubled":
+    def doubled(self, nonzeros: Flags) -> "Doubled":
         """The formula that computes tangents as well, if these inputs have tangents."""
         raise AssertionError("abstract: each formula has its own")
 
@@ -116,10 +116,10 @@ class Formula(HoldsPrograms):
         """
         raise AssertionError("abstract: each formula has its own")
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
         """The formula after it was differentiated: custom rules compute its primals.
 
-        `moves` are the inputs, in flat order, with respect to which it was.
+        `nonzeros` are the inputs, in flat order, with respect to which it was.
         """
         return self
 
@@ -132,8 +132,8 @@ class Formula(HoldsPrograms):
         """
         marks = self._marks(perturbed)
         primal = self.settled(marks, reverse=True)
-        moves_out = self.out_tree.unflatten(self.moves_out(marks))
-        return primal(*inputs), (Static(marks), inputs), moves_out
+        nonzeros_out = self.out_tree.unflatten(self.nonzeros_out(marks))
+        return primal(*inputs), (Static(marks), inputs), nonzeros_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode, the way back: cotangents of all inputs, or symbolic zeros."""
@@ -173,10 +173,10 @@ class Formula(HoldsPrograms):
         On JAX 0.10 it would not, see `with_symbolic_zeros`.
         """
         outs, flat = self.flat_out(self(*inputs)), self.flat_in(inputs)
-        moves_out = lambda flags: self.moves_out(
+        nonzeros_out = lambda flags: self.nonzeros_out(
             self._marks(self.in_tree.unflatten(flags))
         )
-        moved_by = lambda: dependences(moves_out, len(flat))
+        moved_by = lambda: dependences(nonzeros_out, len(flat))
         outs = with_symbolic_zeros(moved_by, flat, outs)
         return self.out_tree.unflatten(outs)
 
@@ -192,40 +192,42 @@ class Formula(HoldsPrograms):
     @rule
     def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
         # The tangents come first, since they may leave the primal behind for `expand`.
-        moves, leftover = self._moves(tangents), Leftover()
-        tangents = self._tangents(moves, primals, tangents, leftover)
-        primal = self.settled(moves, reverse=False)._given(leftover)
+        nonzeros, leftover = self._nonzeros(tangents), Leftover()
+        tangents = self._tangents(nonzeros, primals, tangents, leftover)
+        primal = self.settled(nonzeros, reverse=False)._given(leftover)
         outs = primal(*primals)
         leftover.close()
         return outs, tangents
 
     @rule
     def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
-        moves = self._marks(nzs_in)
-        primal = self.settled(moves, reverse=False)
-        moves_out, residuals = self.moves_out(moves), (Static(moves), primals)
-        if any(moves_out):
+        nonzeros = self._marks(nzs_in)
+        primal = self.settled(nonzeros, reverse=False)
+        nonzeros_out = self.nonzeros_out(nonzeros)
+        if any(nonzeros_out):
             again = "`jax.linearize` runs this for its value, and again for tangents"
             refuse_callbacks(self.effects, again, "Use `jax.jvp`")
-        moves_out = self.out_tree.unflatten(moves_out)
-        return linearization(primal(*primals), residuals, moves_out)
+        nonzeros_out = self.out_tree.unflatten(nonzeros_out)
+        residuals = Static(nonzeros), primals
+        return linearization(primal(*primals), residuals, nonzeros_out)
 
     @rule
     def linearized(self, residuals: PyTree, *tangents: PyTree) -> PyTree:
-        moves, primals = residuals
-        return linear_outputs(self._tangents(moves.value, primals, tangents))
+        nonzeros, primals = residuals
+        return linear_outputs(self._tangents(nonzeros.value, primals, tangents))
 
     @rule
     def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
         # Who evaluates a traced program hands on its constants as they are, and a plain
         # loop of JAX, which may follow, stacks copies of those of NumPy as residuals.
         inputs, marks = as_arrays(inputs), self._marks(nzs_in)
-        if any(moves_out := self.moves_out(marks)):
+        if any(nonzeros_out := self.nonzeros_out(marks)):
             return linearization(*self.sweep_forward(nzs_in, *inputs))
         # No gradient goes through: JAX 0.12 asks all the same, of formulas without any
         # perturbed input as well. Nothing is stored, and nothing is planned.
         primal = self.settled(marks, reverse=True)
-        return linearization(primal(*inputs), None, self.out_tree.unflatten(moves_out))
+        nonzeros_out = self.out_tree.unflatten(nonzeros_out)
+        return linearization(primal(*inputs), None, nonzeros_out)
 
     @rule
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
@@ -289,7 +291,7 @@ class Formula(HoldsPrograms):
             )
         )
 
-    def _moves(self, tangents: PyTree) -> Flags:
+    def _nonzeros(self, tangents: PyTree) -> Flags:
         marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
         return self._marks(self.in_tree.unflatten(marks))
 
@@ -310,7 +312,7 @@ class Formula(HoldsPrograms):
 
     def _tangents(
         self,
-        moves: Flags,
+        nonzeros: Flags,
         primals: PyTree,
         tangents: PyTree,
         leftover: Leftover | None = None,
@@ -320,10 +322,10 @@ class Formula(HoldsPrograms):
         `leftover` is where to leave the primal outputs, if they will be needed.
         """
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
-        if any(self.moves_out(moves)):
-            doubled = self.doubled(moves)
+        if any(self.nonzeros_out(nonzeros)):
+            doubled = self.doubled(nonzeros)
             args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
-            primal = self.settled(moves, reverse=False)
+            primal = self.settled(nonzeros, reverse=False)
             source = TangentSource(self, primal, doubled, leftover)
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
@@ -369,9 +371,9 @@ class Selected(Formula):
         marks = self._marks(perturbed)
         return self.source is not None and self.source.may_pull(marks)
 
-    def mapped(self, change: Callable[[Any], Any]) -> Self:
+    def with_formulas(self, change: Callable[[Any], Any]) -> Self:
         """This selection from another formula of the same meaning, everywhere in it."""
-        source = self.source and self.source.mapped(change)
+        source = self.source and self.source.with_formulas(change)
         return self.with_params(formula=change(self.formula), source=source)
 
     def expand(self, *inputs: PyTree) -> PyTree:
@@ -380,8 +382,8 @@ class Selected(Formula):
             self.source.leave(self.flat_in(inputs), outs)
         return pick(outs, self.shown)
 
-    def doubled(self, moves: Flags) -> "Doubled":
-        doubled = self.formula.doubled(moves)
+    def doubled(self, nonzeros: Flags) -> "Doubled":
+        doubled = self.formula.doubled(nonzeros)
         gives = tuple(pick(doubled.gives, self.shown))
         # Of the doubled outputs: the shown primals, and the tangents of shown ones.
         of_tangents = pick(self.shown, doubled.gives)
@@ -395,22 +397,22 @@ class Selected(Formula):
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         if (source := self.source) is not None and self.may_pull(perturbed):
-            pulled = source.pull(self.flat_in(inputs), cts)
+            in_cts = source.pull(self.flat_in(inputs), cts)
             zeros = self.flat_in(self.zero_cts())
-            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, in_cts))
         return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         if self.may_pull(perturbed):
-            out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
-            return out, (Static(True), residuals), moves_out
-        out, residuals, moves_out = self.formula.sweep_forward(perturbed, *inputs)
-        out, moves_out = (
-            pick(self.formula.flat_out(tree), self.shown) for tree in (out, moves_out)
+            out, residuals, nonzeros = super().sweep_forward(perturbed, *inputs)
+            return out, (Static(True), residuals), nonzeros
+        out, residuals, nonzeros = self.formula.sweep_forward(perturbed, *inputs)
+        out, nonzeros = (
+            pick(self.formula.flat_out(tree), self.shown) for tree in (out, nonzeros)
         )
-        return out, (Static(False), residuals), moves_out
+        return out, (Static(False), residuals), nonzeros
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         is_linear, residuals = residuals
@@ -418,14 +420,14 @@ class Selected(Formula):
             return super().sweep_back(residuals, cts)
         return self.formula.sweep_back(residuals, self._among_zeros(cts))
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        formula = self.formula.settled(moves, reverse)
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        formula = self.formula.settled(nonzeros, reverse)
         if formula is self.formula:
             return self
         return self.with_params(formula=formula, source=None)
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return pick(self.formula.moves_out(moves_in), self.shown)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        return pick(self.formula.nonzeros_out(nonzeros_in), self.shown)
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         return pick(self.formula.reached_out(marks, axis_name), self.shown)

@@ -48,7 +48,7 @@ from .._compat import (
     is_through,
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
-from ._calculus import pushed, run, value_of
+from ._calculus import jvp_of, run, value_of
 from ._equations import aval_of, formula_of
 from ._functions import code_parts, is_of_library, name_of
 from ._jaxprs import alone
@@ -246,7 +246,7 @@ def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
             if is_backward:
                 made = _there_and_back(program, marks, wanted)
             else:  # nobody asks for this program again
-                made = [pushed.__wrapped__(program, (marks,), (wanted,))]
+                made = [jvp_of.__wrapped__(program, (marks,), (wanted,))]
             # In there, other functions that have rules are known by their names: they
             # are called, and not differentiated.
             called = telling._replace(rules=False)

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 
 from .._arrays import Flags, instantiated, pick, put, split
 from .._types import BatchAxis, PyTree, Value
-from ._calculus import batched, pushed, run, settled, traced
+from ._calculus import batched, jvp_of, run, settled, traced
 from ._doubled import Doubled
 from ._effects import is_ref
 from ._equations import Rewrite
@@ -46,16 +46,16 @@ class ProgramCall(Formula):
     def with_bars(self, change: Any) -> Self:
         return self.rewritten(change)
 
-    def doubled(self, moves: Flags) -> Doubled:
-        gives = tuple(self.moves_out(moves))
-        program = pushed(self.program, (moves,), (gives,))
-        return Doubled.of(ProgramCall(program), (moves,), (gives,))
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        gives = tuple(self.nonzeros_out(nonzeros))
+        program = jvp_of(self.program, (nonzeros,), (gives,))
+        return Doubled.of(ProgramCall(program), (nonzeros,), (gives,))
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        return self.rewritten(lambda program: settled(program, moves, reverse))
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        return self.rewritten(lambda program: settled(program, nonzeros, reverse))
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        marks = tuple(map(bool, moves_in))
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        marks = tuple(map(bool, nonzeros_in))
         return list(reached(self.program, marks, is_derivative=True))
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
@@ -75,13 +75,13 @@ class ProgramCall(Formula):
         self, perturbed: PyTree, *inputs: Value
     ) -> tuple[PyTree, PyTree, PyTree]:
         marks = self._marks(perturbed)
-        moves_out, structures = self.moves_out(marks), list[Any]()
+        nonzeros_out, structures = self.nonzeros_out(marks), list[Any]()
         evaluate = self.differentiated(marks)
 
         def forward(*inputs: Value) -> list[Value]:
             def moving(*moving: Value) -> tuple[list[Value], Sequence[Value]]:
                 outs = evaluate(put(inputs, marks, moving))
-                return pick(outs, moves_out), outs
+                return pick(outs, nonzeros_out), outs
 
             _, pull, outs = jax.vjp(moving, *pick(inputs, marks), has_aux=True)
             residuals, structure = jax.tree.flatten(pull)
@@ -89,13 +89,13 @@ class ProgramCall(Formula):
             return [*outs, *residuals]
 
         found = self.called(forward, *inputs)
-        outs, residuals = split(found, len(moves_out))
-        return outs, (Static((marks, structures[-1])), residuals), moves_out
+        outs, residuals = split(found, len(nonzeros_out))
+        return outs, (Static((marks, structures[-1])), residuals), nonzeros_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         known, residuals = residuals
         marks, structure = known.value
-        wanted = instantiated(pick(self.flat_out(cts), self.moves_out(marks)))
+        wanted = instantiated(pick(self.flat_out(cts), self.nonzeros_out(marks)))
 
         def back(*flat: Value) -> list[Value]:
             residuals, cts = split(flat, structure.num_leaves)

@@ -94,8 +94,8 @@ def moving_variables(program: jex.ClosedJaxpr, marks: Sequence[bool]) -> set[Any
             continue
         formula = formula_of(eqn)
         inexact = [is_inexact(x.aval) for x in eqn.outvars]
-        moves = inexact if formula is None else formula.moves_out(flags)
-        moving.update(pick(eqn.outvars, moves))
+        nonzeros = inexact if formula is None else formula.nonzeros_out(flags)
+        moving.update(pick(eqn.outvars, nonzeros))
     return moving
 
 
@@ -181,7 +181,7 @@ class _Reach:
         if formula is None:
             return [anything] * count
         if self.is_derivative:
-            return _by_rule(formula.moves_out, inputs)
+            return _by_rule(formula.nonzeros_out, inputs)
         rule = functools.partial(formula.reached_out, axis_name=self.axis_name)
         outs = _by_rule(rule, inputs)
         if self._names(eqn):

@@ -27,7 +27,7 @@ from jax.extend.core import primitives
 from .._arrays import has_dtype, is_inexact
 from .._compat import maps_in_sequence
 from .._types import AnyJaxpr
-from ._calculus import has_backward_rules, pulled, pushed, rules_in
+from ._calculus import has_backward_rules, jvp_of, rules_in, vjp_of
 from ._effects import axes_named
 from ._equations import aval_of, equations, programs_in
 
@@ -126,7 +126,7 @@ def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) 
         return False
     each = [tuple(i == at for i in range(len(marks))) for at in range(len(marks))]
     alone = [one for one, mark in zip(each, marks, strict=True) if mark]
-    derivative = pulled if has_backward_rules(rule) else pushed
+    derivative = vjp_of if has_backward_rules(rule) else jvp_of
     try:
         used = [derivative(rule, (marks,), (wanted,))]
     except Exception:

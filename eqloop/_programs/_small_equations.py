@@ -67,7 +67,7 @@ class Detached(Formula):
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self.zero_cts()
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
         return [False]
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:

@@ -32,7 +32,7 @@ from .._arrays import (
 )
 from .._compat import HiPrimitive, close, is_open, is_through
 from .._types import PyTree, Value
-from ._calculus import pushed, run
+from ._calculus import jvp_of, run
 from ._equations import HoldsPrograms, aval_of, formula_of, with_formula
 from ._jaxprs import alone
 
@@ -109,10 +109,10 @@ def _with_varied_rule(
     @functools.partial(function.defjvp, symbolic_zeros=True)
     def rule(primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
         is_zero = lambda dot: isinstance(dot, jax.custom_derivatives.SymbolicZero)
-        moves = tuple(not is_zero(dot) for dot in tangents)
+        nonzeros = tuple(not is_zero(dot) for dot in tangents)
         dots = [dot for dot in tangents if not is_zero(dot)]
         # The tangents are behind the primals, both among inputs and among outputs.
-        rule = varied(pushed(program, (moves,), (gives,)), axes)
+        rule = varied(jvp_of(program, (nonzeros,), (gives,)), axes)
         outs, dots = split(run(rule, *primals, *dots), len(gives))
         zeros = [zero_tangent(jax.typeof(out)) for out in outs]
         return outs, instantiated(put(zeros, gives, dots))

@@ -30,7 +30,7 @@ from ._equations import as_written
 from ._formula import Formula
 
 
-def mapped(
+def vmapped(
     formula: Formula, axis_data: BatchAxis, args: PyTree, dims: PyTree
 ) -> tuple[Formula, PyTree, list[int | None]]:
     """A formula under `vmap`, as a rule for `Formula.batched`."""
@@ -63,8 +63,8 @@ class Vmapped(Formula):
         with as_written(True):
             return self._vmap(one, self.dims)(self.flat_in(inputs))
 
-    def doubled(self, moves: Flags) -> Doubled:
-        doubled = self.formula.doubled(moves)
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        doubled = self.formula.doubled(nonzeros)
         avals = self.in_avals_flat
         tangents = tangent_types(avals, doubled.takes)
         both = lambda of_inputs, of_tangents: interleave(
@@ -72,31 +72,31 @@ class Vmapped(Formula):
         )
         in_avals = doubled.formula.in_tree.unflatten(both(avals, tangents))
         dims = tuple(both(self.dims, pick(self.dims, doubled.takes)))
-        mapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
-        return dataclasses.replace(doubled, formula=mapped)
+        vmapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
+        return dataclasses.replace(doubled, formula=vmapped)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         def one(inputs: list[Value], cts: list[Value]) -> list[Value]:
             inputs = self.in_tree.unflatten(inputs)
-            pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
+            in_cts = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
             # `vmap` takes no symbolic zeros, but `None` is a tree without leaves.
-            return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
+            return [None if is_zero(ct) else ct for ct in self.flat_in(in_cts)]
 
-        pulled = self._vmap(one, self.dims, 0)(
+        in_cts = self._vmap(one, self.dims, 0)(
             self.flat_in(inputs), instantiated(self.flat_out(cts))
         )
         # An input that is not batched has a cotangent for each example: their sum.
         back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
         return self.in_tree.unflatten(
             zero_cotangent(aval) if ct is None else back(ct, dim)
-            for aval, ct, dim in zip(self.in_avals_flat, pulled, self.dims, strict=True)
+            for aval, ct, dim in zip(self.in_avals_flat, in_cts, self.dims, strict=True)
         )
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        return self.with_params(formula=self.formula.settled(moves, reverse))
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        return self.with_params(formula=self.formula.settled(nonzeros, reverse))
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return self.formula.moves_out(moves_in)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        return self.formula.nonzeros_out(nonzeros_in)
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         if axis_name is not None:  # a batch has all outputs batched
@@ -106,7 +106,7 @@ class Vmapped(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        return mapped(self, axis_data, args, dims)
+        return vmapped(self, axis_data, args, dims)
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:

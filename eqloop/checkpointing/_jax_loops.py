@@ -228,8 +228,8 @@ class JaxLoop:
             step, loop, groups = form_to_plan(step, loop, groups)
             problem, active, _ = planned(step, loop, _SCHEDULE, None, groups)
             # The way back carries cotangents of what is differentiated.
-            moves = tuple(map(self._may_have_cotangent, problem.step.const_types))
-            active, _ = activity(problem.step, active._replace(consts=moves))
+            nonzeros = tuple(map(self._may_have_cotangent, problem.step.const_types))
+            active, _ = activity(problem.step, active._replace(consts=nonzeros))
             layout = problem.layout(active)
             return estimated_plan(_SCHEDULE, problem, active, layout), ""
         # What JAX says of functions without derivatives, and this library after it.

@@ -12,7 +12,6 @@ import jax.extend.core as jex
 from .._arrays import is_inexact
 from .._programs import (
     Selected,
-    aval_of,
     axes_named,
     formula_of,
     map_equations,
@@ -158,7 +157,7 @@ def with_schedule(eqn: jex.JaxprEqn, schedule: LoopSchedule) -> jex.JaxprEqn:
 
     def planned(formula: Any) -> Any:
         if isinstance(formula, Selected):
-            return formula.mapped(planned)
+            return formula.with_formulas(planned)
         problem = dataclasses.replace(_with_inner(formula.problem, inner), planner=own)
         return formula.with_params(problem=problem)
 
@@ -171,9 +170,9 @@ def _inner_schedules(problem: Problem) -> list[tuple[LoopSchedule, ...]]:
 
     def note(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         formula: Any = formula_of(eqn)
-        moves = formula.in_tree.unflatten([is_inexact(aval_of(x)) for x in eqn.invars])
+        nonzeros = formula.in_tree.unflatten(map(is_inexact, formula.in_avals_flat))
         is_named = bool(axes_named(formula.effects))
-        found = None if is_named else options_of(formula, moves, inside=False)
+        found = None if is_named else options_of(formula, nonzeros, inside=False)
         each.append(found or [])
         return eqn
 

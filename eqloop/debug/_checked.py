@@ -25,10 +25,10 @@ from .._programs import (
     equations,
     formula_of,
     is_watched,
-    pulled,
     refuse_callbacks,
     run,
     traced,
+    vjp_of,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
 from ..tracing import NonFiniteError, raise_inside
@@ -70,15 +70,15 @@ class Checked(ProgramCall):
             raise NonFiniteError(_message(sites, jax.device_get(finding)))
         return outs
 
-    def doubled(self, moves: Flags) -> Doubled:
+    def doubled(self, nonzeros: Flags) -> Doubled:
         formulas = filter(None, map(formula_of, equations(self.program)))
         refuse_callbacks(
             itertools.chain(*(formula.effects for formula in formulas)),
             "DebugNonFinite runs a loop for its value, and again for its tangents",
             "Leave it out",
         )
-        doubled = super().doubled(moves)
-        names = *self.names, *_each("tangent", pick(self.names, moves))
+        doubled = super().doubled(nonzeros)
+        names = *self.names, *_each("tangent", pick(self.names, nonzeros))
         outputs = *self.outputs, *_each("tangent", pick(self.outputs, doubled.gives))
         formula = self._of(doubled.formula.program, names, outputs)
         return dataclasses.replace(doubled, formula=formula)
@@ -88,7 +88,7 @@ class Checked(ProgramCall):
         wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
         if not (any(marks) and any(wanted)):
             return zeros
-        program = pulled(self.program, (marks,), (wanted,))
+        program = vjp_of(self.program, (marks,), (wanted,))
         names = *self.names, *_each("cotangent", pick(self.outputs, wanted))
         outputs = _each("cotangent", pick(self.names, marks))
         back = self._of(program, names, outputs)

@@ -65,7 +65,7 @@ def again(f: Program, policy: Callable[..., bool] | None, roles: Roles) -> Progr
         shown, others = map(iter, kept)
         leaves = [next(shown) if s else waiting(next(others), number) for s in is_shown]
         found = iter(jax.tree.unflatten(tree, leaves)(cts))
-        return tuple(next(found) if moves else None for moves in moving)
+        return tuple(next(found) if has else None for has in moving)
 
     structures: list[tuple[Any, list[bool]]] = []
     apart.defvjp(there, back)
@@ -89,7 +89,7 @@ def twice(program: jex.ClosedJaxpr, roles: Roles) -> Program:
         of_moving = lambda *given: run(program, *put(inputs, roles.moving, given))
         _, pull = jax.vjp(of_moving, *pick(inputs, roles.moving))
         found = iter(pull(cts))
-        return tuple(next(found) if moves else None for moves in roles.moving)
+        return tuple(next(found) if has else None for has in roles.moving)
 
     apart.defvjp(there, back)
     return apart

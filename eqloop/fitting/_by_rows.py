@@ -28,7 +28,7 @@ from .._programs import (
     aval_of,
     evaluated,
     formula_of,
-    pushed,
+    jvp_of,
     resized,
     traced,
     value_of,
@@ -407,18 +407,18 @@ def _with_rule(
 ) -> Sequence[Value]:
     """A function with a derivative of its own, by the very rule that it has."""
     (length, size, numbers), whole = some, alone(eqn)
-    moves, gives = (
+    nonzeros, gives = (
         tuple(map(is_inexact, avals)) for avals in (whole.in_avals, whole.out_avals)
     )
-    both = pushed(whole, (moves,), (gives,))
+    both = jvp_of(whole, (nonzeros,), (gives,))
     inner = by_rows(form_params(eqn)["call_jaxpr"], laid.ins, laid.outs, length)
-    rows_in = (*laid.ins, *pick(laid.ins, moves))
+    rows_in = (*laid.ins, *pick(laid.ins, nonzeros))
     rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
 
     function = with_rule(
         lambda numbers, *values: inner(size, numbers, values),
         lambda numbers, *values: rule(size, numbers, values),
-        (False, *moves),
+        (False, *nonzeros),
         gives,
     )
     return function(numbers, *values)

@@ -82,12 +82,12 @@ class FittedCall(ProgramCall):
             )
         return run(self.program, *inputs)
 
-    def doubled(self, moves: Flags) -> Doubled:
-        doubled = super().doubled(moves)
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        doubled = super().doubled(nonzeros)
         program = doubled.formula.program
         # Tangents are split as their inputs are.
         dots = program.in_avals[len(self.types) :]
-        split = map(automatic_sharding, pick(self.types, moves))
+        split = map(automatic_sharding, pick(self.types, nonzeros))
         types = (*self.types, *map(type_split_as, dots, split))
         return dataclasses.replace(doubled, formula=self._of(program, types))
 

@@ -254,11 +254,11 @@ def _options_of_loops(
     for loop in part.loops:
         formula: Any = formula_of(loop.eqn)
         # Of a loop within a program all may be differentiated.
-        moves = loop.marks or [
+        nonzeros = loop.marks or [
             id(x) in marked if is_itself else is_inexact(aval_of(x))
             for x in loop.eqn.invars
         ]
-        marks = formula.in_tree.unflatten(moves)
+        marks = formula.in_tree.unflatten(nonzeros)
         # What a loop within a program stores may not be there until its way back.
         own = host if is_itself else 0
         ask = functools.partial(_options_here, formula, marks, is_itself, own)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import Flags, is_inexact, pick
 from .._compat import form_of, form_params
-from .._programs import alone, equations, formula_of, moving_variables, pushed, run
+from .._programs import alone, equations, formula_of, jvp_of, moving_variables, run
 from .._types import PyTree, Value
 from ..checkpointing import fitting, is_left_open
 from ._written import flattened
@@ -30,7 +30,7 @@ def rule_with_loops(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     if not any(is_left_open(formula_of(e)) for e in equations(function)):
         return None
     with fitting():
-        return flattened(pushed(alone(eqn), *_moves(alone(eqn))))
+        return flattened(jvp_of(alone(eqn), *_nonzeros(alone(eqn))))
 
 
 def differentiated(rule: jex.ClosedJaxpr, eqn: jex.JaxprEqn) -> list[Flags]:
@@ -46,16 +46,16 @@ def with_rule_program(eqn: jex.JaxprEqn, rule: jex.ClosedJaxpr) -> jex.JaxprEqn:
     """The equation of a function, with another program in place of its rule."""
     program, whole = form_params(eqn)["call_jaxpr"], alone(eqn)
     of = lambda program: lambda *inputs: run(program, *inputs)
-    (moves,), (gives,) = _moves(whole)
-    function = with_rule(of(program), of(rule), moves, gives)
+    (nonzeros,), (gives,) = _nonzeros(whole)
+    function = with_rule(of(program), of(rule), nonzeros, gives)
     (new,) = jax.make_jaxpr(function)(*whole.in_avals).jaxpr.eqns
     return eqn.replace(primitive=new.primitive, params=new.params)
 
 
-def with_rule(f: Program, rule: Program, moves: Flags, gives: Flags) -> Program:
+def with_rule(f: Program, rule: Program, nonzeros: Flags, gives: Flags) -> Program:
     """A function with a derivative of its own.
 
-    `rule` also takes tangents of inputs in `moves`, and gives those of `gives`.
+    `rule` also takes tangents of inputs in `nonzeros`, and gives those of `gives`.
     """
 
     @jax.custom_jvp
@@ -64,7 +64,7 @@ def with_rule(f: Program, rule: Program, moves: Flags, gives: Flags) -> Program:
 
     @function.defjvp
     def push(primals: PyTree, tangents: PyTree) -> tuple[list[Value], list[Value]]:
-        found = rule(*primals, *pick(tangents, moves))
+        found = rule(*primals, *pick(tangents, nonzeros))
         outs, dots = found[: len(gives)], iter(found[len(gives) :])
         zero = lambda x: np.zeros(x.shape, jax.dtypes.float0)
         pairs = zip(outs, gives, strict=True)
@@ -73,6 +73,6 @@ def with_rule(f: Program, rule: Program, moves: Flags, gives: Flags) -> Program:
     return function
 
 
-def _moves(program: jex.ClosedJaxpr) -> tuple[tuple[Flags], tuple[Flags]]:
+def _nonzeros(program: jex.ClosedJaxpr) -> tuple[tuple[Flags], tuple[Flags]]:
     inexact = lambda avals: (tuple(map(is_inexact, avals)),)
     return inexact(program.in_avals), inexact(program.out_avals)

@@ -305,12 +305,12 @@ class _Backwards(Formula):
             )
         return list(arrays)
 
-    def doubled(self, moves: Flags) -> Doubled:
-        types = (*self.in_avals, *tangent_types(self.in_avals, moves))
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        types = (*self.in_avals, *tangent_types(self.in_avals, nonzeros))
         formula = _Backwards(types, self.owner, refuses=bool(self.owner))
-        return Doubled.of(formula, (moves,), (moves,))
+        return Doubled.of(formula, (nonzeros,), (nonzeros,))
 
-    def settled(self, moves: Flags, reverse: bool) -> "_Backwards":
+    def settled(self, nonzeros: Flags, reverse: bool) -> "_Backwards":
         return _Backwards(self.in_avals, "")
 
     def sweep_forward(
@@ -318,7 +318,7 @@ class _Backwards(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         # The inputs are not stored for the way back.
         marks = self._marks(perturbed)
-        return self.settled(marks, True)(*inputs), (), self.moves_out(marks)
+        return self.settled(marks, True)(*inputs), (), self.nonzeros_out(marks)
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         return tuple(cts)
@@ -326,8 +326,8 @@ class _Backwards(Formula):
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return tuple(cts)
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return list(moves_in)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        return list(nonzeros_in)
 
     # Each example has cotangents of its own, of what all examples share as well: a
     # function of all of them together may be about to change these.

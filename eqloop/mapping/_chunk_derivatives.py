@@ -13,9 +13,9 @@ from .._programs import (
     batched_types,
     has_rules,
     joined,
-    pulled,
-    pushed,
+    jvp_of,
     settled,
+    vjp_of,
 )
 from .._types import BatchAxis, PyTree
 from ..progress import Again
@@ -23,19 +23,19 @@ from ._chunk_function import ChunkFunction, MarkPair
 
 
 @functools.lru_cache(maxsize=128)
-def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
+def jvp_function(f: ChunkFunction, nonzeros: MarkPair, out: MarkPair) -> ChunkFunction:
     """The jvp: the outputs and their tangents, from inputs and their tangents."""
 
     def push(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
-        return pushed(f.program(size), moves, out)
+        return jvp_of(f.program(size), nonzeros, out)
 
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
         f,
         trace=push,
-        const_types=(*f.const_types, *tangent_types(f.const_types, moves[0])),
-        x_types=(*f.x_types, *tangent_types(f.x_types, moves[1])),
-        x_axes=twofold(f.x_axes, moves[1]),
+        const_types=(*f.const_types, *tangent_types(f.const_types, nonzeros[0])),
+        x_types=(*f.x_types, *tangent_types(f.x_types, nonzeros[1])),
+        x_axes=twofold(f.x_axes, nonzeros[1]),
         y_axes=twofold(f.y_axes, out[1]),
         num_sums=f.num_sums + sum(out[0]),
         meter=f.meter.tangents,
@@ -43,15 +43,13 @@ def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFu
 
 
 @functools.lru_cache(maxsize=128)
-def pulled_function(
-    f: ChunkFunction, marks: MarkPair, wanted: MarkPair
-) -> ChunkFunction:
+def vjp_function(f: ChunkFunction, marks: MarkPair, wanted: MarkPair) -> ChunkFunction:
     """The vjp: cotangents of marked inputs, from inputs and cotangents of outputs."""
     # The cotangents of consts are sums, and those of `xs` are `ys`.
     again = f.with_bars(Again())
 
     def pull(_: ChunkFunction, size: int) -> jex.ClosedJaxpr:
-        return pulled(again.program(size), marks, wanted, f.sums)
+        return vjp_of(again.program(size), marks, wanted, f.sums)
 
     return dataclasses.replace(
         f,

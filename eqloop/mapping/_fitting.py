@@ -17,7 +17,7 @@ from .._device import remembered_per_device
 from .._programs import aval_of, digest_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import Saveable, unlisted
-from ._chunk_derivatives import pulled_function
+from ._chunk_derivatives import vjp_function
 from ._chunk_function import ChunkFunction, MarkPair
 from ._chunk_loop import AtMost, ChunkLoop, Chunks, equal_chunks, run_stored
 
@@ -111,7 +111,7 @@ class Within:
         wanted = tuple(tuple(map(is_inexact, group)) for group in f.out_types)
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return None
-        gradient = pulled_function(f, marks, wanted)
+        gradient = vjp_function(f, marks, wanted)
         try:
             gradient.program(gradient.probe)
         except Exception:

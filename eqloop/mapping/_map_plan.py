@@ -73,15 +73,15 @@ class MapPlan:
 def plan_of_map(run: Any, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> MapPlan:
     """The plan of a call of a map."""
     arrays, rest = open_gradient(run, args, kwargs)
-    moves = list(map(is_inexact, arrays))
+    nonzeros = list(map(is_inexact, arrays))
 
     def value(*arrays: Value) -> list[Value]:
         run, args, kwargs = rest.join(arrays)
         return list(filter(is_dynamic, jax.tree.leaves(run(*args, **kwargs))))
 
     def gradient(arrays: list[Value], cts: list[Value]) -> PyTree:
-        moving = lambda *xs: list(filter(is_inexact, value(*put(arrays, moves, xs))))
-        return jax.vjp(moving, *pick(arrays, moves))[1](cts)
+        moving = lambda *xs: list(filter(is_inexact, value(*put(arrays, nonzeros, xs))))
+        return jax.vjp(moving, *pick(arrays, nonzeros))[1](cts)
 
     def cost(of: Any, *types: PyTree) -> MapCost:
         chunks = _chunks(jax.make_jaxpr(of)(*types))
@@ -93,7 +93,7 @@ def plan_of_map(run: Any, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> M
     with planning_for_call(None, arrays), unlisted():
         found = cost(value, *arrays)
         cts = list(filter(is_inexact, jax.eval_shape(value, *arrays)))
-        of_gradient = cost(gradient, arrays, cts) if cts and any(moves) else None
+        of_gradient = cost(gradient, arrays, cts) if cts and any(nonzeros) else None
     return MapPlan(type(run).__name__, found, of_gradient)
 
 

@@ -40,9 +40,9 @@ from ..progress import BarChange, tied
 from ._chunk_derivatives import (
     batched_function,
     in_front,
-    pulled_function,
-    pushed_function,
+    jvp_function,
     settled_function,
+    vjp_function,
 )
 from ._chunk_function import ChunkFunction, MarkPair
 from ._chunk_loop import AtMost, run_stored
@@ -78,13 +78,13 @@ class PlannedMap(Formula):
     def expand(self, *inputs: PyTree) -> PyTree:
         return self.planner.loop(self.f).run(*inputs)
 
-    def doubled(self, moves: Flags) -> Doubled:
-        moves_in = _flags(self.in_tree.unflatten(moves))
-        gives = _flags(self.out_tree.unflatten(self.moves_out(moves)))
-        in_avals = with_tangent_types(self.in_avals, moves_in)
-        f = pushed_function(self.f, moves_in, gives)
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        nonzeros_in = _flags(self.in_tree.unflatten(nonzeros))
+        gives = _flags(self.out_tree.unflatten(self.nonzeros_out(nonzeros)))
+        in_avals = with_tangent_types(self.in_avals, nonzeros_in)
+        f = jvp_function(self.f, nonzeros_in, gives)
         formula = PlannedMap(f, self.planner, self.policy, in_avals)
-        return Doubled.of(formula, moves_in, gives)
+        return Doubled.of(formula, nonzeros_in, gives)
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -110,9 +110,9 @@ class PlannedMap(Formula):
         back = self.f.meter.back.to_watch
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
-        moves_out = self.moves_out([*marks[0], *marks[1]])
+        nonzeros_out = self.nonzeros_out([*marks[0], *marks[1]])
         residuals = (Static((marks, moving)), (pull, here))
-        return tied(here, out), residuals, self.out_tree.unflatten(moves_out)
+        return tied(here, out), residuals, self.out_tree.unflatten(nonzeros_out)
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         if self.policy is None:
@@ -132,19 +132,19 @@ class PlannedMap(Formula):
         # A loop whose results are all zeros is not run.
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
-        f = pulled_function(self.f, marks, wanted)
+        f = vjp_function(self.f, marks, wanted)
         with_cts = lambda xs, cts, flags: [*xs, *instantiated(pick(cts, flags))]
         inputs = tuple(map(with_cts, inputs, cts, wanted))
         in_avals = jax.tree.map(jax.typeof, inputs)
         out = PlannedMap(f, self.planner, None, in_avals)(*inputs)
         return tuple(map(put, zeros, marks, out))
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        marks = _flags(self.in_tree.unflatten(moves))
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        marks = _flags(self.in_tree.unflatten(nonzeros))
         return self.with_params(f=settled_function(self.f, marks, reverse))
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        consts, xs = self.in_tree.unflatten(moves_in)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        consts, xs = self.in_tree.unflatten(nonzeros_in)
         sums, ys = self.f.reached(consts, xs, is_derivative=True)
         return [*sums, *ys]
 

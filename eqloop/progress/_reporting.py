@@ -128,7 +128,7 @@ class CountReport(Formula):
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self.zero_cts()
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
         return [False]
 
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:

@@ -214,7 +214,7 @@ class Reschedule(AbstractSameCall[P, R]):
             finds them, and those that are `left`, with reasons. Printed, it is a table.
         """
         arrays, rest = open_gradient(self, args, kwargs)
-        moves = list(map(is_inexact, arrays))
+        nonzeros = list(map(is_inexact, arrays))
 
         # It is traced more than once, and `only` is to be asked once of each loop.
         only = self.only and functools.cache(self.only)
@@ -226,10 +226,10 @@ class Reschedule(AbstractSameCall[P, R]):
 
         def gradient(*arrays: Value) -> PyTree:
             def outputs(*moving: Value) -> list[Value]:
-                result, _ = run(*put(arrays, moves, moving))
+                result, _ = run(*put(arrays, nonzeros, moving))
                 return [x for x in jax.tree.leaves(result) if eqx.is_inexact_array(x)]
 
-            outs, pull = jax.vjp(outputs, *pick(arrays, moves))
+            outs, pull = jax.vjp(outputs, *pick(arrays, nonzeros))
             return pull(list(map(jnp.zeros_like, outs)))
 
         # While plans are listed, the loops of this library are not what will run.

@@ -105,25 +105,25 @@ class GradientCall:
         # Those of the `ys` that the function does not use are not asked for.
         used = _used(program.jaxpr)[len(of_carry.types) :]
         files = pick(self.run.forward.rows, used)
-        moves = [a and b for a, b in zip(used, of_ys.inexact, strict=True)]
+        nonzeros = [a and b for a, b in zip(used, of_ys.inexact, strict=True)]
 
         @jax.jit
         def gradient(carry: Arrays, given: Arrays) -> PyTree:
             # What is not used is not computed either.
             blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in of_ys.types]
             whole = put(blanks, used, given)
-            parts = pick(carry, of_carry.inexact), pick(whole, moves)
+            parts = pick(carry, of_carry.inexact), pick(whole, nonzeros)
 
             def run(parts: PyTree) -> PyTree:
                 full = put(carry, of_carry.inexact, parts[0])
-                return call(full, put(whole, moves, parts[1]))
+                return call(full, put(whole, nonzeros, parts[1]))
 
             value, pull, aux = jax.vjp(run, parts, has_aux=True)
             return value, aux, pull(jnp.ones_like(value))[0]
 
         given = [jnp.array(file.read()) for file in files]
         value, arrays, (last, moved) = gradient(self.run.forward.result, given)
-        ys = pick(put([None] * len(moves), moves, moved), of_ys.inexact)
+        ys = pick(put([None] * len(nonzeros), nonzeros, moved), of_ys.inexact)
         out = (value, kept[-1].join(arrays)) if has_aux else value
         # The program, and what it calls back.
         words = program_in_words(program, has_rules=True)[-1]

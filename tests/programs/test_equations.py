@@ -35,7 +35,7 @@ class OfOthers(HiPrimitive):
     def rewritten(self, rewrite):
         raise AssertionError("not ours to call")
 
-    moves_out = reached_out = jaxprs = rewritten
+    nonzeros_out = reached_out = jaxprs = rewritten
 
 
 def test_a_primitive_of_others_is_not_taken_for_ours():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqloop._programs import equations, pulled, run, shared
+from eqloop._programs import equations, run, shared, vjp_of
 
 WIDE = np.dtype("float32")
 TYPES = [jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in [(2,), (300, 2)]]
@@ -33,7 +33,7 @@ def dtypes_of_sums(closed):
 @pytest.mark.parametrize("f", [repeated, jax.jit(repeated), in_a_loop])
 def test_sums_over_axes(f):
     marks = ((True, False),), ((True,),)
-    narrow, wide = (pulled(program(f), *marks, sums) for sums in (None, WIDE))
+    narrow, wide = (vjp_of(program(f), *marks, sums) for sums in (None, WIDE))
     assert dtypes_of_sums(narrow) == {"float8_e4m3fn"}
     assert dtypes_of_sums(wide) == {"float32"}
     assert wide.out_avals == narrow.out_avals
@@ -46,7 +46,7 @@ def test_sums_over_axes(f):
 def test_what_is_wide_stays_as_it_is():
     closed = program(repeated, "float32")
     marks = ((True, False),), ((True,),)
-    assert str(pulled(closed, *marks, WIDE)) == str(pulled(closed, *marks))
+    assert str(vjp_of(closed, *marks, WIDE)) == str(vjp_of(closed, *marks))
 
 
 def cubed(x):

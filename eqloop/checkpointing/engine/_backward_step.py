@@ -123,7 +123,7 @@ class BackwardStep(abc.ABC):
         raise AssertionError("it has no products")
 
     @abc.abstractmethod
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
+    def with_steps(self, rewrite: Callable[[Step], Step]) -> Self:
         """This backward step of rewritten steps, whose types are the same."""
 
     def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
@@ -181,7 +181,7 @@ class Pull(BackwardStep):
     def takes_blocks(self) -> bool:
         return True
 
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
+    def with_steps(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(self, step=rewrite(self.step))
 
     @property
@@ -299,8 +299,8 @@ class WrappedStep(BackwardStep):
     def base(self) -> Pull:
         return self.inner.base
 
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        return dataclasses.replace(self, inner=self.inner.mapped(rewrite))
+    def with_steps(self, rewrite: Callable[[Step], Step]) -> Self:
+        return dataclasses.replace(self, inner=self.inner.with_steps(rewrite))
 
 
 def take_one(back: BackwardStep, inputs: Inputs, ends: BlockEnds) -> BlockResult:

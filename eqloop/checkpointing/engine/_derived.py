@@ -71,9 +71,9 @@ class Derived(WrappedStep):
     forward: Step
     active: Active
 
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
+    def with_steps(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(
-            super().mapped(rewrite), forward=rewrite(self.forward)
+            super().with_steps(rewrite), forward=rewrite(self.forward)
         )
 
     def _open(self, inputs: Inputs) -> tuple[list[list[Value]], list[list[Value]]]:

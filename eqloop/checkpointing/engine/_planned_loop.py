@@ -128,8 +128,8 @@ class PlannedLoop(MaskableLoop):
         # plain loops, and slots that no rule of differentiation could get past.
         return self.problem.evaluated(self.saves, inputs)
 
-    def doubled(self, moves: Flags) -> Doubled:
-        active, y_active = self._activity(moves)
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        active, y_active = self._activity(nonzeros)
         problem = tangent_problem(self.problem, active, y_active)
         # The slots stay as they are: nobody reads tangents from them. A `Reverse` that
         # needs tangents of carries runs this loop again.
@@ -148,9 +148,9 @@ class PlannedLoop(MaskableLoop):
         # knows which cotangents will be read. To be safe, the plan has it that those
         # of `init` are not: it then counts one more buffer, see
         # `Problem.undifferentiated`.
-        moves = [False] * len(perturbed[1])
+        nonzeros = [False] * len(perturbed[1])
         try:
-            _, residuals, _ = again._sweep(perturbed, moves, inputs)
+            _, residuals, _ = again._sweep(perturbed, nonzeros, inputs)
         except NoWayBackError:
             used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
             if (smaller := again.keep_outputs(used)) is None:
@@ -161,8 +161,8 @@ class PlannedLoop(MaskableLoop):
         formula, takes, gives = smaller
         take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
-        pulled = formula.pull(take(perturbed), take(inputs), given)
-        cts = put(self.flat_in(self.zero_cts()), takes, formula.flat_in(pulled))
+        in_cts = formula.pull(take(perturbed), take(inputs), given)
+        cts = put(self.flat_in(self.zero_cts()), takes, formula.flat_in(in_cts))
         return self.in_tree.unflatten(cts)
 
     def sweep_forward(
@@ -174,17 +174,17 @@ class PlannedLoop(MaskableLoop):
             return self._sweep(perturbed, perturbed[1], inputs)
         except NoWayBackError:
             # Perhaps no cotangent ever arrives. If one does, `pull` raises this again.
-            out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
-            return out, (Static(None), residuals), moves_out
+            out, residuals, nonzeros_out = super().sweep_forward(perturbed, *inputs)
+            return out, (Static(None), residuals), nonzeros_out
 
     def _sweep(
         self,
         perturbed: PyTree,
-        moves: Sequence[bool],
+        nonzeros: Sequence[bool],
         inputs: PyTree,
         may_pack: bool = True,
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """What `sweep_forward` returns; the plan differentiates `moves` of `init`.
+        """What `sweep_forward` returns; the plan differentiates `nonzeros` of `init`.
 
         A loop whose carry is packed runs in place of this one, if it may.
         """
@@ -195,15 +195,15 @@ class PlannedLoop(MaskableLoop):
             ins = packing.inputs(inputs)
             loop = PlannedLoop(packing.of(problem), self.saves, ins)
             marks = packing.marks(perturbed)
-            _, moves, _ = packing.marks((perturbed[0], moves, perturbed[2]))
-            out, swept, moved = loop._sweep(marks, moves, ins, may_pack=False)
+            _, nonzeros, _ = packing.marks((perturbed[0], nonzeros, perturbed[2]))
+            out, swept, moved = loop._sweep(marks, nonzeros, ins, may_pack=False)
             moved = list(active.carry), *moved[1:]
             static = Static((packing, (loop, active)))
             return packing.outputs(*out), (static, swept), moved
         # 1. The plan. Not before: it depends on which leaves vary, and types do not
         # tell. A gradient asks its schedule here, and nowhere else.
         problem.check(active, inputs)
-        planned = problem.planned_for(active, moves)
+        planned = problem.planned_for(active, nonzeros)
         saves, every = saves_of_gradient(planned, self.saves, active, y_active)
         # 2. The loop runs, and leaves behind what the plan says. Until a cotangent
         # comes, that is all.
@@ -234,9 +234,9 @@ class PlannedLoop(MaskableLoop):
         # what is stored for that one's way back: a part of what both share.
         asked_for = every.of_these(stored, self.saves) if self.saves else Stored.of()
         asked_for = asked_for._replace(rows=[])  # a loop has none, but outputs
-        moves_out = (list(active.carry), list(y_active), self._nothing_stored)
+        nonzeros_out = (list(active.carry), list(y_active), self._nothing_stored)
         static = Static((None, (saves, active, y_active)))
-        return (carry, ys, asked_for), (static, residuals), moves_out
+        return (carry, ys, asked_for), (static, residuals), nonzeros_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         static, residuals = residuals
@@ -271,8 +271,8 @@ class PlannedLoop(MaskableLoop):
         # Zeros that are only symbols: JAX adds up no arrays for them.
         return tuple(map(put, self.zero_cts(), active, cts))
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        active, _ = self._activity(moves)
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        active, _ = self._activity(nonzeros)
         return self.with_params(problem=settled_problem(self.problem, active, reverse))
 
     def batched(
@@ -347,8 +347,8 @@ class PlannedLoop(MaskableLoop):
         loop = PlannedLoop(dataclasses.replace(problem, step=masked), self.saves, args)
         return loop.flat_out(loop(*args))
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        active, y_active = self._activity(moves_in)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        active, y_active = self._activity(nonzeros_in)
         return [*active.carry, *y_active, *self._nothing_stored.flat]
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
@@ -415,8 +415,8 @@ class PlannedLoop(MaskableLoop):
         saves = self.saves
         return self.problem.planner.runner if saves is None else saves.layout.runner
 
-    def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
-        return activity(self.problem.step, self.in_tree.unflatten(moves))
+    def _activity(self, nonzeros: Sequence[bool]) -> tuple[Active, Flags]:
+        return activity(self.problem.step, self.in_tree.unflatten(nonzeros))
 
     @property
     def _nothing_stored(self) -> Stored:

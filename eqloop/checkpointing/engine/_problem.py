@@ -234,13 +234,13 @@ class Problem(abc.ABC, Generic[L]):
         step = self.step.rewritten(with_named_dots)
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
-    def planned_for(self, active: Active, moves: Sequence[bool]) -> Self:
+    def planned_for(self, active: Active, nonzeros: Sequence[bool]) -> Self:
         """This loop with its `undifferentiated` leaves.
 
-        `moves` says which leaves of the initial carry are differentiated.
+        `nonzeros` says which leaves of the initial carry are differentiated.
         """
         undifferentiated = tuple(
-            a and not m for a, m in zip(active.carry, moves, strict=True)
+            a and not m for a, m in zip(active.carry, nonzeros, strict=True)
         )
         return dataclasses.replace(
             self, undifferentiated=undifferentiated if any(undifferentiated) else ()
@@ -250,11 +250,11 @@ class Problem(abc.ABC, Generic[L]):
         """The differentiated inputs, without the leaves that are `undifferentiated`."""
         if not self.undifferentiated:
             return active
-        moves = (
+        nonzeros = (
             a and not s
             for a, s in zip(active.carry, self.undifferentiated, strict=True)
         )
-        return active._replace(carry=tuple(moves))
+        return active._replace(carry=tuple(nonzeros))
 
     def with_bars(self, change: BarChange) -> Self:
         """This loop after a change of its bars, and of the bars in its step."""

@@ -42,8 +42,8 @@ from ..._programs import (
     behind,
     is_only_transposed,
     joined,
-    mapped,
     reached,
+    vmapped,
 )
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange, tied
@@ -172,8 +172,8 @@ class AbstractReverse(Formula):
         # Without this tie XLA would drop the reports to the bar, which nothing reads.
         return tied(cts.number, (sums, cts.carry, cts.xs))
 
-    def doubled(self, moves: Flags) -> Doubled:
-        marks, _, _, _ = self.in_tree.unflatten(moves)
+    def doubled(self, nonzeros: Flags) -> Doubled:
+        marks, _, _, _ = self.in_tree.unflatten(nonzeros)
         active, y_active = activity(self.problem.step, marks)
         # If only `carried` and `zs` have tangents, the carries do not move, and the
         # slots that are there will do.
@@ -205,8 +205,8 @@ class AbstractReverse(Formula):
         _, stored, *ends = self.in_avals
         all_of = lambda groups: tuple((True,) * len(group) for group in groups)
         nothing, moving_ends = (False,) * len(stored.flat), all_of(ends)
-        moves = (*active, nothing, *moving_ends)
-        doubled = Doubled.of(formula, moves, all_of(self.out_aval))
+        nonzeros = (*active, nothing, *moving_ends)
+        doubled = Doubled.of(formula, nonzeros, all_of(self.out_aval))
         if uses_stored:
             return doubled
         uses = joined((*all_of(active), nothing, *moving_ends))
@@ -268,8 +268,8 @@ class AbstractReverse(Formula):
         ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
         return tuple(ct_primals), none_stored, carry[count:], ct_zs
 
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
+    def settled(self, nonzeros: Flags, reverse: bool) -> Self:
+        active, _ = activity(self.problem.step, self.in_tree.unflatten(nonzeros)[0])
         problem = settled_problem(self.problem, active, reverse)
         back = differentiated_once(self.back, self.again, self._known(active), reverse)
         return self.with_params(problem=problem, back=back).checked()
@@ -318,11 +318,11 @@ class AbstractReverse(Formula):
 
     def with_bars(self, change: BarChange) -> Self:
         change = change.in_reverse
-        back = self.back.mapped(lambda step: step.rewritten(change))
+        back = self.back.with_steps(lambda step: step.rewritten(change))
         return self.with_params(problem=self.problem.with_bars(change), back=back)
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return [any(moves_in)] * len(self.out_avals_flat)
+    def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
+        return [any(nonzeros_in)] * len(self.out_avals_flat)
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         (consts, init, xs), stored, carried, zs = self.in_tree.unflatten(marks)
@@ -342,7 +342,7 @@ class AbstractReverse(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        return mapped(self, axis_data, args, dims)
+        return vmapped(self, axis_data, args, dims)
 
     @property
     def again(self) -> Step:

@@ -17,9 +17,9 @@ import jax.extend.core as jex
 
 from ..._arrays import Arrays, Flags, pick, put, split, zero_array
 from ..._programs import (
+    jvp_of,
     parted,
     pruned,
-    pushed,
     reached,
     run,
     traced,
@@ -147,7 +147,7 @@ def _rest_for(rest: jex.ClosedJaxpr, arrived: Flags) -> jex.ClosedJaxpr:
     keep = [*[True] * known, *[False] * len(arrived), *[True] * sum(arrived)]
     of_tangents = [*[False] * len(outs), *outs]
     try:
-        both = pushed(rest, (marks,), (outs,))
+        both = jvp_of(rest, (marks,), (outs,))
         moved, left = without_dead_code(both, of_tangents, keep=keep)
         if left == keep:
             return moved

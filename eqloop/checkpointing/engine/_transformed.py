@@ -9,8 +9,8 @@ from ..._programs import (
     batched_axes,
     inputs_read,
     joined,
+    jvp_of,
     pruned,
-    pushed,
     settled,
 )
 from ..._types import BatchAxis, PyTree
@@ -147,12 +147,12 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     step, loop = problem.step, problem.loop
     # The step is differentiated, not the loop. So the tangents of the carry are leaves
     # of a carry, for which the schedule makes a plan.
-    jaxpr = pushed(step.jaxpr, active, (active.carry, y_active))
+    jaxpr = jvp_of(step.jaxpr, active, (active.carry, y_active))
     num_consts = step.num_consts + sum(active.consts)
     num_carry = step.num_carry + sum(active.carry)
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
     # By the chain rule: if `b(f(h)) = h`, then the jvp of `b` undoes the jvp of `f`.
-    inverse = step.inverse and pruned(pushed(step.inverse, active, (active.carry,)))
+    inverse = step.inverse and pruned(jvp_of(step.inverse, active, (active.carry,)))
     saved = step.saved and (*step.saved, *pick(step.saved, active.carry))
     paths = loop.carry_paths
     if len(paths) == step.num_carry:

@@ -43,15 +43,15 @@ def gradient_of(problem: Problem, active: Active) -> Any:
     # then XLA uses their memory for other values: a gradient that is not asked for them
     # would take more.
     step, loop = problem.step, problem.loop
-    moves = problem.moving(_with_influence(problem, active))
+    nonzeros = problem.moving(_with_influence(problem, active))
 
     def gradient(inputs: PyTree, ct_ys: Value) -> PyTree:
         def run(*marked: PyTree) -> PyTree:
-            merged = (put(*g) for g in zip(inputs, moves, marked, strict=True))
+            merged = (put(*g) for g in zip(inputs, nonzeros, marked, strict=True))
             carry, ys = planned_loop(problem, *merged)
             return pick(carry, active.carry), list(filter(is_inexact, ys))
 
-        (carry, _), pull = jax.vjp(run, *map(pick, inputs, moves))
+        (carry, _), pull = jax.vjp(run, *map(pick, inputs, nonzeros))
         # A loss depends on the last carry, and so do its cotangents.
         return pull(([-leaf for leaf in carry], ct_ys))
 

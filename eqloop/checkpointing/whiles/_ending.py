@@ -132,7 +132,7 @@ class Ending(AbstractStopping[Layout]):
         most = _most(own)
         own = most if own.ndim else own
         step, back = sweep.step, sweep.back
-        step, back = dce_step(step), back.mapped(without_short_loops)
+        step, back = dce_step(step), back.with_steps(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, own=own).until(most)
         return layout.reverse(sweep, stored, carried)
 

@@ -12,7 +12,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from ..._arrays import Arrays, axes_of, pick
-from ..._programs import Formula, Selected, is_watched, mapped, without_dead_code
+from ..._programs import Formula, Selected, is_watched, vmapped, without_dead_code
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
@@ -201,7 +201,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         # joined: each example runs its own, as `vmap` has it.
         if saves is not None and stops_apart(self, axis_data, tuple(map(tuple, dims))):
             _refuse_explicit(axis_data)
-            return mapped(formula, axis_data, args, dims)
+            return vmapped(formula, axis_data, args, dims)
         return super().batched_apart(formula, saves, axis_data, args, dims)
 
 

@@ -242,7 +242,7 @@ class Bounded(AbstractWhileLayout):
         return carry, Stored.of([count], slots)
 
     def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
-        step, back = dce_step(sweep.step), sweep.back.mapped(without_short_loops)
+        step, back = dce_step(sweep.step), sweep.back.with_steps(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back)
         return Layout(self.order, self.slots).reverse(sweep, stored, ct_carry)
 
@@ -265,9 +265,9 @@ class Sweeps(NamedTuple):
 def sweeps_past(sweep: Sweep) -> Sweeps:
     """The way back past the steps of a loop, with short loops written out."""
     steps, back = steps_to_run(sweep.step), sweep.back
-    back = back.mapped(without_short_loops)
+    back = back.with_steps(without_short_loops)
     first = dataclasses.replace(sweep, step=steps.first, back=back)
-    back_later = back.mapped(later_step)
+    back_later = back.with_steps(later_step)
     if steps.later is steps.first and back_later == back:
         return Sweeps(first, first)
     return Sweeps(first, dataclasses.replace(sweep, step=steps.later, back=back_later))

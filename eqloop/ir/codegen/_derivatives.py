@@ -81,21 +81,21 @@ def _custom(
 
 def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     run, ins, outs = _can_run(eqn)
-    in_moves, out_moves = _moves(ins), _moves(outs)
+    nonzeros_in, nonzeros_out = _nonzeros(ins), _nonzeros(outs)
 
     def rule(*leaves: Any) -> list[Any]:
         primals = leaves[: len(ins)]
-        tangents = put(list(map(_float0, ins)), in_moves, leaves[len(ins) :])
+        tangents = put(list(map(_float0, ins)), nonzeros_in, leaves[len(ins) :])
         out, tangents_out = jax.jvp(run, primals, tuple(tangents))
-        return [*out, *pick(tangents_out, out_moves)]
+        return [*out, *pick(tangents_out, nonzeros_out)]
 
-    moving = [aval.to_tangent_aval() for aval in pick(ins, in_moves)]
+    moving = [aval.to_tangent_aval() for aval in pick(ins, nonzeros_in)]
     flat = _rule(module, rule, [*ins, *moving], f"{name}_rule")
-    read = [f"tangents[{i}]" for i, moves in enumerate(in_moves) if moves]
-    rows = _rows("outputs", len(outs) + sum(out_moves))
+    read = [f"tangents[{i}]" for i, has in enumerate(nonzeros_in) if has]
+    rows = _rows("outputs", len(outs) + sum(nonzeros_out))
     shapes = [tuple_of(map(str, aval.shape)) for aval in outs]
     zeros = [call("np.zeros", shape, "jax.dtypes.float0") for shape in shapes]
-    tangents_out = put(zeros, out_moves, rows[len(outs) :])
+    tangents_out = put(zeros, nonzeros_out, rows[len(outs) :])
     module.functions.append(
         _function_lines(
             f"@{name}.defjvp",
@@ -109,12 +109,12 @@ def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
 
 def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     run, ins, outs = _can_run(eqn)
-    in_moves, out_moves = _moves(ins), _moves(outs)
+    nonzeros_in, nonzeros_out = _nonzeros(ins), _nonzeros(outs)
     pulls: list[Any] = []
 
     def forward(*primals: Any) -> list[Any]:
-        of_moving = lambda *moving: run(*put(primals, in_moves, moving))
-        out, pull = jax.vjp(of_moving, *pick(primals, in_moves))
+        of_moving = lambda *moving: run(*put(primals, nonzeros_in, moving))
+        out, pull = jax.vjp(of_moving, *pick(primals, nonzeros_in))
         residuals, treedef = jax.tree.flatten(pull)
         pulls.append(treedef)
         return [*out, *residuals]
@@ -122,21 +122,19 @@ def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     def backward(*leaves: Any) -> list[Any]:
         residuals, cts = leaves[:-live], leaves[-live:]
         pull = jax.tree.unflatten(pulls[-1], residuals)
-        return list(pull(put(list(map(_float0, outs)), out_moves, cts)))
+        return list(pull(put(list(map(_float0, outs)), nonzeros_out, cts)))
 
-    live = sum(out_moves)
+    live = sum(nonzeros_out)
     fwd = _traced(forward, ins)
     residuals = fwd.out_avals[len(outs) :]
-    cts = [aval.to_ct_aval() for aval in pick(outs, out_moves)]
+    cts = [aval.to_ct_aval() for aval in pick(outs, nonzeros_out)]
     flat_fwd = module.function(fwd, f"{name}_forward", as_tuple=True)
     flat_bwd = _rule(module, backward, [*residuals, *cts], f"{name}_backward")
     names = [module.names.claim(f"{name}_{rule}", rule) for rule in ("fwd", "bwd")]
     rows = _rows("outputs", len(outs))
     many = len(outs) > 1
-    read = [
-        f"cts[{i}]" if many else "cts" for i, moves in enumerate(out_moves) if moves
-    ]
-    cts_in = put(["None"] * len(ins), in_moves, _rows("inputs", sum(in_moves)))
+    read = [f"cts[{i}]" if many else "cts" for i, has in enumerate(nonzeros_out) if has]
+    cts_in = put(["None"] * len(ins), nonzeros_in, _rows("inputs", sum(nonzeros_in)))
     pair = structure(rows), f"outputs[{len(outs)}:]"
     value = call(flat_fwd, "*primals")
     module.functions += [
@@ -211,7 +209,7 @@ def _rows(name: str, count: int) -> list[str]:
     return [f"{name}[{i}]" for i in range(count)]
 
 
-def _moves(avals: Sequence[Any]) -> list[bool]:
+def _nonzeros(avals: Sequence[Any]) -> list[bool]:
     """Which of these types have tangents."""
     return [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
 

@@ -56,7 +56,7 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
         return tuple(_inputs_read(program, (True,) * len(program.out_avals))[at])
     # A step that is one call is enough to see which inputs a block reads. JAX remembers
     # the derivatives of a function that is called, so this is faster to trace.
-    back = back.mapped(lambda step: step.rewritten(called))
+    back = back.with_steps(lambda step: step.rewritten(called))
     axes = zip(x, loop.x_axes, strict=True)
     xs = [stack_type(aval, block, axis) for aval, axis in axes]
     carried, z = back.end_types

@@ -146,9 +146,9 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         # The tangent of the given value is ignored. That of the product is computed for
         # factors that have a tangent: zeros for the others would be multiplied, too.
         (value, *factors), (_, *dots) = primals, tangents
-        moves = [not isinstance(dot, SymbolicZero) for dot in dots]
-        of_moving = lambda *moving: run(program, *put(factors, moves, moving))[0]
-        _, dot = jax.jvp(of_moving, pick(factors, moves), pick(dots, moves))
+        nonzeros = [not isinstance(dot, SymbolicZero) for dot in dots]
+        of_moving = lambda *moving: run(program, *put(factors, nonzeros, moving))[0]
+        _, dot = jax.jvp(of_moving, pick(factors, nonzeros), pick(dots, nonzeros))
         return value, dot
 
     given.defjvp(push, symbolic_zeros=True)

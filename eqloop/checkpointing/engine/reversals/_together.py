@@ -51,9 +51,9 @@ from ...._programs import (
     formula_of,
     has_rules,
     is_watched,
+    jvp_of,
     parted,
     pruned,
-    pushed,
     reached,
     run,
     sees_batch,
@@ -192,9 +192,9 @@ def can_join(step: Step) -> bool:
     # The equations of a `custom_jvp` rule show only when it is used. The rule of a
     # `custom_vjp` may have branches, as it is not differentiated again.
     marks = tuple(map(is_inexact, step.jaxpr.in_avals))
-    moves_out = tuple(map(is_inexact, step.jaxpr.out_avals))
+    nonzeros_out = tuple(map(is_inexact, step.jaxpr.out_avals))
     try:
-        rules = pushed(step.jaxpr, (marks,), (moves_out,))
+        rules = jvp_of(step.jaxpr, (marks,), (nonzeros_out,))
     except Exception:
         # The rule may raise an error for tangents that the user never asks for. If the
         # user does ask for them, the loop raises it again.
