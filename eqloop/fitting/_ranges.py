@@ -17,21 +17,18 @@ after is another one.
 
 import collections
 import dataclasses
-import functools
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
-import numpy as np
 
 from .._arrays import is_inexact, nbytes
-from .._compat import form_of
-from .._programs import aval_of, equations_of, evaluated, literal_value
-from ..checkpointing import AxisMap, axis_maps, has_steps
-from ._by_rows import ByRows, Laid, Layouts, Place, RowAxis
+from .._programs import aval_of, equations_of
+from ..checkpointing import has_steps
+from ._by_rows import ByRows
+from ._dataflow import Dataflow, in_order
+from ._row_axes import Laid, Layouts, Place, RowAxis
 
 # Values are large if they have this part of the bytes of that where a range begins.
 _LARGE = 0.5
@@ -44,8 +41,6 @@ _SMALL, _LITTLE = 16, 8
 _ALIVE, _MOST_CHUNKS = 4, 64
 # So many operations are looked at in vain for each one that there is, and no more.
 _MOST_IN_VAIN = 8
-# Values of so many entries are computed here, to see what they are.
-_MOST_ENTRIES = 1 << 20
 
 # The operations of a range by their numbers, and how the rows of each lie.
 _Operations = Mapping[int, Laid]
@@ -132,85 +127,34 @@ def ranges_of(
     ]
 
 
-class _RangeSearch:
+class _RangeSearch(Dataflow):
     """A search for ranges in a program in which nothing is called."""
 
     def __init__(self, program: jex.ClosedJaxpr, along_dimension: bool):
+        super().__init__(program)
         self._along_dimension = along_dimension
         self._dimension: object = None  # the one that ranges are along
-        self.eqns = program.jaxpr.eqns
-        self._outs = {x for x in program.jaxpr.outvars if isinstance(x, jex.Var)}
-        self._makers = dict[Any, tuple[int, int]]()
-        self._readers = dict[Any, list[_Reader]]()
-        # What each operation depends on, as bits. The lowest is for all inputs.
-        self._before = list[int]()
-        for i, eqn in enumerate(self.eqns):
-            mask = 2 << i
-            for n, x in enumerate(eqn.invars):
-                if isinstance(x, jex.Var):
-                    self._readers.setdefault(x, []).append((i, n))
-                    maker = self._maker(x)
-                    mask |= 1 if maker is None else self._before[maker[0]]
-            self._before.append(mask)
-            self._makers |= {x: (i, n) for n, x in enumerate(eqn.outvars)}
-        # What depends on each of them.
-        self._behind = [0] * len(self.eqns)
-        for i, eqn in reversed([*enumerate(self.eqns)]):
-            for reader, _ in (r for x in eqn.outvars for r in self._readers.get(x, [])):
-                self._behind[i] |= 2 << reader | self._behind[reader]
         self.looked_at = 0
-        self._maps = dict[int, tuple[jex.JaxprEqn, list[AxisMap]]]()
-        self._constants = dict[Any, np.ndarray | None]()
         # The bytes of what each operation computes, and of what a step of a loop does.
         self._sizes = [
             [_size([x]) for inner in equations_of(eqn) for x in inner.outvars]
             for eqn in self.eqns
         ]
 
-    def _maker(self, x: Any) -> tuple[int, int] | None:
-        """The operation that computes a value, and which of its results that is."""
-        return self._makers.get(x) if isinstance(x, jex.Var) else None
-
-    def _depends(self, x: Any) -> bool:
-        """Whether a computed value depends on an input of the program."""
-        return bool(self._before[self._makers[x][0]] & 1)
-
-    @functools.cached_property
-    def _dimension_of(self) -> Callable[[Any, int], object]:
-        """The dimension of an axis of a value: that of all axes that belong to it."""
-        # Axes of which an operation is one map are joined, in a disjoint-set forest.
-        parent = dict[tuple[Any, int], tuple[Any, int]]()
-
-        def root(x: Any, axis: int) -> tuple[Any, int]:
-            one = x, axis
-            while parent.setdefault(one, one) != one:
-                parent[one] = one = parent[parent[one]]
-            return one
-
-        for eqn in self.eqns:
-            both = [*eqn.invars, *eqn.outvars]
-            for one in self._maps.setdefault(id(eqn), (eqn, axis_maps(eqn)))[1]:
-                pairs = zip(both, (*one.ins, *one.outs), strict=True)
-                is_axis = lambda x, i: i is not None and isinstance(x, jex.Var)
-                axes = [root(x, i or 0) for x, i in pairs if is_axis(x, i)]
-                for a, b in itertools.pairwise(axes):
-                    parent[root(*a)] = root(*b)
-        return root
-
     # Ranges that save memory.
 
     def found(self) -> list[_Range]:
         """Ranges that save memory, those of the largest values first."""
-        values = [x for x in self._makers if self._depends(x) and aval_of(x).shape]
+        values = [x for x in self.makers if self.depends(x) and aval_of(x).shape]
         # A loop is as large as the largest of what a step computes.
-        size = lambda x: max(self._sizes[self._makers[x][0]])
-        values.sort(key=lambda x: (-size(x), self._makers[x]))
+        size = lambda x: max(self._sizes[self.makers[x][0]])
+        values.sort(key=lambda x: (-size(x), self.makers[x]))
         found, inside, in_vain = list[_Range](), frozenset[int](), 0
         for x in values:
             is_small = size(x) * _SMALL < size(values[0])
             if is_small or in_vain > _MOST_IN_VAIN * len(self.eqns):
                 break
-            if self._makers[x][0] in inside:
+            if self.makers[x][0] in inside:
                 continue
             self.looked_at = 0
             search = self._along if self._along_dimension else self._around
@@ -220,9 +164,9 @@ class _RangeSearch:
                 found += ranges
                 inside = inside.union(*(r.laid for r in ranges))
                 if self._along_dimension:
-                    i, n = self._makers[x]
+                    i, n = self.makers[x]
                     rows: Any = ranges[0].laid[i].outs[n]
-                    self._dimension = self._dimension_of(x, rows.axis)
+                    self._dimension = self.dimension_of(x, rows.axis)
             else:
                 in_vain += self.looked_at
         # Some have all been computed in larger ones.
@@ -235,7 +179,7 @@ class _RangeSearch:
         """The ranges around a large value, along the best of its axes."""
         least, options = _size([x]) * _LARGE, list[tuple[float, list[_Range]]]()
         for axis, length in enumerate(aval_of(x).shape):
-            i, n = self._makers[x]
+            i, n = self.makers[x]
             start = _Start(i, (1, n), RowAxis(axis))
             if length > 1 and (found := self._all_from(start, length, least, taken)):
                 besides, chunks, inside = self._prices(found)
@@ -246,9 +190,9 @@ class _RangeSearch:
 
     def _along(self, x: Any, taken: frozenset[int]) -> list[_Range]:
         """All that is along the best axis of a value, of those of the dimension."""
-        options, (i, n) = list[tuple[int, _Range]](), self._makers[x]
+        options, (i, n) = list[tuple[int, _Range]](), self.makers[x]
         for axis, length in enumerate(aval_of(x).shape):
-            if length > 1 and self._dimension in (None, self._dimension_of(x, axis)):
+            if length > 1 and self._dimension in (None, self.dimension_of(x, axis)):
                 start = _Start(i, (1, n), RowAxis(axis))
                 if grown := self._grown(start, length, 0.0, taken):
                     inside = sum(size for j in grown[0] for size in self._sizes[j])
@@ -260,7 +204,7 @@ class _RangeSearch:
         besides = chunks = whole = 0.0
         for found in ranges:
             by_rows = self._by_rows(found, ranges)
-            given = {x for x, _ in by_rows.inputs if self._maker(x)}
+            given = {x for x, _ in by_rows.inputs if self.maker(x)}
             besides += _size(given | {x for x, _ in by_rows.outs})
             # On the way back, the cotangents of what all rows share are there, too.
             shared = (x for x, rows in by_rows.inputs if rows is None)
@@ -298,7 +242,7 @@ class _RangeSearch:
         holders = _holders(ranges)
         for found in ranges:
             is_inside = lambda x, found=found: (
-                (maker := self._maker(x)) is not None and maker[0] in found.laid
+                (maker := self.maker(x)) is not None and maker[0] in found.laid
             )
             for i in found.laid:
                 eqn = self.eqns[i]
@@ -316,7 +260,7 @@ class _RangeSearch:
         self, start: _Start, length: int, least: float, taken: frozenset[int]
     ) -> tuple[_Operations, list[_Reader]] | None:
         """A range, and what reads its large values besides."""
-        layouts = Layouts(length, self._maps, self._known_column)
+        layouts = Layouts(length, self.maps, self.known_column)
         how = _Growth(layouts, least, taken)
         grown, left = _Grown(), list[_Reader]()
         tasks = collections.deque([start])
@@ -342,10 +286,10 @@ class _RangeSearch:
         for i, laid in new.items():
             for x, rows in zip(self.eqns[i].outvars, laid.outs, strict=True):
                 if rows is not None and _size([x]) * _FORWARD >= how.least:
-                    for k, n in self._readers.get(x, []):
+                    for k, n in self.readers.get(x, []):
                         yield _Start(k, (0, n), rows)
             for x, rows in zip(self.eqns[i].invars, laid.ins, strict=True):
-                maker = self._maker(x)
+                maker = self.maker(x)
                 if rows is not None and maker is not None and self._grows(x):
                     yield _Start(maker[0], (1, maker[1]), rows)
 
@@ -354,8 +298,8 @@ class _RangeSearch:
         if self._along_dimension:
             return True
         # What depends on no input is computed for each of those who need it.
-        read = {y for y in self.eqns[self._makers[x][0]].invars if self._maker(y)}
-        return not self._depends(x) or _size(read) < _size([x])
+        read = {y for y in self.eqns[self.makers[x][0]].invars if self.maker(y)}
+        return not self.depends(x) or _size(read) < _size([x])
 
     def _closed(
         self, grown: _Grown, i: int, first: Laid, how: _Growth
@@ -370,8 +314,8 @@ class _RangeSearch:
             self.looked_at += 1
             if self._along_dimension and i in how.others:
                 return None
-            behind = 0 if i in how.others else self._behind[i]
-            new.add(_Grown({i: each}, 2 << i, self._before[i], behind))
+            behind = 0 if i in how.others else self.behind[i]
+            new.add(_Grown({i: each}, 2 << i, self.before[i], behind))
             # Along a dimension, what is before a range may be there for all rows.
             ins = (
                 ()
@@ -379,7 +323,7 @@ class _RangeSearch:
                 else zip(self.eqns[i].invars, each.ins, strict=True)
             )
             for x, rows in ins:
-                maker = self._maker(x)
+                maker = self.maker(x)
                 if rows is None or maker is None or not how.is_large(x):
                     continue
                 if laid_at(maker[0]) is None:
@@ -406,7 +350,7 @@ class _RangeSearch:
         each = laid_at(i)
         assert each is not None
         for x, rows in zip(self.eqns[i].invars, each.ins, strict=True):
-            maker = self._maker(x)
+            maker = self.maker(x)
             made = None if maker is None else laid_at(maker[0])
             if maker is not None and made is not None:
                 given = made.outs[maker[1]]
@@ -414,7 +358,7 @@ class _RangeSearch:
                 if not is_same and (given is None or given != rows):
                     return False
         for x, rows in zip(self.eqns[i].outvars, each.outs, strict=True):
-            for j, n in self._readers.get(x, []):
+            for j, n in self.readers.get(x, []):
                 reader = laid_at(j)
                 if reader is None:
                     continue
@@ -426,44 +370,12 @@ class _RangeSearch:
     def _within(self, i: int, laid_at: _LaidAt, layouts: Layouts) -> Laid | None:
         """How rows lie in an operation that reads results of these."""
         for n, x in enumerate(self.eqns[i].invars):
-            maker = self._maker(x)
+            maker = self.maker(x)
             made = None if maker is None else laid_at(maker[0])
             if maker is not None and made is not None:
                 rows = made.outs[maker[1]]
                 return rows and layouts.of(self.eqns[i], (0, n), rows)
         return None
-
-    def _known_column(self, x: Any, column: int) -> np.ndarray | None:
-        """A column of an array of indices, if it depends on no input."""
-        maker = self._maker(x)
-        eqn = None if maker is None else self.eqns[maker[0]]
-        if (
-            eqn is not None
-            and form_of(eqn) == "concatenate"
-            and eqn.params["dimension"]
-        ):
-            for part in eqn.invars:
-                if column < (width := aval_of(part).shape[1]):
-                    return self._known_column(part, column)
-                column -= width
-        value = self._constant(x)
-        return None if value is None else value[:, column]
-
-    def _constant(self, x: Any) -> np.ndarray | None:
-        if isinstance(x, jex.Literal):
-            return literal_value(x)
-        if x not in self._constants:
-            self._constants[x] = None
-            maker = self._maker(x)
-            if maker is None or self._depends(x) or aval_of(x).size > _MOST_ENTRIES:
-                return None
-            eqn = self.eqns[maker[0]]
-            given = list(map(self._constant, eqn.invars))
-            if not eqn.effects and all(value is not None for value in given):
-                with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-                    outs = map(np.asarray, evaluated(eqn, given))
-                    self._constants |= zip(eqn.outvars, outs, strict=True)
-        return self._constants[x]
 
     # Ranges as parts of the program.
 
@@ -481,16 +393,16 @@ class _RangeSearch:
         self, x: Any, found: _Range, holders: Mapping[int, list[_Range]]
     ) -> bool:
         """Whether a range gives a value that it computes to others."""
-        i, _ = self._makers[x]
-        if not self._depends(x) or holders[i][0] is not found:
+        i, _ = self.makers[x]
+        if not self.depends(x) or holders[i][0] is not found:
             return False  # they compute it again, or another range gives it
 
         def is_outside(reader: int) -> bool:
             of = holders.get(reader, [])
             return not of or any(i not in other.laid for other in of)
 
-        readers = (reader for reader, _ in self._readers.get(x, []))
-        return x in self._outs or any(map(is_outside, readers))
+        readers = (reader for reader, _ in self.readers.get(x, []))
+        return x in self.outs or any(map(is_outside, readers))
 
     def ordered(self, ranges: Sequence[_Range]) -> list[_Unit]:
         """All operations, those of each range together; nothing if that cannot be."""
@@ -498,11 +410,11 @@ class _RangeSearch:
         within = [self._by_rows(found, ranges) for found in ranges]
         alone = [i for i in range(len(self.eqns)) if i not in inside]
         needed = [x for by_rows in within for x, _ in by_rows.inputs]
-        needed += [x for i in alone for x in self.eqns[i].invars] + [*self._outs]
+        needed += [x for i in alone for x in self.eqns[i].invars] + [*self.outs]
         while needed:
             x = needed.pop()
-            maker = self._maker(x)
-            if maker is not None and maker[0] in inside and not self._depends(x):
+            maker = self.maker(x)
+            if maker is not None and maker[0] in inside and not self.depends(x):
                 inside.remove(maker[0])
                 alone.append(maker[0])
                 needed += self.eqns[maker[0]].invars
@@ -520,7 +432,7 @@ class _RangeSearch:
         do = [k for k, (i, _) in enumerate(units) if self.eqns[i[0]].effects]
         for before, after in itertools.pairwise(do):
             needs[after].add(before)
-        order = _sorted(needs, [numbers[-1] for numbers, _ in units])
+        order = in_order(needs, [numbers[-1] for numbers, _ in units])
         return [units[k] for k in order] if len(order) == len(units) else []
 
 
@@ -531,24 +443,6 @@ def _holders(every: Sequence[_Range]) -> dict[int, list[_Range]]:
         for i in one.laid:
             found.setdefault(i, []).append(one)
     return found
-
-
-def _sorted(needs: Sequence[set[int]], keys: Sequence[int]) -> list[int]:
-    """An order in which each comes after those that it needs, by these keys else."""
-    after, missing = [list[int]() for _ in needs], list(map(len, needs))
-    for k, each in enumerate(needs):
-        for j in each:
-            after[j].append(k)
-    ready = [(keys[k], k) for k, count in enumerate(missing) if count == 0]
-    heapq.heapify(ready)
-    order = list[int]()
-    while ready:
-        order.append(heapq.heappop(ready)[1])
-        for j in after[order[-1]]:
-            missing[j] -= 1
-            if missing[j] == 0:
-                heapq.heappush(ready, (keys[j], j))
-    return order
 
 
 def _size(values: Iterable[Any]) -> int:

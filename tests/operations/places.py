@@ -18,7 +18,8 @@ import eqloop as el
 from eqloop import ir
 from eqloop._programs import alone, run, sees_batch, simpler, value_of, with_parts
 from eqloop.checkpointing.fused._lowered import lowered, why_not
-from eqloop.fitting._by_rows import ByRows, Layouts, RowAxis
+from eqloop.fitting._by_rows import ByRows
+from eqloop.fitting._row_axes import Layouts, RowAxis
 from eqloop.fitting._written import flattened
 
 from .case import Case, apart, merged, name_of, weighted
