@@ -157,7 +157,6 @@ from ._small_equations import (
     is_watched,
     mark,
     position_p,
-    watched,
     without_derivatives,
 )
 from ._varied import CannotVaryError, varied
