@@ -132,13 +132,13 @@ PLANNED = {
 @pytest.mark.parametrize("i", range(len(PLANNED)), ids=list(PLANNED))
 def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     compiled = []
-    trace = _lowering._Placed.trace
+    trace = _lowering._traced
 
-    def noted(program, device, *donated):
+    def noted(device, *about):
         compiled.append(device.own)
-        return trace(program, device, *donated)
+        return trace(device, *about)
 
-    monkeypatch.setattr(_lowering._Placed, "trace", noted)
+    monkeypatch.setattr(_lowering, "_traced", noted)
     # Each has a device of its own, for which nothing is known yet.
     device = jax.devices()[i + 1]
     list(PLANNED.values())[i](device=device)

@@ -60,25 +60,16 @@ class AlongAxes:
         return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
 
 
+@dataclasses.dataclass(frozen=True)
 class _HashableTree:
     """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
 
-    def __init__(self, tree: PyTree) -> None:
-        leaves, treedef = flatten(tree)
-        self._identity = (tuple(leaves), treedef)
+    leaves: tuple[Value, ...]
+    treedef: Any
 
     @property
     def tree(self) -> PyTree:
-        leaves, treedef = self._identity
-        return treedef.unflatten(leaves)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _HashableTree):
-            return NotImplemented
-        return self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
+        return self.treedef.unflatten(self.leaves)
 
     def __repr__(self) -> str:
         return repr(self.tree)
@@ -94,7 +85,8 @@ def hashable_axes(spec: PyTree) -> Hashable:
     try:
         hash(spec)
     except TypeError:
-        return _HashableTree(spec)
+        leaves, treedef = flatten(spec)
+        return _HashableTree(tuple(leaves), treedef)
     return spec
 
 

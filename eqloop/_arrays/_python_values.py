@@ -87,13 +87,10 @@ def _found(
 
 def _in_words(node: Any, path: str, length_name: str) -> _PythonValue:
     kind = type(node).__name__
-    if type(node) in (list, tuple):
-        words = f"a {kind} of {len(node)} Python numbers"
+    if type(node) in (list, tuple, range):
+        numbers = f"a {kind} of {len(node)} Python numbers"
+        words = repr(node) if kind == "range" else numbers
         return _PythonValue(words, f"Pass an array: `jnp.asarray({path})`.", len(node))
-    if isinstance(node, range):
-        return _PythonValue(
-            repr(node), f"Pass an array: `jnp.asarray({path})`.", len(node)
-        )
     if is_scalar(node):
         instead = "Pass an array, along whose first axis the loop goes."
         if type(node) is int and length_name == "length":

@@ -7,26 +7,30 @@ In the order in which a call meets them:
 - what is remembered of calls outside of `jit` (`_eager.py`),
 - the call taken apart, and the types of the user's function checked (`_opening.py`),
 - whether the function has changed what it holds (`_changes.py`),
-- what JAX calls the function that it is handed (`_names.py`).
+- what arguments are called, and the function that JAX is handed (`_names.py`).
 """
 
 from ._arguments import check_takes, typed, value_in_words
 from ._changes import IN_THE_CARRY
 from ._eager import NEEDS_VALUES, compiled_once, compiled_when
-from ._names import KnownAs, array_names, named_as
+from ._names import (
+    KnownAs,
+    argument_names,
+    array_names,
+    call_names,
+    named_as,
+    parameters_of,
+    positional_names,
+)
 from ._opening import (
     OpenedCall,
     Outputs,
-    argument_names,
-    call_names,
     call_traced,
     enforce_annotations,
     explained,
     floats_left,
     open_call,
     open_gradient,
-    parameters_of,
-    positional_names,
     says_floats_left,
 )
 from ._transform import (

@@ -114,24 +114,15 @@ def kinds_of(hint: Any) -> tuple[Kind, ...]:
     >>> in_words(kinds_of(SupportsIndex | None)), kinds_of(Any)
     ('an int or None', ())
     """
-    kinds: dict[str, Kind] = {}
-    for part in _parts(hint):
-        kind = _kind_of(part)
-        if kind is None:
-            return ()
-        others = kinds.get(kind.words)
-        kinds[kind.words] = kind if others is None else _either(others, kind)
-    return tuple(kinds.values())
+    kinds = [_kind_of(part) for part in _parts(hint)]
+    known = tuple(kind for kind in kinds if kind is not None)
+    return known if len(known) == len(kinds) else ()
 
 
 def in_words(kinds: Sequence[Kind]) -> str:
     """All of them, as in "an int or None"."""
-    *most, last = [kind.words for kind in kinds]
+    *most, last = dict.fromkeys(kind.words for kind in kinds)
     return f"{', '.join(most)} or {last}" if most else last.removesuffix(",")
-
-
-def _either(one: Kind, other: Kind) -> Kind:
-    return Kind(one.words, lambda x: one.has(x) or other.has(x))
 
 
 def _parts(hint: Any) -> list[Any]:
@@ -143,20 +134,17 @@ def _parts(hint: Any) -> list[Any]:
     return sorted(parts, key=lambda part: part is type(None))
 
 
-_AN_INT = Kind("an int", lambda x: int_of(x) is not None)
-_KNOWN: dict[Any, Kind] = {
-    None: Kind("None", lambda x: x is None),
-    type(None): Kind("None", lambda x: x is None),
-    # A size that `jax.export` does not know, or a tracer, has an error of its own.
-    SupportsIndex: Kind("an int", lambda x: isinstance(x, SupportsIndex)),
-    int: _AN_INT,
-    bool: Kind("a bool", lambda x: isinstance(x, bool | np.bool_)),
-    str: Kind("a string", lambda x: isinstance(x, str)),
-    jax.ShapeDtypeStruct: Kind(
-        "a `jax.ShapeDtypeStruct`", lambda x: isinstance(x, jax.ShapeDtypeStruct)
-    ),
-    jax.Device: Kind("a `jax.Device`", lambda x: isinstance(x, jax.Device)),
-    jax.sharding.Mesh: Kind("a mesh", lambda x: isinstance(x, jax.sharding.Mesh)),
+# Types whose instances an argument may be. A size that `jax.export` does not know, or a
+# tracer, has an error of its own.
+_INSTANCES: dict[Any, str] = {
+    type(None): "None",
+    SupportsIndex: "an int",
+    bool: "a bool",
+    str: "a string",
+    os.PathLike: "a path",
+    jax.ShapeDtypeStruct: "a `jax.ShapeDtypeStruct`",
+    jax.Device: "a `jax.Device`",
+    jax.sharding.Mesh: "a mesh",
 }
 _A_SEQUENCE = Kind(
     "a tuple or a list",
@@ -166,9 +154,12 @@ _A_KEY = "a PRNG key, as `jax.random.key(0)` makes it,"
 
 
 def _kind_of(hint: Any) -> Kind | None:
-    if hint in _KNOWN:
-        return _KNOWN[hint]
-    origin = typing.get_origin(hint)
+    origin = typing.get_origin(hint) or hint
+    if origin is int:
+        return Kind("an int", lambda x: int_of(x) is not None)
+    if origin in _INSTANCES:
+        kinds = (bool, np.bool_) if origin is bool else origin
+        return Kind(_INSTANCES[origin], lambda x: isinstance(x, kinds))
     if origin is Callable:
         return Kind("a function", callable)
     if origin is Literal:
@@ -176,8 +167,6 @@ def _kind_of(hint: Any) -> Kind | None:
         return Kind(", ".join(map(repr, values)), lambda x: x in values)
     if origin is Sequence:
         return _A_SEQUENCE
-    if origin is os.PathLike:
-        return Kind("a path", lambda x: isinstance(x, os.PathLike))
     if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
         return Kind(_A_KEY, lambda x: isinstance(x, hint))
     return None

@@ -361,16 +361,12 @@ def _program_of(opened: _Opened) -> _Program:
     program = _programs.get(opened.key)
     if program is None or not program.is_as(captures):
         # It holds on to the dictionary, which is gone before the last functions are.
-        forget = functools.partial(_forget, _programs, opened.key)
+        forget = functools.partial(_programs.pop, opened.key)
         program = _programs[opened.key] = _Program(opened, captures, forget)
         if len(_programs) > _MOST_CALLS:
-            _forget(_programs, next(iter(_programs)))
+            _programs.pop(next(iter(_programs)), None)
     return program
 
 
 def _captures_of(opened: _Opened) -> Captures:
     return Captures(filter(callable, opened.rest.leaves))
-
-
-def _forget(programs: dict[Any, _Program], key: object, *_: object) -> None:
-    programs.pop(key, None)

@@ -42,6 +42,7 @@ from .._arrays import (
     is_scalar,
     is_typed,
     is_weak,
+    listing,
     partition,
     paths,
     pick,
@@ -52,7 +53,7 @@ from .._signatures import check_fits
 from .._types import PyTree, Value
 from ._arguments import check_takes
 from ._changes import unchanged
-from ._names import KnownAs
+from ._names import KnownAs, argument_names, call_names
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
@@ -246,80 +247,16 @@ class Outputs:
         return self.join([jnp.moveaxis(y, 0, axis) for y, axis in pairs], same)
 
 
-# What the arguments of a call are called.
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
-
-
-def parameters_of(f: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function; none for a built-in function that hides them.
-
-    >>> list(parameters_of(eqx.Partial(lambda a, b, *, c: a, 1)))
-    ['b', 'c']
-    """
-    if isinstance(f, eqx.Partial):
-        f = functools.partial(f.func, *f.args, **f.keywords)
-    try:
-        return inspect.signature(f).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def positional_names(f: Callable[..., PyTree]) -> list[str]:
-    """The names of the parameters that may be given by position.
-
-    >>> positional_names(lambda a, b=1, *rest, c: a)
-    ['a', 'b']
-    """
-    return [p.name for p in parameters_of(f).values() if p.kind in _POSITIONAL]
-
-
-def argument_names(f: Callable[..., PyTree], args: Sequence[PyTree]) -> list[str]:
-    """What positional arguments are called, as far as they have names.
-
-    >>> argument_names(lambda a, *rest: a, [1, 2])
-    ['a', 'args[1]']
-    """
-    names = positional_names(f)
-    return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
-
-
-def call_names(
-    f: Callable[..., PyTree],
-    args: Sequence[PyTree],
-    kwargs: Mapping[str, Any],
-    taken: Sequence[bool],
-) -> list[str]:
-    """The paths of what was taken out of `(f, args, kwargs)`.
-
-    >>> call_names(lambda a, b: a, [1, [2, 3]], {}, [False, True, False, True])
-    ['a', 'b[1]']
-    """
-    names = paths(f, "f")
-    for name, argument in zip(argument_names(f, args), args, strict=True):
-        names += paths(argument, name)
-    for name, argument in sorted(kwargs.items()):
-        names += paths(argument, name)
-    return pick(names, taken)
-
-
 def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
     """Checks that no traced value of a `hijax` type, which has no rows, is returned."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
     is_traced = lambda x: isinstance(x, jax.core.Tracer)
-    wrong = [is_traced(x) and isinstance(jax.typeof(x), HiType) for x in leaves]
-    if not any(wrong):
-        return
-    pairs = zip(pick(paths(tree, name), wrong), pick(leaves, wrong), strict=True)
-    raise TypeError(
-        f"{owner}: only arrays can be stacked, but f returned values of these types "
-        "of `hijax`:\n"
-        + "\n".join(f"  {path}: {jax.typeof(leaf)}" for path, leaf in pairs)
-        + "\nReturn the arrays that they are made of, and make them again outside."
-    )
+    is_wrong = lambda x: is_traced(x) and isinstance(jax.typeof(x), HiType)
+    if found := listing(tree, name, is_wrong, lambda x: str(jax.typeof(x))):
+        raise TypeError(
+            f"{owner}: only arrays can be stacked, but f returned values of these "
+            f"types of `hijax`:\n{found}\nReturn the arrays that they are made of, "
+            f"and make them again outside."
+        )
 
 
 # Types of the functions of users.

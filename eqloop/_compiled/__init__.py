@@ -12,19 +12,3 @@ from ._lives import Heap, Life, heaps_of
 from ._origins import Origins
 from ._peak import arrays_at_peak, largest_array
 from ._program import CompiledProgram
-
-__all__ = [
-    "Alive",
-    "CompiledProgram",
-    "Heap",
-    "Kind",
-    "Life",
-    "LoopAt",
-    "Origins",
-    "arrays_at_peak",
-    "compiled",
-    "heaps_of",
-    "largest_array",
-    "programs_in",
-    "with_all_frames",
-]

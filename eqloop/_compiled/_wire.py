@@ -7,6 +7,8 @@ bytes. [The encoding](https://protobuf.dev/programming-guides/encoding/) is a pa
 from collections import defaultdict
 from collections.abc import Iterator
 
+from .._programs import varint
+
 # How a value is encoded, if it is not bytes. Those of a fixed size are not needed.
 _INTEGER = 0
 _SIZES = {1: 8, 5: 4}
@@ -56,30 +58,21 @@ class Message:
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
-        key, at = _integer(data, at)
+        key, at = varint(data, at)
         number, kind = key >> 3, key & 7
         if kind in _SIZES:
             at += _SIZES[kind]
             continue
-        value, at = _integer(data, at)
+        value, at = varint(data, at)
         if kind == _INTEGER:
             yield number, value
         else:
             yield number, data[at : (at := at + value)]
 
 
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, and where it ends."""
-    value = shift = 0
-    while (byte := data[at]) >= 128:
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-    return value | byte << shift, at + 1
-
-
 def _packed(data: bytes) -> list[int]:
     found, at = list[int](), 0
     while at < len(data):
-        value, at = _integer(data, at)
+        value, at = varint(data, at)
         found.append(value)
     return found

@@ -20,12 +20,12 @@ A program is a jaxpr on a flat list of arrays.
   are fast in loops.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
-  is what computes its tangents beside it. `_expandable.py` is its equation, which
-  `checkify` can look into. `_leftover.py` has the two equations of its forward mode
-  share their work, `_vmapped.py` is its `vmap` where there is no better rule, and
-  `_partial_eval.py` divides it where JAX transposes a part of it. `_small_equations.py`
-  has those that are no loops: tables of integers, values without their derivatives, and
-  marks for a debugger; `_program_call.py` that of any program.
+  is what computes its tangents beside it, and has the two equations of its forward mode
+  share their work. `_expandable.py` is its equation, which `checkify` can look into.
+  `_vmapped.py` is its `vmap` where there is no better rule, and `_partial_eval.py`
+  divides it where JAX transposes a part of it. `_small_equations.py` has those that are
+  no loops: tables of integers, values without their derivatives, and marks for a
+  debugger; `_program_call.py` that of any program.
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
@@ -85,11 +85,11 @@ from ._equations import (
     foreign_programs,
     formula_of,
     programs_in,
+    resized,
     with_formula,
 )
 from ._formula import Formula, Selected, Static
 from ._identity import (
-    EquationDigest,
     called_by,
     digest_of,
     equation_bits,
@@ -111,7 +111,6 @@ from ._jaxprs import (
     program_from,
     pruned,
     renamed,
-    resized,
     rewritable_programs,
     rewrite_everywhere,
     traced_function,
@@ -146,7 +145,7 @@ from ._places import (
 from ._program_call import ProgramCall, laid_out_call
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import moving_variables, reached
-from ._registers import Registers, registers_of
+from ._registers import Registers, registers_of, varint
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
@@ -157,7 +156,6 @@ from ._small_equations import (
     is_watched,
     mark,
     position_p,
-    watched,
     without_derivatives,
 )
 from ._varied import CannotVaryError, varied

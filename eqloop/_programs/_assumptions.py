@@ -131,11 +131,8 @@ def _inner_programs() -> Iterator[str]:
     jvp, vjp = jax.custom_jvp(lax.sin), jax.custom_vjp(lax.sin)
     jvp.defjvp(lambda x, t: (lax.sin(x[0]), t[0]))
     vjp.defvjp(lambda x: (lax.sin(x), None), lambda _, ct: (ct,))
-    for name, f in {
-        "rule": jvp,
-        "backward rule": vjp,
-        "remat": jax.checkpoint(lax.sin),
-    }.items():
+    kinds = {"rule": jvp, "backward rule": vjp, "remat": jax.checkpoint(lax.sin)}
+    for name, f in kinds.items():
         program = _jaxpr_of(f)
         # Flags of JAX make `hijax` primitives of these, which are found by their class.
         is_plain = not any("_prim" in eqn.params for eqn in program.eqns)
@@ -144,23 +141,15 @@ def _inner_programs() -> Iterator[str]:
     # Here `x` comes to be in `a` and, an iteration later, in `b`; `y` is by itself.
     step = lambda x, a, b, y: (x * 2, x, a, y)
     again = lambda c: step(*c)
-    loops: dict[str, tuple[Callable[..., Any], tuple[bool, ...]]] = {
-        "scan": (
-            lambda flag, *c: lax.scan(lambda c, _: (again(c), None), c, None, 9)[0],
-            (True, True, True, False),
-        ),
-        "while": (
-            lambda flag, *c: lax.while_loop(lambda c: flag, again, c),
-            (True, True, True, False),
-        ),
-        "jit": (lambda flag, *c: jax.jit(again)(c), (True, True, False, False)),
-        "cond": (
-            lambda flag, *c: lax.cond(flag, step, lambda *c: c, *c),
-            (True, True, False, False),
-        ),
+    loops: dict[str, Callable[..., Any]] = {
+        "scan": lambda _, *c: lax.scan(lambda c, _: (again(c), None), c, None, 9)[0],
+        "while": lambda flag, *c: lax.while_loop(lambda c: flag, again, c),
+        "jit": lambda _, *c: jax.jit(again)(c),
+        "cond": lambda flag, *c: lax.cond(flag, step, lambda *c: c, *c),
     }
-    for name, (f, wanted) in loops.items():
+    for name, f in loops.items():
         program = _jaxpr_of(f, _FLAG, _X, _X, _X, _X)
+        wanted = True, True, name in ("scan", "while"), False
         if name not in _primitives_in(program) or "mul" not in _primitives_in(program):
             yield f"the program in the equation of a `{name}`"
         elif reached(program, (False, True, False, False, False)) != wanted:

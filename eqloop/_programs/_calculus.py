@@ -301,6 +301,31 @@ def rules_in(program: AnyJaxpr) -> Iterator[jex.ClosedJaxpr]:
             yield from rules_in(inner)
 
 
+def uses_of_rule(
+    rule: jex.ClosedJaxpr, use: Callable[[Flags, Flags], _Entry]
+) -> list[_Entry | None]:
+    """What is made of a function with a rule: by all its inputs, or by each alone.
+
+    `use` is given marks of inputs and outputs; what the rule refuses is `None`.
+    """
+    marks, wanted = (tuple(map(is_inexact, x)) for x in (rule.in_avals, rule.out_avals))
+
+    def used(marks: Flags) -> _Entry | None:
+        try:
+            return use(marks, wanted)
+        except Exception:
+            # It is a user's code, and may refuse that some inputs are differentiated,
+            # with any error.
+            return None
+
+    if not (any(marks) and any(wanted)):
+        return []  # none is ever asked for
+    if (found := used(marks)) is not None:
+        return [found]
+    places = range(len(marks))
+    return [used(tuple(i == at for i in places)) for at in places if marks[at]]
+
+
 def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:
     if is_through(eqn):
         return False

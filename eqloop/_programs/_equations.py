@@ -4,6 +4,7 @@ A program is a closed jaxpr. In JAX 0.10 an equation may also hold an open one, 
 has no constants. How programs are made and rewritten is in `_jaxprs.py`.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ import jax.extend.core as jex
 
 from .._arrays import Flags, is_inexact
 from .._compat import HiPrimitive, programs_held
-from .._types import AnyJaxpr, Aval, Value
+from .._types import AnyJaxpr, Aval, PyTree, Value
 
 Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
 # From an equation to the programs in it that a walk enters.
@@ -91,13 +92,30 @@ class HoldsPrograms(HiPrimitive):
         """
         return None
 
+    def with_params(self, **params: Any) -> Self:
+        """This formula with other parameters; inputs and outputs keep their types."""
+        if all(value is self.params[name] for name, value in params.items()):
+            return self
+        # The base class of JAX sets up everything else in `__init__`, from the types.
+        new = copy.copy(self)
+        new.params = {**self.params, **params}
+        new.__dict__.update(params)
+        return new
+
+    # Conversions between nested and flat inputs and outputs.
+
+    def flat_in(self, tree: PyTree) -> list[Value]:
+        return self.in_tree.flatten_up_to(tree)
+
+    def flat_out(self, tree: PyTree) -> list[Value]:
+        return self.out_tree.flatten_up_to(tree)
+
     @property
     def expanded(self) -> jex.ClosedJaxpr:
         """The program of `expand`, on flat inputs and outputs."""
 
         def run(*flat: Value) -> list[Value]:
-            outs = self.expand(*self.in_tree.unflatten(flat))
-            return self.out_tree.flatten_up_to(outs)
+            return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
 
         with as_written(True):
             return jax.make_jaxpr(run)(*self.in_avals_flat)
@@ -184,3 +202,34 @@ def computed_from(
         if not needed.isdisjoint(eqn.outvars):
             needed.update(x for x in eqn.invars if isinstance(x, jex.Var))
     return needed
+
+
+def resized(
+    eqn: jex.JaxprEqn, given: Sequence[Value], out: Sequence[int]
+) -> jex.JaxprEqn:
+    """An operation on operands of other sizes along the axes along which it is a map.
+
+    `given` are the operands, and `out` is the shape of the first result now.
+    """
+    p = eqn.params
+
+    def of(sizes: Sequence[int]) -> tuple[int, ...]:
+        old, new = aval_of(eqn.invars[0]).shape, given[0].shape
+        triples = zip(sizes, old, new, strict=True)
+        return tuple(b if n == a else n for n, a, b in triples)
+
+    match eqn.primitive.name:
+        case "broadcast_in_dim" | "iota":
+            changed = {"shape": tuple(out)}
+        case "reshape":
+            changed = {"new_sizes": tuple(out)}
+        case "slice":
+            changed = {"limit_indices": of(p["limit_indices"])}
+        case "dynamic_slice" | "gather":
+            changed = {"slice_sizes": of(p["slice_sizes"])}
+        # A primitive of Equinox under `vmap`, whose results have that axis first.
+        case "vprim":
+            changed = {"__axis_size": out[0]}
+        case _:
+            return eqn
+    return eqn.replace(params={**p, **changed})

@@ -34,9 +34,9 @@ import jax.extend.core as jex
 from .._arrays import (
     Flags,
     as_arrays,
+    inexact_only,
     instantiated,
     interleave,
-    is_inexact,
     is_zero,
     on_mesh_of,
     pick,
@@ -53,12 +53,11 @@ from .._compat import (
 )
 from .._tracebacks import rule
 from .._types import BatchAxis, PyTree, Value
-from ._doubled import Doubled, TangentSource
+from ._doubled import Doubled, Leftover, TangentSource
 from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._layouts import run_laid_out
-from ._leftover import Leftover
 from ._reaching import dependences, names_axis
 
 
@@ -157,25 +156,14 @@ class Formula(HoldsPrograms):
         """This formula with other progress bars, see `progress.BarChange`."""
         return self
 
-    def with_params(self, **params: Any) -> Self:
-        """This formula with other parameters; inputs and outputs keep their types."""
-        if all(value is self.params[name] for name, value in params.items()):
-            return self
-        # The base class of JAX sets up everything else in `__init__`, from the types.
-        new = copy.copy(self)
-        new.params = {**self.params, **params}
-        new.__dict__.update(params)
-        return new
-
     def apply(self, *inputs: PyTree) -> PyTree:
         """Calls the formula, so that JAX knows which outputs have no tangent.
 
         On JAX 0.10 it would not, see `with_symbolic_zeros`.
         """
         outs, flat = self.flat_out(self(*inputs)), self.flat_in(inputs)
-        nonzeros_out = lambda flags: self.nonzeros_out(
-            self._marks(self.in_tree.unflatten(flags))
-        )
+        marks = lambda flags: inexact_only(flags, self.in_avals_flat)
+        nonzeros_out = lambda flags: self.nonzeros_out(marks(flags))
         moved_by = lambda: dependences(nonzeros_out, len(flat))
         outs = with_symbolic_zeros(moved_by, flat, outs)
         return self.out_tree.unflatten(outs)
@@ -270,30 +258,17 @@ class Formula(HoldsPrograms):
             formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
             return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
-    # Conversions between nested and flat inputs and outputs.
-
-    def flat_in(self, tree: PyTree) -> list[Value]:
-        return self.in_tree.flatten_up_to(tree)
-
-    def flat_out(self, tree: PyTree) -> list[Value]:
-        return self.out_tree.flatten_up_to(tree)
-
     def zero_cts(self) -> PyTree:
         """Symbolic zeros as the cotangents of all inputs."""
         return jax.tree.map(zero_cotangent, self.in_avals)
 
     def _marks(self, perturbed: PyTree) -> Flags:
         """Which inputs are marked and can have a tangent, in flat order."""
-        return tuple(
-            bool(mark) and is_inexact(aval)
-            for mark, aval in zip(
-                self.flat_in(perturbed), self.in_avals_flat, strict=True
-            )
-        )
+        return inexact_only(self.flat_in(perturbed), self.in_avals_flat)
 
     def _nonzeros(self, tangents: PyTree) -> Flags:
         marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
-        return self._marks(self.in_tree.unflatten(marks))
+        return inexact_only(marks, self.in_avals_flat)
 
     def _given(self, leftover: Leftover | None) -> Self:
         """This formula, with a place where its outputs may have been left."""

@@ -32,7 +32,6 @@ from .._arrays import (
     cotangent_types,
     is_compared_by_fields,
     is_dynamic,
-    is_inexact,
     is_scalar,
     is_type,
     pick,
@@ -48,7 +47,7 @@ from .._compat import (
     is_through,
 )
 from .._types import AnyJaxpr, Aval, PyTree, Value
-from ._calculus import jvp_of, run, value_of
+from ._calculus import jvp_of, run, uses_of_rule, value_of
 from ._equations import aval_of, formula_of
 from ._functions import code_parts, is_of_library, name_of
 from ._jaxprs import alone
@@ -235,35 +234,24 @@ _Rule: TypeAlias = tuple[bytes, list[_Inner]]
 
 def _of_rule(eqn: jex.JaxprEqn, telling: "_Telling") -> _Rule:
     """The derivative rule of a function, by the programs that it makes."""
-    program, is_backward = alone(eqn), form_of(eqn) == "custom_vjp_call"
-    marks = tuple(map(is_inexact, program.in_avals))
-    wanted = tuple(map(is_inexact, program.out_avals))
-    if not (any(marks) and any(wanted)):
-        return b"no rule", []  # none is ever asked for
+    program = alone(eqn)
 
-    def used(marks: Flags) -> _Rule | None:
-        try:
-            if is_backward:
-                made = _there_and_back(program, marks, wanted)
-            else:  # nobody asks for this program again
-                made = [jvp_of.__wrapped__(program, (marks,), (wanted,))]
-            # In there, other functions that have rules are known by their names: they
-            # are called, and not differentiated.
-            called = telling._replace(rules=False)
-            digests = (_of_program(p, called).digest for p in made)
-            return _joined("rule", *digests), [(p, called) for p in made]
-        except Exception:
-            # The rule is a user's code. It may refuse that some inputs are
-            # differentiated, with any error.
-            return None
+    def use(marks: Flags, wanted: Flags) -> list[jex.ClosedJaxpr]:
+        if form_of(eqn) == "custom_vjp_call":
+            return _there_and_back(program, marks, wanted)
+        # Nobody asks for this program again.
+        return [jvp_of.__wrapped__(program, (marks,), (wanted,))]
 
-    if (found := used(marks)) is not None:
-        return found
-    each = (tuple(i == at for i in range(len(marks))) for at in range(len(marks)))
-    some = [used(one) for one, mark in zip(each, marks, strict=True) if mark]
-    if not any(some):
+    if not (uses := uses_of_rule(program, use)):
+        return b"no rule", []
+    if not any(uses):
         return _of_nothing_else(), []
-    return _joined("some", *(one[0] if one else _REFUSED for one in some)), []
+    # In there, other functions that have rules are known by their names: they are
+    # called, and not differentiated.
+    made = [[(p, telling._replace(rules=False)) for p in one or ()] for one in uses]
+    digests = [[_of_program(*inner).digest for inner in one] for one in made]
+    whole = _joined("rules", *(_joined("rule", *one) for one in digests))
+    return whole, list(itertools.chain(*made))
 
 
 def _there_and_back(
@@ -452,4 +440,3 @@ _WITHOUT_STATE = (
     | frozenset
     | enum.Enum
 )
-_REFUSED = _hashed("name", b"refused")

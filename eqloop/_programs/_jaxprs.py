@@ -337,37 +337,6 @@ def map_params(eqn: jex.JaxprEqn, change: Callable[[object], object]) -> jex.Jax
     return with_form_params(eqn, params)
 
 
-def resized(
-    eqn: jex.JaxprEqn, given: Sequence[Value], out: Sequence[int]
-) -> jex.JaxprEqn:
-    """An operation on operands of other sizes along the axes along which it is a map.
-
-    `given` are the operands, and `out` is the shape of the first result now.
-    """
-    p = eqn.params
-
-    def of(sizes: Sequence[int]) -> tuple[int, ...]:
-        old, new = aval_of(eqn.invars[0]).shape, given[0].shape
-        triples = zip(sizes, old, new, strict=True)
-        return tuple(b if n == a else n for n, a, b in triples)
-
-    match eqn.primitive.name:
-        case "broadcast_in_dim" | "iota":
-            changed = {"shape": tuple(out)}
-        case "reshape":
-            changed = {"new_sizes": tuple(out)}
-        case "slice":
-            changed = {"limit_indices": of(p["limit_indices"])}
-        case "dynamic_slice" | "gather":
-            changed = {"slice_sizes": of(p["slice_sizes"])}
-        # A primitive of Equinox under `vmap`, whose results have that axis first.
-        case "vprim":
-            changed = {"__axis_size": out[0]}
-        case _:
-            return eqn
-    return eqn.replace(params={**p, **changed})
-
-
 def _map_param(param: Value, rewrite: Rewrite) -> Value:
     if isinstance(param, jex.ClosedJaxpr):
         return rewrite(param)

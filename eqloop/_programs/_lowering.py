@@ -5,7 +5,6 @@ mesh that its arguments are split over, or that is set, and over those that the 
 itself names (in `jax.shard_map`, in sharding constraints).
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -48,9 +47,8 @@ def lowered(
     flat = list(map(_type_of, flat))
     program = lambda *flat: run(*tree.unflatten(flat))
     mesh, told = _mesh_of(flat), _of_kind(device, _told_meshes(flat))
-    placed = _Placed.on(device, program, flat, mesh, told)
-    traced = placed.trace(device, donated)
-    named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != placed.devices]
+    traced, devices = _traced(device, program, flat, mesh, told, donated)
+    named = [m for m in meshes_in(traced.jaxpr) if (*m.devices.flat,) != devices]
     own = _of_kind(device, named)
     if named and not own:
         raise NoSuchDevicesError(
@@ -60,7 +58,7 @@ def lowered(
         )
     # It may be a mesh of the same devices in another order.
     if named and not mesh.empty and len(own) == mesh.size:
-        traced = _Placed.on(device, program, flat, mesh, own).trace(device, donated)
+        traced, _ = _traced(device, program, flat, mesh, own, donated)
     # Of the devices of a mesh JAX knows only that they are GPUs. If there are none
     # here, it cannot tell whose they are.
     is_cuda = device.platform == "gpu" and not device.is_here
@@ -68,36 +66,22 @@ def lowered(
         return traced.lower(lowering_platforms=("cuda",) if is_cuda else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Placed:
-    """A program with the types of its arguments, placed on devices.
+def _traced(
+    device: PlannedDevice,
+    program: Callable[..., PyTree],
+    types: list[Value],
+    mesh: AbstractMesh,
+    devices: _Devices,
+    donated: tuple[int, ...],
+) -> tuple[Any, _Devices]:
+    """A program that is traced for a mesh, or without one for a single device.
 
-    Attributes:
-        program: The program, of flat arguments.
-        types: Their types.
-        mesh: The mesh that is to be set.
-        devices: Those of this mesh.
+    `devices` are those of the mesh, if they are known; they are returned as well.
     """
-
-    program: Callable[..., PyTree]
-    types: list[Value]
-    mesh: AbstractMesh
-    devices: _Devices
-
-    @classmethod
-    def on(
-        cls,
-        device: PlannedDevice,
-        program: Callable[..., PyTree],
-        types: list[Value],
-        mesh: AbstractMesh,
-        devices: _Devices,
-    ) -> "_Placed":
-        """Places a program on a mesh, or, without one, on a single device."""
-        if mesh.empty:  # Or on the devices of the meshes that it names.
-            alone = SingleDeviceSharding(device.own)
-            types = [_placed(x, alone if _is_on_host(x) else None) for x in types]
-            return cls(program, types, mesh, ())
+    if mesh.empty:  # Or on the devices of the meshes that it names.
+        devices, alone = (), SingleDeviceSharding(device.own)
+        types = [_placed(x, alone if _is_on_host(x) else None) for x in types]
+    else:
         devices = devices or device.alike(mesh.size)
         if len(devices) < mesh.size:
             raise NoSuchDevicesError(
@@ -110,17 +94,11 @@ class _Placed:
         # What is not used either says for which devices it is.
         everywhere = NamedSharding(concrete, PartitionSpec())
         mark = jax.ShapeDtypeStruct((), np.dtype(bool), sharding=everywhere)
-        marked = lambda *flat: program(*flat[:-1])
-        types = [*_spread(types, concrete), mark]
-        return cls(marked, types, concrete.abstract_mesh, devices)
-
-    def trace(self, device: PlannedDevice, donated: tuple[int, ...]) -> Any:
-        """What JAX knows of it before it is lowered."""
-        # A program may be asked for while another one is traced, for another mesh.
-        context = jax.sharding.use_abstract_mesh(self.mesh)
-        with context, jax.default_device(device.own):
-            program = jax.jit(self.program, donate_argnums=donated)
-            return program.trace(*self.types)
+        types, mesh = [*_spread(types, concrete), mark], concrete.abstract_mesh
+    unmarked = lambda *flat: program(*flat[: len(flat) - (not mesh.empty)])
+    # A program may be asked for while another one is traced, for another mesh.
+    with jax.sharding.use_abstract_mesh(mesh), jax.default_device(device.own):
+        return jax.jit(unmarked, donate_argnums=donated).trace(*types), devices
 
 
 # Meshes.

@@ -77,8 +77,10 @@ def _found_for(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | Non
         return known[0]
     if name == "convert_element_type":
         return _converted(known[0], aval_of(eqn.outvars[0]))
-    if name in _COMPARED_RANGES:
-        return _COMPARED_RANGES[name](*known)
+    if name == "eq":
+        return _are_equal(*known)
+    if name == "ne":
+        return _opposite(_are_equal(*known))
     if name in _MONOTONIC:
         return _over_ends(_MONOTONIC[name], *known)
     if not _has(operands[0], jnp.bool_):
@@ -106,15 +108,11 @@ def _converted(known: Range, aval: Aval) -> Range:
 
 
 def _over_ends(f: Callable[[int, int], int], one: Range, other: Range) -> Range:
-    ends = [f(a, b) for a in one for b in other]
+    ends = [int(f(a, b)) for a in one for b in other]
     return min(ends), max(ends)
 
 
-def _is_less(one: Range, other: Range) -> Range:
-    return int(one[1] < other[0]), int(one[0] < other[1])
-
-
-def _is_equal(one: Range, other: Range) -> Range:
+def _are_equal(one: Range, other: Range) -> Range:
     is_one_number = one == other and one[0] == one[1]
     return int(is_one_number), int(one[0] <= other[1] and other[0] <= one[1])
 
@@ -123,24 +121,8 @@ def _opposite(known: Range) -> Range:
     return 1 - known[1], 1 - known[0]
 
 
-_COMPARED_RANGES: dict[str, Callable[[Range, Range], Range]] = {
-    "lt": _is_less,
-    "gt": lambda one, other: _is_less(other, one),
-    "le": lambda one, other: _opposite(_is_less(other, one)),
-    "ge": lambda one, other: _opposite(_is_less(one, other)),
-    "eq": _is_equal,
-    "ne": lambda one, other: _opposite(_is_equal(one, other)),
-}
 # Functions of two numbers that are greatest and least at ends of the ranges of these.
-_MONOTONIC: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "max": max,
-    "min": min,
-}
-_OF_BOOLEANS: dict[str, Callable[[int, int], int]] = {
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-}
+_COMPARED = {name: getattr(operator, name) for name in ("lt", "gt", "le", "ge")}
+_COMPUTED = {name: getattr(operator, name) for name in ("add", "sub", "mul")}
+_MONOTONIC = {**_COMPARED, **_COMPUTED, "max": max, "min": min}
+_OF_BOOLEANS = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}

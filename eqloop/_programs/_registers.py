@@ -66,23 +66,23 @@ def _inflated(data: bytes) -> Iterator[bytes]:
         size, kind = _CHUNK.unpack_from(data, at)
         chunk, at = data[at + _CHUNK.size :][:size], at + _CHUNK.size + size
         if kind == b"r" and chunk[:1] == b"s":
-            sizes, start = _number(chunk, 1)
-            _, start = _number(chunk, start + sizes)
+            sizes, start = varint(chunk, 1)
+            _, start = varint(chunk, start + sizes)
             yield _unsnapped(chunk, start)
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of any length, seven bits in each byte; and where it ends."""
-    found = re.compile(rb"[\x80-\xff]*[\x00-\x7f]").match(data, at)
-    if found is None:
-        raise ValueError
-    value = sum((byte & 127) << 7 * i for i, byte in enumerate(found.group()))
-    return value, found.end()
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """An integer of any length, seven bits in each byte; and where it ends."""
+    value = shift = 0
+    while (byte := data[at]) >= 128:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | byte << shift, at + 1
 
 
 def _unsnapped(data: bytes, at: int) -> bytes:
     """Opens a block of Snappy: literals, and copies of what was there before."""
-    size, at = _number(data, at)
+    size, at = varint(data, at)
     out, little = bytearray(), lambda a, b: int.from_bytes(data[a:b], "little")
     while len(out) < size:
         tag, at = data[at], at + 1

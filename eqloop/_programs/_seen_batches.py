@@ -14,7 +14,6 @@ value beside it. So whoever makes batches or chunks that the user did not write 
 `sees_batch` first.
 """
 
-import contextlib
 import functools
 import types
 from collections.abc import Iterator
@@ -24,10 +23,10 @@ import jax
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
-from .._arrays import has_dtype, is_inexact
+from .._arrays import has_dtype
 from .._compat import maps_in_sequence
 from .._types import AnyJaxpr
-from ._calculus import has_backward_rules, jvp_of, rules_in, vjp_of
+from ._calculus import has_backward_rules, jvp_of, rules_in, uses_of_rule, vjp_of
 from ._effects import axes_named
 from ._equations import aval_of, equations, programs_in
 
@@ -121,20 +120,9 @@ def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) 
     `rule` is a program that calls the function with the rule, and does nothing else.
     """
     # The equations of a rule show only where it is used.
-    marks, wanted = (tuple(map(is_inexact, x)) for x in (rule.in_avals, rule.out_avals))
-    if not any(marks) or not any(wanted):
-        return False
-    each = [tuple(i == at for i in range(len(marks))) for at in range(len(marks))]
-    alone = [one for one, mark in zip(each, marks, strict=True) if mark]
     derivative = vjp_of if has_backward_rules(rule) else jvp_of
-    try:
-        used = [derivative(rule, (marks,), (wanted,))]
-    except Exception:
-        used = list[jex.ClosedJaxpr]()
-        # It may refuse some tangents, or all. What is refused is in no program.
-        for one in alone:
-            with contextlib.suppress(Exception):
-                used.append(derivative(rule, (one,), (wanted,)))
+    uses = uses_of_rule(rule, lambda *marks: derivative(rule, *((x,) for x in marks)))
+    used = [program for program in uses if program is not None]
     eqns = (eqn for program in used for eqn in _visible_equations(program))
     if any(_sees(eqn, trusted) for eqn in eqns):
         return True

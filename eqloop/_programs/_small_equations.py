@@ -11,9 +11,7 @@
   (`DebugNonFinite`).
 """
 
-import contextlib
-import contextvars
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -90,9 +88,8 @@ def without_derivatives(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x if is_ref(x) else detached(x), tree)
 
 
-_is_watched: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "_is_watched", default=False
-)
+# Whether the loops that are traced mark their steps, since somebody is watching.
+is_watched: Any = jax.make_user_context(False)
 
 
 def mark(index: object, count: int = 1) -> None:
@@ -100,23 +97,8 @@ def mark(index: object, count: int = 1) -> None:
 
     An index is the place of a step in the inputs of the loop.
     """
-    if _is_watched.get():
+    if is_watched.value:
         position_p.bind(jnp.asarray(index, jnp.int32), count=count)
-
-
-def is_watched() -> bool:
-    """Whether the current trace is being watched."""
-    return _is_watched.get()
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Has loops that are traced in this context mark their steps."""
-    token = _is_watched.set(True)
-    try:
-        yield
-    finally:
-        _is_watched.reset(token)
 
 
 # For those who read the jaxpr; it compiles to nothing.

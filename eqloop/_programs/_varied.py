@@ -32,7 +32,7 @@ from .._arrays import (
 )
 from .._compat import HiPrimitive, close, is_open, is_through
 from .._types import PyTree, Value
-from ._calculus import jvp_of, run
+from ._calculus import interpreted, jvp_of, run, value_of
 from ._equations import HoldsPrograms, aval_of, formula_of, with_formula
 from ._jaxprs import alone
 
@@ -58,19 +58,13 @@ def varied(program: jex.ClosedJaxpr, axes: frozenset[str]) -> jex.ClosedJaxpr:
 def _values_with_more_axes(
     program: jex.ClosedJaxpr, inputs: Sequence[Value], axes: frozenset[str]
 ) -> list[Value]:
-    jaxpr = program.jaxpr
-    known = dict[Any, Value](zip(jaxpr.constvars, program.consts, strict=True))
-    known.update(zip(jaxpr.invars, inputs, strict=True))
-    read = lambda atom: atom.val if isinstance(atom, jex.Literal) else known[atom]
-    for eqn in jaxpr.eqns:
-        values = list(map(read, eqn.invars))
+    def results(eqn: jex.JaxprEqn, values: list[Value]) -> list[Value]:
         pairs = zip(eqn.invars, values, strict=True)
         if any(not axes_of(x) <= axes_of(aval_of(atom)) for atom, x in pairs):
-            values = _varied_equation(eqn, values, axes)
-        else:
-            values = _rebound(eqn, values)
-        known.update(zip(eqn.outvars, values, strict=True))
-    return list(map(read, jaxpr.outvars))
+            return _varied_equation(eqn, values, axes)
+        return _rebound(eqn, values)
+
+    return interpreted(program, inputs, value_of, results, lambda const: const)
 
 
 def _varied_equation(

@@ -57,7 +57,7 @@ class Checked(ProgramCall):
     sweep_forward, sweep_back = Formula.sweep_forward, Formula.sweep_back
 
     def expand(self, *inputs: Value) -> list[Value]:
-        if is_watched():  # by another one around this
+        if is_watched.value:  # by another one around this
             return run(self.program, *inputs)
         if _is_traced(inputs):
             sites: Sites = []

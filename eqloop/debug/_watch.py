@@ -25,10 +25,10 @@ from .._programs import (
     Formula,
     Place,
     interpreted,
+    is_watched,
     loop_name,
     place_of,
     position_p,
-    watched,
 )
 from .._types import AnyJaxpr, PyTree, Value
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
@@ -180,8 +180,8 @@ class Watch:
             return self._opaque(eqn, operands, context)
         # So the operations that it adds are reported where it was called.
         stack = source_info_util.new_name_stack()
-        traceback = eqn.source_info.traceback
-        with watched(), source_info_util.user_context(traceback, name_stack=stack):
+        at = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+        with is_watched(True), at:
             program = formula.expanded
         label = loop_name(eqn.source_info.name_stack) or context.label
         context = dataclasses.replace(context, is_expanded=True, label=label)

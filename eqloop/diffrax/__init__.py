@@ -7,7 +7,7 @@ eqloop.diffrax`, as Diffrax need not be installed otherwise.
 """
 
 try:
-    import diffrax as _diffrax  # noqa: F401
+    import diffrax as _diffrax
 except ImportError:
     raise ImportError(
         "eqloop.diffrax: Diffrax is not installed. To install it: `python -m pip "

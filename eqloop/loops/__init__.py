@@ -31,9 +31,7 @@ from ._while_loop import (
 )
 
 __all__ = [
-    "AbstractLoop",
     "AbstractScan",
-    "AbstractWhileLoop",
     "AssociativeScan",
     "BoundedWhileLoop",
     "CheckpointedForLoop",
@@ -47,10 +45,4 @@ __all__ = [
     "StackedLayers",
     "Truncate",
     "WhileLoop",
-    "check_one_key",
-    "check_schedule",
-    "cut_before",
-    "cuts_of",
-    "planned_by",
-    "refuse_cuts",
 ]

@@ -26,14 +26,4 @@ from ._shard_map import ShardMap as ShardMap
 from ._unvmap import unvmap as unvmap
 from ._vmap import Vmap as Vmap
 
-__all__ = [
-    "ChunkedVmap",
-    "Map",
-    "MapPlan",
-    "ParallelMap",
-    "ShardMap",
-    "Vmap",
-    "equal_chunks",
-    "mapped_in_chunks",
-    "unvmap",
-]
+__all__ = ["ChunkedVmap", "Map", "MapPlan", "ParallelMap", "ShardMap", "Vmap", "unvmap"]

@@ -31,25 +31,4 @@ from ._reporting import (
     with_count,
 )
 
-__all__ = [
-    "NO_BAR",
-    "NO_BARS",
-    "Again",
-    "BarChange",
-    "Gauge",
-    "Guarded",
-    "Label",
-    "Meter",
-    "ProgressBar",
-    "as_progress",
-    "check_progress",
-    "counted",
-    "host_bar",
-    "make_meter",
-    "run_with_bar",
-    "scan_with_bar",
-    "step_with_bar",
-    "tied",
-    "while_with_bar",
-    "with_count",
-]
+__all__ = ["ProgressBar"]

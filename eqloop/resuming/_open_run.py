@@ -23,7 +23,7 @@ from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
-from ._disk import make_folder
+from ._disk import locked, make_folder
 from ._in_words import (
     callbacks_in_words,
     constants_in_words,
@@ -32,12 +32,10 @@ from ._in_words import (
     program_in_words,
     text_of,
 )
-from ._lock import locked
 from ._processes import is_leader
 from ._run_record import RECORD, RunRecord
 from ._segment_call import SegmentCall
-from ._segment_inputs import SegmentInputs, key_table
-from ._segments import Segments
+from ._segment_inputs import SegmentInputs, Segments, key_table
 from ._sources import CalledSource, StoredSource, scanned_axes, stand_ins
 from ._state_folder import StateFolder
 from ._status import CARRIES, YS

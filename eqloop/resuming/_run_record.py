@@ -11,8 +11,7 @@ from typing import Any, Self, get_origin
 
 from .._compat import jax_version
 from .._version import __version__
-from ._disk import ASIDE, explaining_errors, write_json
-from ._lock import LOCK
+from ._disk import ASIDE, LOCK, explaining_errors, write_json
 
 FORMAT, VERSION = "eqloop.Resumable", 3
 RECORD = "run.json"

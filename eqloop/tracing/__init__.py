@@ -13,7 +13,7 @@ from ._eval_shape import EvalShape
 from ._find_leaves import find_leaves
 from ._jit import Jit
 from ._named import Named
-from ._nonfinite import NonFiniteError, raise_inside, translated
+from ._nonfinite import NonFiniteError, raise_inside
 from ._trace import RememberedCall, Trace, Traced
 
 __all__ = [
@@ -21,10 +21,7 @@ __all__ = [
     "Jit",
     "Named",
     "NonFiniteError",
-    "RememberedCall",
     "Trace",
     "Traced",
     "find_leaves",
-    "raise_inside",
-    "translated",
 ]

@@ -10,13 +10,7 @@ import jax
 import jax.extend.core as jex
 
 from .._arrays import StaticTree, as_arrays, flatten, is_typed
-from .._calls import (
-    AbstractSameCall,
-    KnownAs,
-    OpenedCall,
-    call_names,
-    enforce_annotations,
-)
+from .._calls import AbstractSameCall, KnownAs, call_names, enforce_annotations
 from .._programs import with_parts
 from .._types import PyTree, Value
 from ._usage import Usage, leaf_usage
@@ -173,11 +167,8 @@ class RememberedCall:
 
 
 def _run(static: StaticTree, arrays: list[Value]) -> tuple[list[Value], StaticTree]:
-    call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-    opened = OpenedCall(
-        static.rest.join, call, lambda out: StaticTree.of(as_arrays(out))
-    )
-    return opened.on_arrays(arrays), opened.kept
+    f, args, kwargs = static.rest.join(arrays)
+    return StaticTree.of(as_arrays(enforce_annotations(f)(*args, **kwargs)))
 
 
 # It is never run. It is jitted because JAX remembers the traces of jitted functions.

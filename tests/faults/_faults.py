@@ -17,7 +17,6 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 PLACES = (
     (
         "eqloop/_programs/_formula.py",
-        "eqloop/_programs/_leftover.py",
         "eqloop/_programs/_vmapped.py",
         "eqloop/_programs/_calculus.py",
         "eqloop/_programs/_jaxprs.py",

@@ -224,7 +224,7 @@ def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list
     steps = steps_to_run(step)
     # Steps are counted if there is a bound, or if somebody watches their positions.
     # Otherwise the loop carries no counter.
-    if max_steps < UNLIMITED or is_watched():
+    if max_steps < UNLIMITED or is_watched.value:
         return run_all(steps, consts, init, max_steps)[1]
     if steps.later is not steps.first:
         init = run_until(steps.first, consts, first_state(init), 1)[1]

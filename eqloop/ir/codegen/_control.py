@@ -15,10 +15,10 @@ from ..._compat import CALLS, form_params, scan_counts
 from ..._programs import (
     Formula,
     as_written,
+    is_watched,
     rewritable_programs,
     run,
     traced_function,
-    watched,
 )
 from ...progress import Again
 from .._atoms import Closed, shape_of
@@ -179,7 +179,7 @@ def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
         return formula.out_tree.flatten_up_to(result)
 
     # Watched by nobody, but so nothing in it checks by itself.
-    with watched(), as_written(True):
+    with is_watched(True), as_written(True):
         jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
     jaxpr = eliminate_dead_code(jaxpr)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()

@@ -92,7 +92,7 @@ class Together(AbstractReversal):
     ) -> Cotangents:
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        if is_watched() or not sweep.back.joins_steps:
+        if is_watched.value or not sweep.back.joins_steps:
             return ByResiduals()(sweep, carry, start, count, cts)
         steps = StepsToRun(DeviceSlots(), start, carry, count, count)
         return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)
@@ -126,7 +126,7 @@ class Together(AbstractReversal):
 
     def _size_of_batches(self, sweep: Sweep, most: int) -> int:
         """The size of a batch, if `most` steps are divided as evenly as possible."""
-        if is_watched() or not sweep.back.joins_steps:
+        if is_watched.value or not sweep.back.joins_steps:
             return 1
         # `-(-a // b)` rounds up: it is the number of batches that are needed.
         return most // -(-most // self.size)
