@@ -24,7 +24,7 @@ from .._atoms import Closed
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
 from ._control import Statement, expansion, traced_name
-from ._lines import Brackets, Text, call, lines, structure, tuple_of
+from ._lines import call, lines, structure, tuple_of
 from ._scope import Module, Scope
 from ._values import parameter
 
@@ -154,8 +154,8 @@ def _function_lines(
     decorator: str,
     name: str,
     parameters: Sequence[str],
-    assignment: tuple[str, Brackets],
-    result: Sequence[Text],
+    assignment: tuple[str, str],
+    result: Sequence[str],
 ) -> list[str]:
     """A function that computes one thing and returns a tuple of its parts."""
     target, value = assignment
