@@ -394,13 +394,9 @@ _JAX_MAKERS = {
 
 def _maker(policy: Any) -> str | None:
     """The name of the function that makes policies, if one was given without a call."""
-    for text, call in _MAKERS.items():
-        if policy == text or policy is call:
-            return text
-    for text in _JAX_MAKERS:
-        if policy == text or policy is getattr(checkpoint_policies, text, None):
-            return text
-    return None
+    of_jax = {text: getattr(checkpoint_policies, text, text) for text in _JAX_MAKERS}
+    every = (_MAKERS | of_jax).items()
+    return next((text for text, call in every if policy in (text, call)), None)
 
 
 def _from_name(owner: str, text: str) -> Policy:
