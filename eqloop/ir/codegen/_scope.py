@@ -84,7 +84,7 @@ class Module:
             scope = Scope(self, self.names.variables(), depth=1)
             parameters = scope.fresh(len(jaxpr.jaxpr.invars))
             body = scope.body(jaxpr, parameters, as_tuple=as_tuple)
-            self.functions.append([*_head(decorator, name, parameters), *body])
+            self.functions.append([*head(decorator, name, parameters), *body])
         return self._written[key][1]
 
     def entry(
@@ -98,7 +98,7 @@ class Module:
         scope = Scope(self, self.names.variables(), depth=1)
         scope.lines += [f"{INDENT}{line}".rstrip() for line in docstring]
         body = scope.body(jaxpr, parameters)
-        self.functions.append([*_head("@jax.jit", name, parameters), *body])
+        self.functions.append([*head("@jax.jit", name, parameters), *body])
 
 
 class Scope:
@@ -244,9 +244,7 @@ class Scope:
         scope.statement(result(outputs), "return ")
         if self.lines and self.lines[-1]:
             self.lines.append("")
-        head = call(name, *parameters)
-        self.lines += lines(head, indent=self._depth, prefix="def ", suffix=":")
-        self.lines += [*scope.lines, ""]
+        self.lines += [*head("", name, parameters, self._depth), *scope.lines, ""]
         return name
 
     def _constant(self, var: jex.Var, const: Any) -> str:
@@ -259,9 +257,12 @@ class Scope:
         return self.module.constant(const)
 
 
-def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
-    head = lines(call(name, *parameters), prefix="def ", suffix=":")
-    return [decorator, *head] if decorator else head
+def head(
+    decorator: str, name: str, parameters: Sequence[str], indent: int = 0
+) -> list[str]:
+    """The lines before the body of a function."""
+    line = lines(call(name, *parameters), indent=indent, prefix="def ", suffix=":")
+    return [decorator, *line] if decorator else line
 
 
 def _constant_text(value: Any) -> str:
