@@ -36,7 +36,7 @@ from .._programs import (
     temporary_bytes,
 )
 from .._types import AnyJaxpr, Value
-from ._plan import Plan, as_table, estimated_plan, planned
+from ._plan import Plan, as_table, estimated_plan
 from ._rule_loops import (
     AbstractFollower,
     RuleLoop,
@@ -44,7 +44,7 @@ from ._rule_loops import (
     programs_called,
     rule_loops,
 )
-from ._run import form_to_plan
+from ._run import form_to_plan, planned
 from ._schedules import Recursive
 from .engine._listing import unlisted
 from .engine._transformed import activity

@@ -4,23 +4,18 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.core
-import jax.numpy as jnp
-
 from .._arrays import nbytes, pick
 from .._calls import format_bytes
-from .._device import planning_device, remembered_per_device
+from .._device import planning_device
 from .._programs import notes_of_layouts
 from ._plot import plot_plan
-from ._policies import AUTO, LoopPolicy
-from ._schedules import AbstractSchedule, Pinned, Recursive
+from ._run import planned
+from ._schedules import AbstractSchedule, LoopPolicy, Pinned, Recursive
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
-from .engine._packing import packing_of
-from .engine._problem import Counted, Placements, Problem
-from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
+from .engine._problem import Placements, Problem
+from .engine._transformed import again, needs_of_gradient, settled_problem
 from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
@@ -35,9 +30,7 @@ from .rewrites._one_hot_writes import BLENDED, blended_leaves
 from .rewrites._short_loops import without_short_loops
 from .steps._find_lists import leaves_written, reasons_for_whole
 from .steps._loop import MOST_PATHS, Loop, listed
-from .steps._step import Step, make_step
-from .whiles._ending import Ending
-from .whiles._lockstep import in_lockstep
+from .steps._step import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -298,43 +291,6 @@ def plan(
     """The plan of a loop all of whose inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy, placed)
     return estimated_plan(schedule, problem, active, layout)
-
-
-def planned(
-    step: Step,
-    loop: Loop,
-    schedule: AbstractSchedule,
-    policy: LoopPolicy,
-    placed: Placements = (),
-) -> tuple[Problem, Active, Layout]:
-    """A loop all of whose inputs are differentiated, and its layout.
-
-    A loop that may end early is planned as if it ran all of its steps.
-    """
-    kind = Ending if loop.stops else Counted
-    chooses, policy = policy == AUTO, None if policy == AUTO else policy
-    problem = in_lockstep(kind(step, loop, policy, schedule, chooses_policy=chooses))
-    if placed:
-        consts, init, xs = placed
-        added = (None,) * (problem.step.num_carry - len(init))
-        problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
-    active = all_active(problem.step)
-    if (packing := packing_of(problem, active)) is not None:
-        problem = packing.of(problem)
-        active = all_active(problem.step)
-    return problem.as_planned, active, problem.layout(active)
-
-
-@remembered_per_device(maxsize=512)
-def usually_stored(schedule: AbstractSchedule, length: int) -> tuple[int, int]:
-    """What a schedule stores of a loop of so many steps, if these are as any others.
-
-    How many carries it stores at once, and the residuals of how many steps.
-    """
-    number = jax.core.ShapedArray((), jnp.dtype("float32"))
-    step = make_step(lambda _, carry, x: ([jnp.sin(carry[0])], x), [], [number], [])
-    order = planned(step, Loop(length), schedule, None)[2].order
-    return order.slots, order.block
 
 
 def estimated_plan(
