@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import Arrays, axes_of_keys, describe, is_complex, is_dynamic
-from .._calls import parameters_of
+from .._calls import as_count, parameters_of
 from .._types import PyTree, Value
 from ._call import Call
 from ._complex import check_reverse
-from ._counts import check_count
 from ._derivative import AbstractDerivative
 from ._grad import check_scalar
 
@@ -71,4 +70,4 @@ class AbstractEstimate(AbstractDerivative[...]):
 
     def __check_init__(self) -> None:
         what = "how many directions to differentiate in"
-        check_count(type(self).__name__, "tangents", what, self.tangents)
+        as_count(type(self).__name__, "tangents", what, self.tangents)

@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 
 from .._arrays import (
     describe,
     flatten,
-    is_dynamic,
     is_inexact_scalar,
     paths,
     structure_differences,
@@ -28,8 +26,7 @@ from .._calls import (
     setting,
     typed,
 )
-from .._tracebacks import border
-from .._types import PyTree, ShapeDtypeStruct, Value
+from .._types import PyTree, Value
 from ._call import is_differentiable
 
 
@@ -82,37 +79,10 @@ class Vjp(AbstractSameCall[P, PyTree]):
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
         f = functools.partial(enforce_annotations(self.f), **kwargs)
-        value, pull, *aux = eqx.filter_vjp(f, *args, has_aux=self.has_aux)
-        moving = eqx.filter(value, eqx.is_inexact_array)
-        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), moving)
-        return value, jax.tree_util.Partial(functools.partial(_pull, types), pull), *aux
+        return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
 
     def __check_init__(self) -> None:
         check_bool("Vjp", "has_aux", self.has_aux)
-
-
-@border
-def _pull(
-    types: PyTree, pull: Callable[[PyTree], tuple[PyTree, ...]], cotangent: PyTree, /
-) -> tuple[PyTree, ...]:
-    """Pulls a cotangent back, if it fits the value."""
-    leaves, treedef = flatten(types)
-    given, given_treedef = flatten(cotangent)
-    if treedef != given_treedef:
-        listing = _listed(types, cotangent, "value", "cotangent")
-        raise ValueError(
-            f"Vjp: value and cotangent must be the same trees:\n{listing}\nGive None "
-            f"for each leaf that is no array of floating-point or complex numbers."
-        )
-    for name, leaf, ct in zip(paths(types, "value"), leaves, given, strict=True):
-        if not _is_cotangent_of(leaf, ct):
-            what = "not differentiated" if leaf is None else describe(leaf)
-            raise TypeError(
-                f"Vjp: the cotangent of {name}, which is {what}, cannot be "
-                f"{describe(ct)}. A cotangent has the shape and dtype of its value, or "
-                f"is None if that is no array of floating-point or complex numbers."
-            )
-    return pull(cotangent)
 
 
 @final
@@ -174,17 +144,21 @@ class Jvp(AbstractTransform, Generic[R]):
 
 
 def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> None:
+    # JAX checks this as well, and does not say which of them do not fit.
     leaves, treedef = flatten(primals)
     tangent_leaves, tangent_treedef = flatten(tangents)
     if treedef != tangent_treedef:
-        listing = _listed(primals, tangents, "primals", "tangents")
+        listing = "\n".join(
+            f"  at primals{d.path}: {d.one or 'nothing'}, and in the tangents "
+            f"{d.other or 'nothing'}"
+            for d in structure_differences(primals, tangents, "")
+        )
         raise ValueError(
             f"Jvp: primals and tangents must be the same trees:\n{listing}\nGive None "
             f"for each leaf without a tangent."
         )
-    for name, leaf, tangent in zip(
-        paths(primals, "primals"), leaves, tangent_leaves, strict=True
-    ):
+    names = paths(primals, "primals")
+    for name, leaf, tangent in zip(names, leaves, tangent_leaves, strict=True):
         if tangent is not None and not _fits(leaf, tangent):
             raise TypeError(
                 f"Jvp: the tangent of {name}, which is {describe(leaf)}, cannot be "
@@ -193,27 +167,10 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
             )
 
 
-def _is_cotangent_of(leaf: ShapeDtypeStruct | None, ct: Value) -> bool:
-    if leaf is None or ct is None:
-        return leaf is ct
-    # A Python number takes the dtype that is asked for.
-    fits = not is_dynamic(ct) or ct.dtype == leaf.dtype
-    return fits and jnp.shape(ct) == leaf.shape
-
-
 def _fits(leaf: Value, tangent: Value) -> bool:
     if is_inexact_scalar(leaf):
         leaf = jnp.asarray(leaf)
         tangent = jnp.asarray(tangent, leaf.dtype)
     return is_differentiable(leaf) and (
         jnp.shape(tangent) == leaf.shape and jnp.result_type(tangent) == leaf.dtype
-    )
-
-
-def _listed(one: PyTree, other: PyTree, name: str, other_name: str) -> str:
-    """Where two trees differ, a line for each place."""
-    return "\n".join(
-        f"  at {name}{d.path}: {d.one or 'nothing'}, and in the {other_name} "
-        f"{d.other or 'nothing'}"
-        for d in structure_differences(one, other, "")
     )

@@ -33,30 +33,25 @@ from ._loop_options import (
     with_schedule,
 )
 from ._loop_plans import LoopPlan, Plans
-from ._plan import Plan, as_table, plan, usually_stored
+from ._plan import Plan, as_table, plan
 from ._plans import own_plans, plans, stored_by_rules
 from ._plot import axes_to_draw_on, format_axis, plot_frontier
-from ._policies import (
-    AUTO,
-    LoopPolicy,
-    as_jax_policy,
-    as_loop_policy,
-    as_policy_or_wrong,
-    name,
-)
+from ._policies import AUTO, as_jax_policy, as_policy_or_wrong, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible, layout_by_inverse
 from ._rule_loops import RuleLoop
-from ._run import AsScan, form_to_plan, run_loop, run_while
+from ._run import AsScan, form_to_plan, run_loop, run_while, usually_stored
 from ._schedules import (
     AbstractSchedule,
     Binomial,
     Chunked,
     Fitted,
+    LoopPolicy,
     Pinned,
     Recursive,
     StoreAll,
     StoreLast,
+    as_loop_policy,
     fitting,
     is_fitting,
     left_open,

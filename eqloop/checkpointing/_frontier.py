@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from .._calls import format_bytes
 from ._budget import Budget
-from ._plan import Plan, as_factor, plan, plan_of, planned
+from ._plan import Plan, as_factor, plan, plan_of
 from ._plot import plot_frontier
-from ._policies import LoopPolicy
-from ._schedules import AbstractSchedule
+from ._run import planned
+from ._schedules import AbstractSchedule, LoopPolicy
 from .engine._problem import Placements
 from .fused._choice import kernels
 from .planning._alike import alike

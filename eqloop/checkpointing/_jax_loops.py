@@ -36,9 +36,15 @@ from .._programs import (
     temporary_bytes,
 )
 from .._types import AnyJaxpr, Value
-from ._plan import Plan, as_table, estimated_plan, planned
-from ._rule_loops import RuleLoop, programs_called, rule_loops
-from ._run import form_to_plan
+from ._plan import Plan, as_table, estimated_plan
+from ._rule_loops import (
+    AbstractFollower,
+    RuleLoop,
+    Where,
+    programs_called,
+    rule_loops,
+)
+from ._run import form_to_plan, planned
 from ._schedules import Recursive
 from .engine._listing import unlisted
 from .engine._transformed import activity
@@ -257,28 +263,31 @@ def _placed(aval: Any, sharding: NamedSharding | None) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
 
-def jax_loops(program: AnyJaxpr) -> dict[int, JaxLoop]:
-    """The scans of JAX that are taken back, by the identities of their equations."""
-    taken_back, _ = _taken_back(program)
-    return {id(loop.eqn): loop for loop in taken_back if not loop.caller[2]}
+def jax_loops(program: AnyJaxpr) -> tuple[dict[int, JaxLoop], dict[int, RuleLoop]]:
+    """The scans of JAX that are taken back, and its loops in rules.
+
+    Each by the identity of its equation.
+    """
+    found, in_rules = _taken_back(program)
+    return {key: loop for key, loop in found.items() if not loop.caller[2]}, in_rules
 
 
 def gradient_loops(program: AnyJaxpr) -> dict[int, JaxLoop | RuleLoop]:
     """The loops of a gradient: those of rules and of the way back are among them."""
     taken_back, in_rules = _taken_back(program)
     found: dict[int, JaxLoop | RuleLoop] = {
-        id(eqn): loop for loop in in_rules for eqn in (loop.eqn, *loop.back)
+        id(eqn): loop for loop in in_rules.values() for eqn in (loop.eqn, *loop.back)
     }
-    for loop in taken_back:
+    for loop in taken_back.values():
         found |= {id(eqn): loop for eqn in (loop.eqn, *(eqn for eqn, _ in loop.later))}
     return found
 
 
-def _taken_back(program: AnyJaxpr) -> tuple[list[JaxLoop], list[RuleLoop]]:
+def _taken_back(program: AnyJaxpr) -> tuple[dict[int, JaxLoop], dict[int, RuleLoop]]:
     search, in_rules = _Follower(), rule_loops(program)
-    _note_reads(search.walk(program, (), ""))
-    loops = (loop for key, loop in search.loops.items() if key not in in_rules)
-    return [loop for loop in loops if loop.later], [*in_rules.values()]
+    _note_reads(search.walk(program, (), Where()))
+    loops = {key: loop for key, loop in search.loops.items() if loop.later}
+    return {key: loops[key] for key in loops if key not in in_rules}, in_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,55 +312,36 @@ def _note_reads(values: Iterable[_Stacked | None]) -> None:
             value = value.rows
 
 
-class _Follower:
+class _Follower(AbstractFollower[_Stacked]):
     """Follows the outputs of scans through a program."""
 
     def __init__(self) -> None:
         self.loops: dict[int, JaxLoop] = {}
 
-    def walk(
-        self, program: AnyJaxpr, given: Sequence[_Stacked | None], scope: str
-    ) -> list[_Stacked | None]:
-        """What the outputs of a program are.
-
-        Its equations are in these name stacks.
-        """
-        jaxpr = getattr(program, "jaxpr", program)
-        known = dict(zip(map(id, jaxpr.invars), given, strict=False))
-        for eqn in jaxpr.eqns:
-            inputs = [known.get(id(atom)) for atom in eqn.invars]
-            inner = f"{scope}/{eqn.source_info.name_stack}"
-            outputs = self._of_equation(eqn, inputs, inner)
-            known.update(zip(map(id, eqn.outvars), outputs, strict=False))
-        return [known.get(id(atom)) for atom in jaxpr.outvars]
-
-    def _of_equation(
-        self, eqn: jex.JaxprEqn, inputs: list[_Stacked | None], scope: str
-    ) -> list[_Stacked | None]:
+    def of_equation(
+        self, eqn: jex.JaxprEqn, inputs: list[_Stacked | None], at: Where
+    ) -> Sequence[_Stacked | None]:
         if eqn.primitive.name == "scan":
-            return self._of_scan(eqn, inputs, scope)
+            return self._of_scan(eqn, inputs, at)
         if eqn.primitive.name == "cond":
             _note_reads(inputs[:1])
             inputs = inputs[1:]
-        if programs := programs_called(eqn):
-            of_each = [self.walk(program, inputs, scope) for program in programs]
-            return [
-                next(filter(None, each), None) for each in zip(*of_each, strict=True)
-            ]
+        if called := programs_called(eqn):
+            return self.of_call(called, inputs, at)
         # It is a while loop, or one of this library, or no program at all.
         _note_reads(inputs)
         for program in programs_in(eqn):
-            _note_reads(self.walk(program, (), scope))
-        return []
+            _note_reads(self.walk(program, (), at))
+        return ()
 
     def _of_scan(
-        self, eqn: jex.JaxprEqn, inputs: list[_Stacked | None], scope: str
+        self, eqn: jex.JaxprEqn, inputs: list[_Stacked | None], at: Where
     ) -> list[_Stacked | None]:
         consts, carry = scan_counts(eqn.params)
         before = consts + carry
         back: dict[JaxLoop, dict[int, int]] = {}
         for i, value in enumerate(inputs[before:], before):
-            if value is not None and _goes_back(eqn, scope, value.loop):
+            if value is not None and _goes_back(eqn, at.scope, value.loop):
                 back.setdefault(value.loop, {})[i] = value.output
             else:
                 _note_reads([value])
@@ -362,9 +352,9 @@ class _Follower:
                 loop.later.append((eqn, of_loop))
         rows = [None if value is None else value.rows for value in inputs[before:]]
         given = [*inputs[:consts], *[None] * carry, *rows]
-        found = self.walk(eqn.params["jaxpr"], given, scope)
+        found = self.walk(eqn.params["jaxpr"], given, at)
         _note_reads(found[:carry])
-        loop = self.loops.setdefault(id(eqn), JaxLoop(eqn, scope))
+        loop = self.loops.setdefault(id(eqn), JaxLoop(eqn, at.scope))
         ys = [_Stacked(loop, i, found[i]) for i in range(carry, len(found))]
         return [*[None] * carry, *ys]
 

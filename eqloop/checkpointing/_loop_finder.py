@@ -33,7 +33,7 @@ from .._types import AnyJaxpr, Value
 from ._jax_loops import JaxLoop, JaxPlan, jax_loops
 from ._loop_plans import LoopPlan
 from ._plan import Plan, estimated_plan
-from ._rule_loops import RuleLoop, rule_loops
+from ._rule_loops import RuleLoop
 from ._schedules import AbstractSchedule
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
@@ -109,9 +109,10 @@ class LoopFinder:
         """Takes note of the loops in a program that is to be searched."""
         self.reversed.update(_reversed_in(program))
         if self.lists_jax:
-            self.of_jax.update(jax_loops(program))
-            for key, loop in rule_loops(program).items():
-                self.of_rules[key] = loop
+            found, in_rules = jax_loops(program)
+            self.of_jax.update(found)
+            self.of_rules.update(in_rules)
+            for loop in in_rules.values():
                 for (maker, output), aval in loop.kept.items():
                     kept = self.kept.setdefault(maker, [])
                     kept.append((nbytes([aval]), [output]))
@@ -128,7 +129,7 @@ class LoopFinder:
 
         They are in the same order there.
         """
-        found = jax_loops(program)
+        found, _ = jax_loops(program)
         if len(found) == len(self.of_jax):
             self.run_as.update(zip(self.of_jax, found.values(), strict=True))
 
@@ -147,8 +148,9 @@ class LoopFinder:
         It is inside of `depth` loops, and called at the place `around`, if known.
         """
         jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
-        reading = (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
-        self.read.update(id(var) for variables in reading for var in variables)
+        reading = [*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars]
+        last = {id(var): i for i, each in enumerate(reading) for var in each}
+        self.read.update(last)
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
@@ -163,7 +165,8 @@ class LoopFinder:
             inner.append(found.peak)
             for size, outputs in found.left + self.kept.get(id(eqn), []):
                 slots = [eqn.outvars[output] for output in outputs]
-                live.append((i + 1, _last_use(jaxpr, i, slots), size))
+                end = max((last.get(id(var), i) for var in slots), default=i)
+                live.append((i + 1, end, size))
                 ids = [id(var) for var in slots if id(var) in place_of_output]
                 left += [(size, [place_of_output[x] for x in ids])] if ids else []
         at = lambda i: sum(size for first, last, size in live if first <= i <= last)
@@ -393,19 +396,6 @@ def _undifferentiated_fitting(undifferentiated: Flags, problem: Problem) -> Flag
     if not undifferentiated or len(undifferentiated) > count:
         return (True,) * count if undifferentiated else ()
     return (*[False] * (count - len(undifferentiated)), *undifferentiated)
-
-
-def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
-    """The last equation that reads slots; beyond the last one if they are outputs."""
-    held = set(map(id, slots))
-    if any(id(var) in held for var in jaxpr.outvars):
-        return len(jaxpr.eqns)
-    uses = (
-        i
-        for i, eqn in enumerate(jaxpr.eqns)
-        if any(id(var) in held for var in eqn.invars)
-    )
-    return max(uses, default=start)
 
 
 def _within(eqn: jex.JaxprEqn, look: Callable[[], FoundLoops]) -> FoundLoops:

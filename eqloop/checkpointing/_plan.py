@@ -1,26 +1,21 @@
 """Plans: what a schedule decided for one loop, and what it will cost."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
-
-import jax
-import jax.core
-import jax.numpy as jnp
 
 from .._arrays import nbytes, pick
 from .._calls import format_bytes
-from .._device import planning_device, remembered_per_device
+from .._device import planning_device
 from .._programs import notes_of_layouts
 from ._plot import plot_plan
-from ._policies import AUTO, LoopPolicy
-from ._schedules import AbstractSchedule, Pinned, Recursive
+from ._run import planned
+from ._schedules import AbstractSchedule, LoopPolicy, Pinned, Recursive
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
-from .engine._packing import packing_of
-from .engine._problem import Counted, Placements, Problem
-from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
+from .engine._problem import Placements, Problem
+from .engine._transformed import again, needs_of_gradient, settled_problem
 from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
@@ -35,9 +30,7 @@ from .rewrites._one_hot_writes import BLENDED, blended_leaves
 from .rewrites._short_loops import without_short_loops
 from .steps._find_lists import leaves_written, reasons_for_whole
 from .steps._loop import MOST_PATHS, Loop, listed
-from .steps._step import Step, make_step
-from .whiles._ending import Ending
-from .whiles._lockstep import in_lockstep
+from .steps._step import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,51 +206,46 @@ class Plan:
         return "<= " if self.may_end else ""
 
     def __str__(self) -> str:
-        rows = [] if self.device is None else [("device", self.device)]
-        rows.append(("steps", f"{self._at_most}{self.length}"))
-        if self.levels:
-            nests = (" x ".join(map(str, levels)) for levels in self.levels)
-            rows.append(("levels", ", then ".join(nests) + self._why_fewer_levels))
-        if self.backward is not None:
-            rows.append(("backward", self.backward))
-        rows += self._layout.order.described(self._cost)
-        if self.kernel is not None:
-            rows.append(("kernel", self.kernel))
-        if self.bytes_elsewhere:
-            place = self._layout.slots.place
-            rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
-        rows += self._layout.reversal.described(self.block)
-        if self.kept is not None:
-            rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
-        if self.rewritten:
-            rows.append(("rewritten", "; ".join(self.rewritten)))
-        if self.slots and not all(held for _, held in self.holds):
-            held = [path for path, held in self.holds if held]
-            others = [path for path, _ in self.holds if path not in held]
-            unread = [path for path in others if path not in self.saved_once]
-            nothing = "nothing: the way back reads no carry"
-            rows.append(("each holds", listed(held) if held else nothing))
-            if self.saved_once:
-                rows.append(("saved once", listed(list(self.saved_once))))
-            if unread:
-                rows.append(("and not", listed(unread)))
-        if self.slots:
-            whole = self.held_whole[:MOST_PATHS]
-            rows += [("held whole", f"{path}: {reason}") for path, reason in whole]
+        at_most, kept, place = self._at_most, self.kept, self._layout.slots.place
+        nests = ", then ".join(" x ".join(map(str, nest)) for nest in self.levels)
+        elsewhere = f"{format_bytes(self.bytes_elsewhere)} {place}"
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
         how += ", as the step compiles slowly" if self._compiles_slowly else ""
         if self.scatter > _NOISY:
             how += f", give or take {self.scatter:.0%}"
-        rows += [
-            (
-                "evaluations",
-                f"{self._at_most}{self.evaluations}, {per_step:.2f} a step",
-            ),
+        time = f"{as_factor(self.relative_time)} x storing everything, {how}"
+        rows = [
+            ("device", self.device),
+            ("steps", f"{at_most}{self.length}"),
+            ("levels", nests and nests + self._why_fewer_levels),
+            ("backward", self.backward),
+            *self._layout.order.described(self._cost),
+            ("kernel", self.kernel),
+            ("elsewhere", elsewhere if self.bytes_elsewhere else None),
+            *self._layout.reversal.described(self.block),
+            ("each step keeps", None if kept is None else ", ".join(kept) or "nothing"),
+            ("rewritten", "; ".join(self.rewritten)),
+            *(self._described_slots() if self.slots else ()),
+            ("evaluations", f"{at_most}{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
-            ("time", f"{as_factor(self.relative_time)} x storing everything, {how}"),
+            ("time", time),
         ]
         return as_table(repr(self.schedule), rows)
+
+    def _described_slots(self) -> Iterator[tuple[str, str]]:
+        """What slots hold of the carry, if not all of it."""
+        held = [path for path, is_held in self.holds if is_held]
+        others = [path for path, is_held in self.holds if not is_held]
+        if others:
+            nothing = "nothing: the way back reads no carry"
+            yield "each holds", listed(held) if held else nothing
+        unread = [path for path in others if path not in self.saved_once]
+        for name, paths in (("saved once", self.saved_once), ("and not", unread)):
+            if others and paths:
+                yield name, listed(list(paths))
+        for path, reason in self.held_whole[:MOST_PATHS]:
+            yield "held whole", f"{path}: {reason}"
 
     @property
     def _why_fewer_levels(self) -> str:
@@ -303,43 +291,6 @@ def plan(
     """The plan of a loop all of whose inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy, placed)
     return estimated_plan(schedule, problem, active, layout)
-
-
-def planned(
-    step: Step,
-    loop: Loop,
-    schedule: AbstractSchedule,
-    policy: LoopPolicy,
-    placed: Placements = (),
-) -> tuple[Problem, Active, Layout]:
-    """A loop all of whose inputs are differentiated, and its layout.
-
-    A loop that may end early is planned as if it ran all of its steps.
-    """
-    kind = Ending if loop.stops else Counted
-    chooses, policy = policy == AUTO, None if policy == AUTO else policy
-    problem = in_lockstep(kind(step, loop, policy, schedule, chooses_policy=chooses))
-    if placed:
-        consts, init, xs = placed
-        added = (None,) * (problem.step.num_carry - len(init))
-        problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
-    active = all_active(problem.step)
-    if (packing := packing_of(problem, active)) is not None:
-        problem = packing.of(problem)
-        active = all_active(problem.step)
-    return problem.as_planned, active, problem.layout(active)
-
-
-@remembered_per_device(maxsize=512)
-def usually_stored(schedule: AbstractSchedule, length: int) -> tuple[int, int]:
-    """What a schedule stores of a loop of so many steps, if these are as any others.
-
-    How many carries it stores at once, and the residuals of how many steps.
-    """
-    number = jax.core.ShapedArray((), jnp.dtype("float32"))
-    step = make_step(lambda _, carry, x: ([jnp.sin(carry[0])], x), [], [number], [])
-    order = planned(step, Loop(length), schedule, None)[2].order
-    return order.slots, order.block
 
 
 def estimated_plan(
@@ -474,7 +425,8 @@ def as_factor(time: float) -> str:
     return f"{time:.2f}" if time >= 0.1 else f"{time:.2g}"
 
 
-def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Rows of names and values, under a title."""
-    width = max(19, *(len(name) + 2 for name, _ in rows))
-    return "\n".join([title, *(f"  {name:<{width}}{value}" for name, value in rows)])
+def as_table(title: str, rows: Iterable[tuple[str, str | None]]) -> str:
+    """Rows of names and values, under a title; those without a value are left out."""
+    shown = [(name, text) for name, text in rows if text]
+    width = max(19, *(len(name) + 2 for name, _ in shown))
+    return "\n".join([title, *(f"  {name:<{width}}{text}" for name, text in shown)])

@@ -9,7 +9,7 @@ policy can be the setting of a module under `jax.jit` without causing a recompil
 
 import difflib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import equinox as eqx
 import jax
@@ -19,7 +19,6 @@ from jax import ad_checkpoint, checkpoint_policies
 from .._arrays import describe
 from .._calls import typed
 from .._types import Aval, PyTree
-from .engine._loop_spec import AbstractSchedule
 
 __all__ = [
     "Policy",
@@ -348,22 +347,6 @@ def _keeps_everything(policy: Any) -> bool:
 
 
 AUTO: Final = "auto"
-# The policy of a loop, once it is one that JAX takes.
-LoopPolicy: TypeAlias = Callable[..., Any] | Literal["auto"] | None
-
-
-def as_loop_policy(
-    owner: str, policy: "Policy | Callable[..., Any] | str | None"
-) -> LoopPolicy:
-    """The policy of a loop: `"auto"` as well, if a budget is to choose it."""
-    if isinstance(policy, AbstractSchedule):
-        raise TypeError(
-            f"{owner}: `policy` says which values of a step are stored, but it is a "
-            f"schedule. Did you mean `schedule={policy!r}`?"
-        )
-    is_auto = isinstance(policy, str) and policy == AUTO
-    return AUTO if is_auto else as_jax_policy(owner, policy)
-
 
 _VALUES: dict[str, Policy] = {
     "save_nothing": save_nothing,
@@ -394,13 +377,9 @@ _JAX_MAKERS = {
 
 def _maker(policy: Any) -> str | None:
     """The name of the function that makes policies, if one was given without a call."""
-    for text, call in _MAKERS.items():
-        if policy == text or policy is call:
-            return text
-    for text in _JAX_MAKERS:
-        if policy == text or policy is getattr(checkpoint_policies, text, None):
-            return text
-    return None
+    of_jax = {text: getattr(checkpoint_policies, text, text) for text in _JAX_MAKERS}
+    every = (_MAKERS | of_jax).items()
+    return next((text for text, call in every if policy in (text, call)), None)
 
 
 def _from_name(owner: str, text: str) -> Policy:

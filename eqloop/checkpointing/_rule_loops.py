@@ -4,9 +4,10 @@ A rule may store anything, and make anything of it on the way back. So what its 
 there makes of the outputs of a loop is followed to whatever reads it on the way back.
 """
 
+import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.extend.core as jex
 
@@ -21,6 +22,8 @@ from .._programs import (
     rule_around,
 )
 from .._types import AnyJaxpr, Aval
+
+_Made = TypeVar("_Made")
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,19 +51,41 @@ class RuleLoop:
         return nbytes(list(self.kept.values()))
 
 
-class _MadeOfLoop(NamedTuple):
-    """What a rule has made of the outputs of a loop."""
+class Where(NamedTuple):
+    """Where an equation is: in which name stacks, and in the rule of which function."""
 
-    loop: RuleLoop
-    eqn: jex.JaxprEqn
-    number: int
+    scope: str = ""
+    rule: RuleAround | None = None
 
 
-def rule_loops(program: AnyJaxpr) -> dict[int, RuleLoop]:
-    """The loops of which rules store anything, by the identities of their equations."""
-    search = _RuleFollower()
-    search.walk(program, (), "", None)
-    return {key: loop for key, loop in search.loops.items() if loop.kept}
+class AbstractFollower(abc.ABC, Generic[_Made]):
+    """Follows what is made of the outputs of loops through a program."""
+
+    @abc.abstractmethod
+    def of_equation(
+        self, eqn: jex.JaxprEqn, inputs: list[_Made | None], at: Where
+    ) -> Sequence[_Made | None]:
+        """What the outputs of an equation are."""
+
+    def walk(
+        self, program: AnyJaxpr, given: Sequence[_Made | None], at: Where
+    ) -> list[_Made | None]:
+        """What the outputs of a program are."""
+        jaxpr = getattr(program, "jaxpr", program)
+        known = dict(zip(map(id, jaxpr.invars), given, strict=False))
+        for eqn in jaxpr.eqns:
+            inputs = [known.get(id(atom)) for atom in eqn.invars]
+            scope = f"{at.scope}/{eqn.source_info.name_stack}"
+            outputs = self.of_equation(eqn, inputs, at._replace(scope=scope))
+            known.update(zip(map(id, eqn.outvars), outputs, strict=False))
+        return [known.get(id(atom)) for atom in jaxpr.outvars]
+
+    def of_call(
+        self, called: Sequence[AnyJaxpr], given: Sequence[_Made | None], at: Where
+    ) -> list[_Made | None]:
+        """What the outputs are of an equation that runs one of these programs."""
+        of_each = [self.walk(program, given, at) for program in called]
+        return [next(filter(None, each), None) for each in zip(*of_each, strict=True)]
 
 
 def programs_called(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
@@ -73,78 +98,58 @@ def programs_called(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     return programs if shapes == {(operands, len(eqn.outvars))} else []
 
 
-class _RuleFollower:
+class _MadeOfLoop(NamedTuple):
+    """What a rule has made of the outputs of a loop."""
+
+    loop: RuleLoop
+    eqn: jex.JaxprEqn
+    number: int
+
+
+def rule_loops(program: AnyJaxpr) -> dict[int, RuleLoop]:
+    """The loops of which rules store anything, by the identities of their equations."""
+    search = _RuleFollower()
+    search.walk(program, (), Where())
+    return {key: loop for key, loop in search.loops.items() if loop.kept}
+
+
+class _RuleFollower(AbstractFollower[_MadeOfLoop]):
     """Follows what rules make of the outputs of loops through a program."""
 
     def __init__(self) -> None:
         self.loops: dict[int, RuleLoop] = {}
 
-    def walk(
-        self,
-        program: AnyJaxpr,
-        given: Sequence[_MadeOfLoop | None],
-        scope: str,
-        rule: RuleAround | None,
-    ) -> list[_MadeOfLoop | None]:
-        """What the outputs of a program are.
-
-        All of it is in the rule of a function, if one is given.
-        """
-        jaxpr = getattr(program, "jaxpr", program)
-        known = dict(zip(map(id, jaxpr.invars), given, strict=False))
-        for eqn in jaxpr.eqns:
-            inputs = [known.get(id(atom)) for atom in eqn.invars]
-            inner = f"{scope}/{eqn.source_info.name_stack}"
-            outputs = self._of_equation(eqn, inputs, inner, rule)
-            known.update(zip(map(id, eqn.outvars), outputs, strict=False))
-        return [known.get(id(atom)) for atom in jaxpr.outvars]
-
-    def _of_equation(
-        self,
-        eqn: jex.JaxprEqn,
-        inputs: list[_MadeOfLoop | None],
-        scope: str,
-        rule: RuleAround | None,
+    def of_equation(
+        self, eqn: jex.JaxprEqn, inputs: list[_MadeOfLoop | None], at: Where
     ) -> Sequence[_MadeOfLoop | None]:
         programs = programs_in(eqn)
         if not programs and not any(inputs):
             return ()
-        rule = rule or rule_around(eqn.source_info)
+        at = at._replace(rule=at.rule or rule_around(eqn.source_info))
         if called := programs_called(eqn):
-            given = inputs[eqn.primitive.name == "cond" :]
-            of_each = [self.walk(each, given, scope, rule) for each in called]
-            joined = zip(*of_each, strict=True)
-            return [next(filter(None, each), None) for each in joined]
-        if rule is None and eqn.primitive.name == "scan":
+            return self.of_call(called, inputs[eqn.primitive.name == "cond" :], at)
+        if at.rule is None and eqn.primitive.name == "scan":
             # What a rule stores in a step is stacked, and comes back row by row.
             consts, carry = scan_counts(eqn.params)
             no_carry: list[_MadeOfLoop | None] = [None] * carry
             given = [*inputs[:consts], *no_carry, *inputs[consts + carry :]]
-            found = self.walk(eqn.params["jaxpr"], given, scope, None)
+            found = self.walk(eqn.params["jaxpr"], given, at)
             return [*no_carry, *found[carry:]]
         for each in programs:
-            self.walk(each, (), scope, rule)
-        return () if rule is None else self._of_rule(eqn, inputs, scope, rule)
-
-    def _of_rule(
-        self,
-        eqn: jex.JaxprEqn,
-        inputs: list[_MadeOfLoop | None],
-        scope: str,
-        rule: RuleAround,
-    ) -> Sequence[_MadeOfLoop | None]:
-        """What the outputs of an equation in a rule are."""
+            self.walk(each, (), at)
+        if at.rule is None:
+            return ()
         loop, is_loop = None, eqn.primitive.name in ("scan", "while")
         for value in filter(None, inputs):
             source, maker, number = value
-            if not is_later(scope, source.scope):
+            if not is_later(at.scope, source.scope):
                 loop = loop or source
                 continue
             source.kept[id(maker), number] = aval_of(maker.outvars[number])
             if is_loop and not any(eqn is other for other in source.back):
                 source.back.append(eqn)
         if is_loop:
-            loop = self.loops.setdefault(id(eqn), RuleLoop(eqn, scope, rule))
+            loop = self.loops.setdefault(id(eqn), RuleLoop(eqn, at.scope, at.rule))
         if loop is None:
             return ()
         return [_MadeOfLoop(loop, eqn, i) for i in range(len(eqn.outvars))]

@@ -1,7 +1,7 @@
 """Runs loops: the entrance to this room for the loops of the library.
 
 A loop is brought into its normal form and becomes a primitive. Its schedule makes a
-plan only when the primitive is differentiated.
+plan only when the primitive is differentiated, or when it is asked what it would plan.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from .._arrays import (
@@ -20,15 +21,19 @@ from .._arrays import (
     vary,
     zero_array,
 )
+from .._device import remembered_per_device
 from .._programs import CannotVaryError, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
-from ._policies import AUTO, LoopPolicy
-from ._schedules import AbstractSchedule
-from .engine._forward import stored
+from ._policies import AUTO
+from ._schedules import AbstractSchedule, LoopPolicy
+from .engine._forward import Active, stored
+from .engine._layout import Layout
 from .engine._listing import is_listing
+from .engine._packing import packing_of
 from .engine._planned_loop import planned_loop
 from .engine._problem import Counted, Placements, Problem
+from .engine._transformed import all_active
 from .rewrites._normal_form import normal_form, reading_consts
 from .rewrites._views import Viewing
 from .steps._loop import Loop
@@ -80,7 +85,6 @@ def run_loop(
     # Under `StoreAll`, a plain loop is a `lax.scan`: JAX differentiates it without this
     # library. Not if only some rows of `ys` are kept: to do that, a scan would have to
     # cut up its `xs`, and so copy them even if it is not differentiated.
-    chooses, policy = policy == AUTO, None if policy == AUTO else policy
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     is_by_jax = schedule._by_jax and is_plain
     # While plans are listed, such a loop is a primitive as well, or it would have none.
@@ -88,13 +92,56 @@ def run_loop(
         # What stays in the carry is a const to JAX as well. But it finds that out after
         # it was told in which type the cotangents of consts are added up.
         step, consts = reading_consts(step, consts, init, loop.sums)
-        return stored(step, loop, policy, consts, init, xs)
+        return stored(step, loop, None if policy == AUTO else policy, consts, init, xs)
     # The place in the carry of the number of steps. A bar has two leaves of its own
     # before it, see `_counting`.
     at = dict(count_at=(3 if loop.meter.is_shown else 1) + joints, joints=joints)
-    kind = functools.partial(Ending, **at) if loop.stops else Counted
-    problem = kind(step, loop, policy, schedule, chooses_policy=chooses)
+    problem = _problem(step, loop, schedule, policy, **at)
     return _run_planned(problem, consts, init, xs)
+
+
+def _problem(
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy, **at: int
+) -> Problem:
+    """A loop, and how it is to be run; `at` is for one that stops."""
+    kind = functools.partial(Ending, **at) if loop.stops else Counted
+    chooses, policy = policy == AUTO, None if policy == AUTO else policy
+    return kind(step, loop, policy, schedule, chooses_policy=chooses)
+
+
+def planned(
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy,
+    placed: Placements = (),
+) -> tuple[Problem, Active, Layout]:
+    """A loop all of whose inputs are differentiated, and its layout.
+
+    A loop that may end early is planned as if it ran all of its steps.
+    """
+    problem = in_lockstep(_problem(step, loop, schedule, policy))
+    if placed:
+        consts, init, xs = placed
+        added = (None,) * (problem.step.num_carry - len(init))
+        problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
+    active = all_active(problem.step)
+    if (packing := packing_of(problem, active)) is not None:
+        problem = packing.of(problem)
+        active = all_active(problem.step)
+    return problem.as_planned, active, problem.layout(active)
+
+
+@remembered_per_device(maxsize=512)
+def usually_stored(schedule: AbstractSchedule, length: int) -> tuple[int, int]:
+    """What a schedule stores of a loop of so many steps, if these are as any others.
+
+    How many carries it stores at once, and the residuals of how many steps.
+    """
+    number = jax.core.ShapedArray((), jnp.dtype("float32"))
+    step = make_step(lambda _, carry, x: ([jnp.sin(carry[0])], x), [], [number], [])
+    order = planned(step, Loop(length), schedule, None)[2].order
+    return order.slots, order.block
 
 
 @dataclasses.dataclass(frozen=True)

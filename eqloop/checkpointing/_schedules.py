@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, ClassVar, final
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import jax
 
 from .._calls import int_of
+from ._policies import AUTO, Policy, as_jax_policy
 from .engine._layout import AbstractRunner, Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec, Undo
 from .engine.orders._all_at_once import AllAtOnce
@@ -407,3 +408,20 @@ def make_count(schedule: object, name: str, value: object, least: int = 1) -> No
     if count < least:
         raise ValueError(f"{owner}: `{name}` must be at least {least}, not {count}.")
     object.__setattr__(schedule, name, count)
+
+
+# The policy of a loop, once it is one that JAX takes.
+LoopPolicy: TypeAlias = Callable[..., Any] | Literal["auto"] | None
+
+
+def as_loop_policy(
+    owner: str, policy: "Policy | Callable[..., Any] | str | None"
+) -> LoopPolicy:
+    """The policy of a loop: `"auto"` as well, if a budget is to choose it."""
+    if isinstance(policy, AbstractSchedule):
+        raise TypeError(
+            f"{owner}: `policy` says which values of a step are stored, but it is a "
+            f"schedule. Did you mean `schedule={policy!r}`?"
+        )
+    is_auto = isinstance(policy, str) and policy == AUTO
+    return AUTO if is_auto else as_jax_policy(owner, policy)

@@ -61,7 +61,7 @@ class WhilePlan:
         rows = [
             ("steps", steps),
             ("stored carries", str(self.slots)),
-            *[("rewritten", "; ".join(self.rewritten))] * bool(self.rewritten),
+            ("rewritten", "; ".join(self.rewritten)),
             ("evaluations", evaluations),
             ("peak memory", format_bytes(self.peak_bytes)),
         ]

@@ -6,9 +6,10 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from .._compat import CALLS, form_of, scan_counts
-from .._programs import Rewriter, rewritable_programs
-from ._atoms import Closed, by_equation, is_array, jaxpr_pass
+from .._compat import CALLS, form_of
+from .._programs import Rewriter
+from ._atoms import by_equation, is_array, jaxpr_pass
+from ._parts import parts
 
 # Operations that give their first operand back if the shape is the same and the
 # parameters say so. (`replace` has compared the types.)
@@ -67,50 +68,26 @@ def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
     name = form_of(eqn)
     if name in _IDENTITIES and _IDENTITIES[name](eqn.params):
         yield eqn.outvars[0], eqn.invars[0]
-    elif name in CALLS:
-        (jaxpr,) = rewritable_programs(eqn)
-        yield from _handed_on(jaxpr, eqn.invars, eqn.outvars)
-    elif name == "cond":
-        yield from _handed_on_by_all(eqn)
-    elif name == "scan":
-        consts, carry = scan_counts(eqn.params)
-        (jaxpr,) = rewritable_programs(eqn)
-        yield from _carried_along(eqn, jaxpr, consts, eqn.invars[consts:], carry)
-    elif name == "while":
-        consts = eqn.params["body_nconsts"]
-        init = eqn.invars[eqn.params["cond_nconsts"] + consts :]
-        yield from _carried_along(
-            eqn, eqn.params["body_jaxpr"], consts, init, len(init)
-        )
+    elif name in CALLS or name == "cond":
+        yield from _handed_on(eqn)
+    elif name in ("scan", "while"):
+        *_, body = parts(eqn)
+        carry = slice(body.consts, body.consts + (body.carry or 0))
+        init, ins = body.operands[carry], body.jaxpr.jaxpr.invars[carry]
+        each = zip(eqn.outvars, ins, body.jaxpr.jaxpr.outvars, init, strict=False)
+        yield from ((var, x) for var, before, after, x in each if before is after)
 
 
-def _handed_on(
-    jaxpr: Closed, operands: list[Any], outvars: list[Any]
-) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
-    outside = dict(zip(jaxpr.jaxpr.invars, operands, strict=True))
-    for var, atom in zip(outvars, jaxpr.jaxpr.outvars, strict=True):
-        if isinstance(atom, jex.Literal):
-            yield var, atom
-        elif atom in outside:
-            yield var, outside[atom]
-
-
-def _handed_on_by_all(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
-    branches = eqn.params["branches"]
-    found = [dict(_handed_on(b, eqn.invars[1:], eqn.outvars)) for b in branches]
-    for var in eqn.outvars:
-        atoms = [copies.get(var) for copies in found]
-        if atoms[0] is not None and all(atom is atoms[0] for atom in atoms):
-            yield var, atoms[0]
-
-
-def _carried_along(
-    eqn: jex.JaxprEqn, body: Closed, consts: int, init: list[Any], carry: int
-) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
-    ins = body.jaxpr.invars[consts : consts + carry]
-    outs = body.jaxpr.outvars[:carry]
-    for var, before, after, atom in zip(eqn.outvars, ins, outs, init, strict=False):
-        if before is after:
+def _handed_on(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
+    """The outputs that all programs of an equation hand on, with what these are."""
+    each = list[list[jax.core.Atom | None]]()
+    is_fixed = lambda x: isinstance(x, jex.Literal)
+    for part in parts(eqn):
+        jaxpr = part.jaxpr.jaxpr
+        known: dict[Any, Any] = dict(zip(jaxpr.invars, part.operands, strict=True))
+        each.append([x if is_fixed(x) else known.get(x) for x in jaxpr.outvars])
+    for var, atom, *others in zip(eqn.outvars, *each, strict=True):
+        if atom is not None and all(other is atom for other in others):
             yield var, atom
 
 

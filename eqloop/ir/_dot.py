@@ -9,7 +9,7 @@ import jax.extend.core as jex
 
 from .._arrays import describe
 from ._atoms import Closed, of_closed
-from ._parts import EquationPart, numbered, parts, title
+from ._parts import EquationPart, numbered, parts, title, whole
 
 if TYPE_CHECKING:
     import pydot
@@ -90,9 +90,7 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
 
 def dot_text(jaxpr: Closed, name: str) -> str:
     """A jaxpr in the language of Graphviz."""
-    inputs = numbered("input", len(jaxpr.in_avals))
-    outputs = numbered("output", len(jaxpr.out_avals))
-    drawn = _drawn(EquationPart("", jaxpr, (), inputs, outputs), "g", name)
+    drawn = _drawn(whole(jaxpr), "g", name)
     return "\n".join([f"digraph {_quoted(name)} {{", *drawn.lines("  "), "}"])
 
 

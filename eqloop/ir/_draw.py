@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from .._calls import open_call
 from .._tracebacks import border
 from ._atoms import Closed
 from ._dot import dot_text
-from ._parts import function_name, parts, title
+from ._parts import EquationPart, function_name, parts, title, whole
 
 _PICTURES = (".pdf", ".png", ".svg")
 
@@ -134,36 +134,23 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
 
 def tree(jaxpr: Closed, name: str) -> str:
     """A jaxpr as a tree: operations with the types of their operands and results."""
-    types = _types(jaxpr.in_avals, jaxpr.out_avals)
-    return "\n".join([f"{name}: {types}", *_equations(jaxpr)])
+    return "\n".join([f"{name}: {_types(jaxpr.jaxpr)}", *_branches([whole(jaxpr)])])
 
 
-def _equations(jaxpr: Closed) -> Iterator[str]:
-    of = lambda atoms: [atom.aval for atom in atoms]
-    heads = (f"{title(e)}: {_types(of(e.invars), of(e.outvars))}" for e in jaxpr.eqns)
-    return _branches(zip(heads, map(_lines_inside, jaxpr.eqns), strict=True))
-
-
-def _lines_inside(eqn: jex.JaxprEqn) -> Iterator[str]:
-    found = parts(eqn)
+def _branches(found: Sequence[EquationPart]) -> Iterator[str]:
+    """The parts of an equation, or of a single one its equations; a line for each."""
     if len(found) == 1:
-        return _equations(found[0].jaxpr)
-    types = lambda jaxpr: _types(jaxpr.in_avals, jaxpr.out_avals)
-    heads = (f"{part.label}: {types(part.jaxpr)}" for part in found)
-    inside = (_equations(part.jaxpr) for part in found)
-    return _branches(zip(heads, inside, strict=True))
-
-
-def _branches(entries: Iterable[tuple[str, Iterator[str]]]) -> Iterator[str]:
-    """Lines, each with those that are under it."""
-    entries = list(entries)
+        eqns = found[0].jaxpr.eqns
+        entries = [(f"{title(eqn)}: {_types(eqn)}", parts(eqn)) for eqn in eqns]
+    else:
+        entries = [(f"{one.label}: {_types(one.jaxpr.jaxpr)}", [one]) for one in found]
     for i, (head, inside) in enumerate(entries):
         is_last = i == len(entries) - 1
         yield f"{'└' if is_last else '├'}── {head}"
         margin = "    " if is_last else "│   "
-        yield from (f"{margin}{line}" for line in inside)
+        yield from (f"{margin}{line}" for line in _branches(inside))
 
 
-def _types(ins: Any, outs: Any) -> str:
-    before, after = (", ".join(map(describe, avals)) or "()" for avals in (ins, outs))
-    return f"{before} -> {after}"
+def _types(ends: jex.Jaxpr | jex.JaxprEqn) -> str:
+    each = (ends.invars, ends.outvars)
+    return " -> ".join(", ".join(describe(x.aval) for x in xs) or "()" for xs in each)

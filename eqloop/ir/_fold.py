@@ -8,14 +8,17 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._compat import CALLS, form_of, scan_counts
+from .._compat import CALLS, form_of
 from .._programs import Rewrite, Rewriter, literal_value, map_programs
 from ._atoms import Closed, has_known_shape, is_array, jaxpr_pass, shape_of
+from ._parts import parts
 from ._primitives import FOLDABLE, GENERATORS
 
 # The most elements that an operand or a result may have. Beyond it, holding a result in
 # the program costs more than computing it, and tracing must not take long.
 FOLD_LIMIT = 1024
+# What runs jaxprs that may be others; those with derivative rules of their own stay.
+_OPEN = {*CALLS, "cond", "scan", "while"}
 
 
 def _fold(jaxpr: Closed, rewrite: Rewrite) -> Closed:
@@ -125,28 +128,10 @@ def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:
 def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     """An equation whose jaxprs have the operands that are constants written in."""
     # The operands stay, unused, for the elimination of dead code to remove.
-    if eqn.effects:
+    if eqn.effects or form_of(eqn) not in _OPEN:
         return eqn  # some XLAs crash where callbacks in two calls share a constant
-    operands = iter(_operands_of_jaxprs(eqn))
-    return map_programs(eqn, lambda jaxpr: _specialized(jaxpr, next(operands, ())))
-
-
-def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
-    """For each jaxpr in the order of the parameters, its first operands."""
-    # Those alone that are the same each time the jaxpr is run.
-    name, params, invars = form_of(eqn), eqn.params, eqn.invars
-    if name in CALLS:
-        return [invars]
-    if name == "cond":
-        return [invars[1:]] * len(params["branches"])
-    if name == "while":
-        counts = params["cond_nconsts"], params["body_nconsts"]
-        consts = invars[: counts[0]], invars[counts[0] : sum(counts)]
-        by_name = dict(zip(("cond_jaxpr", "body_jaxpr"), consts, strict=True))
-        return [by_name[key] for key in params if key in by_name]
-    if name == "scan":
-        return [invars[: scan_counts(params)[0]]]
-    return []
+    fixed = {id(part.jaxpr): part.operands[: part.consts] for part in parts(eqn)}
+    return map_programs(eqn, lambda jaxpr: _specialized(jaxpr, fixed[id(jaxpr)]))
 
 
 def _specialized(jaxpr: Closed, operands: Any) -> Closed:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from .._arrays import split
 from .._compat import form_of, form_params, scan_counts
 from .._programs import rewritable_programs
 from ._atoms import Closed
@@ -18,35 +19,67 @@ class EquationPart:
     Attributes:
         label: The part that it plays: `"body"`, `"cond"`, `"branch 0"`.
         operands: For each of its inputs the operand of the equation that it begins as.
-        gives_results: Whether its outputs become those of the equation.
+        consts: How many inputs, the first ones, are the same each time that it is run.
+        carry: How many inputs behind these a loop carries along; `None` if it is none.
     """
 
     label: str
     jaxpr: Closed
     operands: Sequence[Any]
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    gives_results: bool = True
+    consts: int
+    carry: int | None = None
+
+    @property
+    def gives_results(self) -> bool:
+        """Whether its outputs become those of the equation."""
+        return self.label != "cond"
+
+    @property
+    def inputs(self) -> list[str]:
+        """What its inputs are called."""
+        count = len(self.jaxpr.in_avals)
+        if self.carry is None:
+            return numbered("input", count)
+        counts = {"const": self.consts, "carry": self.carry}
+        counts["x"] = count - self.consts - self.carry
+        return [name for what in counts for name in numbered(what, counts[what])]
+
+    @property
+    def outputs(self) -> list[str]:
+        """What its outputs are called."""
+        count = len(self.jaxpr.out_avals)
+        if self.carry is None:
+            return numbered("output", count)
+        if not self.gives_results:
+            return ["continue"]
+        return [*numbered("carry", self.carry), *numbered("y", count - self.carry)]
+
+
+def whole(jaxpr: Closed) -> EquationPart:
+    """A jaxpr that is in no equation."""
+    return EquationPart("", jaxpr, (), len(jaxpr.in_avals))
 
 
 def parts(eqn: jex.JaxprEqn) -> list[EquationPart]:
     """The parts of an equation; none if it is a plain operation."""
-    name = eqn.primitive.name
-    if name == "scan":
-        return [_body(eqn)]
+    name, params, operands = eqn.primitive.name, eqn.params, eqn.invars
     if name == "while":
-        return _condition_and_body(eqn)
-    operands = eqn.invars[1:] if name == "cond" else eqn.invars
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        *consts, init = split(operands, *counts)
+        return [
+            EquationPart(
+                label, params[f"{label}_jaxpr"], [*own, *init], len(own), len(init)
+            )
+            for label, own in zip(("cond", "body"), consts, strict=True)
+        ]
     jaxprs = list(rewritable_programs(eqn))
+    if name == "scan":
+        consts, carry = scan_counts(params)
+        return [EquationPart("body", jaxprs[0], operands, consts, carry)]
+    operands = operands[1:] if name == "cond" else operands
     labels = [f"branch {i}" for i in range(len(jaxprs))] if name == "cond" else ["body"]
     return [
-        EquationPart(
-            label,
-            jaxpr,
-            operands,
-            numbered("input", len(jaxpr.in_avals)),
-            numbered("output", len(jaxpr.out_avals)),
-        )
+        EquationPart(label, jaxpr, operands, len(operands))
         for label, jaxpr in zip(labels, jaxprs, strict=False)
     ]
 
@@ -74,39 +107,3 @@ def function_name(f: Callable[..., Any]) -> str:
 def numbered(what: str, count: int) -> list[str]:
     """`["x 0", "x 1"]`; for a single one `["x"]`."""
     return [what] if count == 1 else [f"{what} {i}" for i in range(count)]
-
-
-def _body(eqn: jex.JaxprEqn) -> EquationPart:
-    (jaxpr,) = rewritable_programs(eqn)
-    consts, carry = scan_counts(eqn.params)
-    xs = len(jaxpr.in_avals) - consts - carry
-    ys = len(jaxpr.out_avals) - carry
-    inputs = [
-        *numbered("const", consts),
-        *numbered("carry", carry),
-        *numbered("x", xs),
-    ]
-    outputs = [*numbered("carry", carry), *numbered("y", ys)]
-    return EquationPart("body", jaxpr, eqn.invars, inputs, outputs)
-
-
-def _condition_and_body(eqn: jex.JaxprEqn) -> list[EquationPart]:
-    params, start = eqn.params, 0
-    init = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] :]
-    carry = numbered("carry", len(init))
-    found = []
-    for label, outputs in (("cond", ["continue"]), ("body", carry)):
-        count = params[f"{label}_nconsts"]
-        operands = [*eqn.invars[start : start + count], *init]
-        start += count
-        found.append(
-            EquationPart(
-                label,
-                params[f"{label}_jaxpr"],
-                operands,
-                [*numbered("const", count), *carry],
-                outputs,
-                label == "body",
-            )
-        )
-    return found

@@ -36,16 +36,10 @@ OF_LAX = _named(
 COMMUTATIVE = _named("add and eq mul ne or xor")
 
 # Without effects, and quickly computed from small operands.
-_STRUCTURAL = _named(
-    """argmax argmin bitcast_convert_type broadcast_in_dim clamp concatenate
-    convert_element_type cumlogsumexp cummax cummin cumprod cumsum dot_general
-    dynamic_slice dynamic_update_slice gather integer_pow iota pad reduce_and reduce_max
-    reduce_min reduce_or reduce_precision reduce_prod reduce_sum reduce_xor reshape rev
-    round scatter scatter-add select_n slice sort split squeeze stop_gradient
-    transpose"""
+_MOVES = _named(
+    "argmax argmin concatenate dynamic_slice dynamic_update_slice iota select_n sort"
 )
-
-FOLDABLE = UNARY | BINARY | _STRUCTURAL
+FOLDABLE = UNARY | BINARY | OF_LAX | _MOVES
 
 # Cheaper to compute than to hold in memory.
 GENERATORS = _named("broadcast_in_dim iota")

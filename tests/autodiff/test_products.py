@@ -67,23 +67,17 @@ def test_their_functions_may_be_modules_and_methods():
 
 def test_cotangents_that_do_not_fit():
     _, pull = el.Vjp(lambda x: {"a": (x, 3)})(X)
-    assert_raises(
-        lambda: pull({"a": (X[0], None)}),
-        "TypeError: Vjp: … cotangent of value['a'][0] … float32[2] … float32[]",
-    )
-    assert_raises(
-        lambda: pull({"a": (jnp.ones(2, int), None)}),
-        "TypeError: Vjp: … cotangent of value['a'][0] … float32[2] … int32[2]",
-    )
-    assert_raises(lambda: pull({"a": X}), "ValueError: Vjp: … value['a']: tuple of 2")
-    assert_raises(
-        lambda: pull({"a": (X, X)}),
-        "TypeError: Vjp: … cotangent of value['a'][1] … not differentiated … None",
-    )
-    assert_raises(
-        lambda: pull({"a": (None, None)}),
-        "TypeError: Vjp: … cotangent of value['a'][0] … cannot be None",
-    )
+    for ct in (X[0], jnp.ones(2, int)):
+        assert_raises(
+            lambda ct=ct: pull({"a": (ct, None)}),
+            f"ValueError: … got {jax.typeof(ct).str_short()} … expected float32[2]",
+        )
+    wrong = {"out['a']": X, "out['a'][1]": (X, X), "out['a'][0]": (None, None)}
+    for place, cts in wrong.items():
+        assert_raises(
+            lambda cts=cts: pull({"a": cts}),
+            f"ValueError: … tree structure … {place} was",
+        )
     np.testing.assert_array_equal(pull({"a": (X, None)})[0], X)
 
 

@@ -1,6 +1,6 @@
 """What Python is written; that it computes the same is shown by the corpus."""
 
-import dataclasses
+import ast
 import functools
 import random
 import shutil
@@ -378,10 +378,9 @@ def test_lines_are_broken_as_ruff_breaks_them(tmp_path):
         text = a_text(draw, 4)
         lines += _lines.lines(text, prefix="a = ")
         lines += ["", "", "def f():"]
-        bare = (
-            dataclasses.is_dataclass(text) and not text.is_call and len(text.items) > 1
-        )
-        text = dataclasses.replace(text, bare=text.opening == "(") if bare else text
+        node = ast.parse(text, mode="eval").body
+        is_bare = isinstance(node, ast.Tuple) and len(node.elts) > 1
+        text = text[1:-1] if is_bare else text
         lines += [*_lines.lines(text, indent=1, prefix="return "), "", ""]
     path = tmp_path / "lines.py"
     path.write_text("\n".join(lines).rstrip() + "\n")

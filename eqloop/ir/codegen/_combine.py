@@ -9,7 +9,7 @@ from ..._arrays import split
 from ..._compat import close
 from .._atoms import shape_of
 from ._control import Statement, returned, traced_name
-from ._lines import Text, call, structure
+from ._lines import call, structure
 from ._operations import call_by_settings
 from ._reads import reads_updates
 from ._scope import Scope
@@ -36,7 +36,7 @@ def _reduce_window(scope: Scope, eqn: jex.JaxprEqn) -> None:
     scope.assign(eqn.outvars, value)
 
 
-def _combined(scope: Scope, eqn: jex.JaxprEqn) -> list[Text]:
+def _combined(scope: Scope, eqn: jex.JaxprEqn) -> list[str]:
     """What is reduced, what it starts with, and the function that combines two."""
     arrays, starts = split(scope.arguments(eqn.invars), len(eqn.invars) // 2)
     groups = [(name, len(arrays)) for name in ("x", "y")]
@@ -54,7 +54,7 @@ def _scatter(scope: Scope, eqn: jex.JaxprEqn) -> None:
         scope.assign(eqn.outvars, _applied(scope, eqn))
 
 
-def _applied(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _applied(scope: Scope, eqn: jex.JaxprEqn) -> str:
     """A scatter that applies a function to what is there."""
     params = eqn.params
     operand, indices = scope.arguments(eqn.invars[:2])

@@ -23,7 +23,7 @@ from ..._programs import (
 from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
-from ._lines import Brackets, Text, call, one_line, structure, tuple_of
+from ._lines import call, structure, tuple_of
 from ._reads import is_report, reads_index
 from ._scope import Scope
 from ._values import UnprintableError, parameter
@@ -43,7 +43,7 @@ def _write_scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
     num_consts, num_carry = scan_counts(params)
     consts, init, xs = split(scope.arguments(eqn.invars), num_consts, num_carry)
 
-    def result(outputs: list[str]) -> Text:
+    def result(outputs: list[str]) -> str:
         carry, ys = split(outputs, num_carry)
         return tuple_of((structure(carry), _or_none(ys)), bare=True)
 
@@ -55,7 +55,7 @@ def _write_scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
         [("carry", num_carry), ("x", len(xs))],
         result,
     )
-    settings: dict[str, Text] = {"length": str(params["length"])}
+    settings: dict[str, str] = {"length": str(params["length"])}
     if params["reverse"]:
         settings["reverse"] = "True"
     if params["unroll"] != 1:
@@ -152,7 +152,7 @@ def _write_call(scope: Scope, eqn: jex.JaxprEqn) -> None:
 def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
     function = scope.module.function(callee, traced_name(callee))
-    settings: dict[str, Text] = {}
+    settings: dict[str, str] = {}
     params = form_params(eqn)
     if not params["prevent_cse"]:
         settings["prevent_cse"] = "False"
@@ -161,7 +161,7 @@ def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
         # A policy without a name trades memory for time, and changes no number.
         if policy is not None and policy is known:
             settings.setdefault("policy", f"jax.checkpoint_policies.{name}")
-    remat = one_line(call("jax.checkpoint", function, **settings))
+    remat = call("jax.checkpoint", function, **settings)
     scope.assign(eqn.outvars, call(remat, *scope.arguments(eqn.invars)))
 
 
@@ -236,7 +236,7 @@ def _unstack(scope: Scope, eqn: jex.JaxprEqn) -> None:
 def _sort(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     operands = structure(scope.arguments(eqn.invars))
-    settings: dict[str, Text] = {
+    settings: dict[str, str] = {
         "is_stable": repr(params["is_stable"]),
         "num_keys": str(params["num_keys"]),
     }
@@ -260,20 +260,20 @@ def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
     scope.statement(call("jax.debug.print", parameter(text), *args, **settings))
 
 
-def returned(outputs: Sequence[str]) -> Text:
+def returned(outputs: Sequence[str]) -> str:
     """What a function returns: one value, or several as a tuple."""
     return structure(outputs, bare=True)
 
 
-def _or_none(items: Sequence[str]) -> Text:
+def _or_none(items: Sequence[str]) -> str:
     return structure(items) if items else "None"
 
 
 def _assign_groups(
-    scope: Scope, groups: Sequence[Sequence[jex.Var]], value: Brackets
+    scope: Scope, groups: Sequence[Sequence[jex.Var]], value: str
 ) -> None:
     """Writes `(a, b), c = value`."""
-    targets: list[Text] = []
+    targets: list[str] = []
     for group in groups:
         if not group:
             targets.append("_")
@@ -283,7 +283,7 @@ def _assign_groups(
             (name,) = scope.fresh(1)
             targets.append(name)
             scope.bind(group, [f"{name}[{i}]" for i in range(len(group))])
-    scope.statement(value, f"{one_line(tuple_of(targets, bare=True))} = ")
+    scope.statement(value, f"{tuple_of(targets, bare=True)} = ")
 
 
 CONTROL: dict[str, Statement] = {

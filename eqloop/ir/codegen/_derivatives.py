@@ -15,17 +15,16 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from ..._arrays import pick, put
+from ..._arrays import is_inexact, pick, put
 from ..._programs import Formula, alone, digest_of, rewritable_programs, run
 from .._atoms import Closed
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
 from ._control import Statement, expansion, traced_name
-from ._lines import Brackets, Text, call, lines, structure, tuple_of
-from ._scope import Module, Scope
+from ._lines import call, lines, structure, tuple_of
+from ._scope import Module, Scope, head
 from ._values import parameter
 
 # Rules within rules. Those of `jnp.i0` never end (JAX 0.12).
@@ -81,7 +80,7 @@ def _custom(
 
 def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     run, ins, outs = _can_run(eqn)
-    nonzeros_in, nonzeros_out = _nonzeros(ins), _nonzeros(outs)
+    nonzeros_in, nonzeros_out = list(map(is_inexact, ins)), list(map(is_inexact, outs))
 
     def rule(*leaves: Any) -> list[Any]:
         primals = leaves[: len(ins)]
@@ -109,7 +108,7 @@ def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
 
 def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     run, ins, outs = _can_run(eqn)
-    nonzeros_in, nonzeros_out = _nonzeros(ins), _nonzeros(outs)
+    nonzeros_in, nonzeros_out = list(map(is_inexact, ins)), list(map(is_inexact, outs))
     pulls: list[Any] = []
 
     def forward(*primals: Any) -> list[Any]:
@@ -154,14 +153,13 @@ def _function_lines(
     decorator: str,
     name: str,
     parameters: Sequence[str],
-    assignment: tuple[str, Brackets],
-    result: Sequence[Text],
+    assignment: tuple[str, str],
+    result: Sequence[str],
 ) -> list[str]:
     """A function that computes one thing and returns a tuple of its parts."""
     target, value = assignment
     return [
-        *([decorator] if decorator else []),
-        *lines(call(name, *parameters), prefix="def ", suffix=":"),
+        *head(decorator, name, parameters),
         *lines(value, indent=1, prefix=f"{target} = "),
         *lines(tuple_of(result, bare=True), indent=1, prefix="return "),
     ]
@@ -207,11 +205,6 @@ def _can_run(
 
 def _rows(name: str, count: int) -> list[str]:
     return [f"{name}[{i}]" for i in range(count)]
-
-
-def _nonzeros(avals: Sequence[Any]) -> list[bool]:
-    """Which of these types have tangents."""
-    return [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
 
 
 def _float0(aval: Any) -> Any:

@@ -10,7 +10,7 @@ from ..._tracebacks import border
 from ._combine import COMBINING
 from ._control import CONTROL
 from ._derivatives import DERIVATIVES
-from ._lines import Text, call
+from ._lines import call
 from ._operations import OPERATIONS
 from ._scope import Scope
 from ._values import UnprintableError, parameter
@@ -76,7 +76,7 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
         ) from error
 
 
-def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _expression(scope: Scope, eqn: jex.JaxprEqn) -> str:
     name = form_of(eqn)
     if name in _registered:
         return _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
@@ -85,7 +85,7 @@ def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return _bound(scope, eqn)
 
 
-def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _bound(scope: Scope, eqn: jex.JaxprEqn) -> str:
     """An operation without a function that has just its parameters: as JAX binds it."""
     name = f"{eqn.primitive.name}_p"
     if getattr(primitives, name, None) is not eqn.primitive:

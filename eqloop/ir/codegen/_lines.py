@@ -1,100 +1,71 @@
-"""How an expression is broken over lines: as `ruff format` would do it."""
+"""How an expression is written, and broken over lines: as `ruff format` would do it."""
 
-import dataclasses
+import ast
 from collections.abc import Iterable
-from typing import TypeAlias
 
 WIDTH = 88
 INDENT = "    "
 
 
-@dataclasses.dataclass(frozen=True)
-class Brackets:
-    """Items in brackets: a call, a tuple or a list.
-
-    Attributes:
-        opening: What stands before the items, bracket included: `"lax.scan("`.
-        is_call: Whether it is the call of a function, whose arguments may share a line
-            of their own; the items of a tuple or list then get a line each.
-        bare: Whether the brackets are left out if all fits on one line.
-    """
-
-    opening: str
-    items: tuple["Item", ...]
-    closing: str
-    is_call: bool = False
-    bare: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Keyword:
-    """`name=value` in a call."""
-
-    name: str
-    value: "str | Brackets"
-
-
-Text: TypeAlias = str | Brackets
-Item: TypeAlias = Text | Keyword
-
-
-def call(function: str, *arguments: Item, **keywords: Text) -> Brackets:
+def call(function: str, *arguments: str, **keywords: str) -> str:
     """`function(*arguments, **keywords)`."""
-    named = [Keyword(name, value) for name, value in keywords.items()]
-    return Brackets(f"{function}(", (*arguments, *named), ")", is_call=True)
+    named = (f"{name}={value}" for name, value in keywords.items())
+    return f"{function}({', '.join((*arguments, *named))})"
 
 
-def tuple_of(items: Iterable[Text], *, bare: bool = False) -> Brackets:
-    """`(a, b)`, or `a, b` on one line if it is bare."""
-    return Brackets("(", tuple(items), ")", bare=bare)
+def tuple_of(items: Iterable[str], *, bare: bool = False) -> str:
+    """`(a, b)`, or `a, b` if it is bare."""
+    text = ", ".join(items := list(items))
+    if len(items) == 1:
+        return f"({text},)"
+    return text if bare and items else f"({text})"
 
 
-def list_of(items: Iterable[Text]) -> Brackets:
+def list_of(items: Iterable[str]) -> str:
     """`[a, b]`."""
-    return Brackets("[", tuple(items), "]")
+    return f"[{', '.join(items)}]"
 
 
-def structure(items: Iterable[Text], *, bare: bool = False) -> Text:
+def structure(items: Iterable[str], *, bare: bool = False) -> str:
     """One item as it is; several, or none, as a tuple."""
     items = list(items)
     return items[0] if len(items) == 1 else tuple_of(items, bare=bare)
 
 
-def one_line(item: Item) -> str:
-    """An item on one line, however long."""
-    if isinstance(item, str):
-        return item
-    if isinstance(item, Keyword):
-        return f"{item.name}={one_line(item.value)}"
-    text = ", ".join(map(one_line, item.items))
-    is_tuple = not item.is_call and item.opening == "("
-    if is_tuple and len(item.items) == 1:
-        text += ","
-    return (
-        text
-        if item.bare and len(item.items) > 1
-        else f"{item.opening}{text}{item.closing}"
-    )
-
-
 def lines(
-    item: Item, *, indent: int = 0, prefix: str = "", suffix: str = ""
+    text: str, *, indent: int = 0, prefix: str = "", suffix: str = ""
 ) -> list[str]:
-    """An item, between a prefix and a suffix, on as few lines as it fits on."""
+    """An expression, between a prefix and a suffix, on as few lines as it fits on."""
     margin = INDENT * indent
-    flat = f"{margin}{prefix}{one_line(item)}{suffix}"
-    if isinstance(item, Keyword):
-        prefix, item = f"{prefix}{item.name}=", item.value
-    if len(flat) <= WIDTH or isinstance(item, str) or not item.items:
+    flat = f"{margin}{prefix}{text}{suffix}"
+    before, items, after = _in_brackets(text) if len(flat) > WIDTH else ("", [], "")
+    if not items:
         return [flat]
-    opening = f"{margin}{prefix}{item.opening}"
-    closing = f"{margin}{item.closing}{suffix}"
-    body = f"{margin}{INDENT}{', '.join(map(one_line, item.items))}"
-    if item.is_call and len(body) <= WIDTH:
+    opening, closing = f"{margin}{prefix}{before}", f"{margin}{after}{suffix}"
+    body = f"{margin}{INDENT}{', '.join(name + value for name, value in items)}"
+    # The arguments of a call may share a line. The items of a tuple or list may not.
+    if before not in ("(", "[") and len(body) <= WIDTH:
         return [opening, body, closing]
-    inside = [
+    inside = (
         line
-        for entry in item.items
-        for line in lines(entry, indent=indent + 1, suffix=",")
-    ]
+        for name, value in items
+        for line in lines(value, indent=indent + 1, prefix=name, suffix=",")
+    )
     return [opening, *inside, closing]
+
+
+def _in_brackets(text: str) -> tuple[str, list[tuple[str, str]], str]:
+    """What stands before the items of a call, tuple or list, these, and what after."""
+    node = ast.parse(text, mode="eval").body
+    of = lambda node: ast.get_source_segment(text, node) or ""
+    match node:
+        case ast.Call():
+            items = [("", of(value)) for value in node.args]
+            items += [(f"{each.arg}=", of(each.value)) for each in node.keywords]
+            return f"{of(node.func)}(", items, ")"
+        case ast.Tuple():
+            return "(", [("", of(value)) for value in node.elts], ")"
+        case ast.List():
+            return "[", [("", of(value)) for value in node.elts], "]"
+        case _:
+            return "", [], ""

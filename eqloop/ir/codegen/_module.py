@@ -1,6 +1,5 @@
 """Functions as the text of a Python module."""
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
-from ..._calls import as_count, open_call
+from ..._calls import argument_names, as_count, open_call
 from ..._programs import equations, input_names, rewritable_programs
 from ..._tracebacks import border
 from .._atoms import Closed, has_known_shape, of_closed
@@ -146,18 +145,10 @@ def _argument_names(
     f: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
     """The paths of all arrays, in the order of the jaxpr's inputs."""
-    try:
-        parameters = list(inspect.signature(f).bind(*args).arguments.items())
-    except (TypeError, ValueError):  # a builtin, or some arguments are in `kwargs`
-        parameters = []
-    by_position = [
-        parameters[i][0] if i < len(parameters) else f"x{i}" for i in range(len(args))
-    ]
-    named = [(name, f), *zip(by_position, args, strict=True)]
-    named += [(key, kwargs[key]) for key in sorted(kwargs)]
+    named = [(name, f), *zip(argument_names(f, args), args, strict=True)]
     return [
         path
-        for prefix, tree in named
+        for prefix, tree in (*named, *sorted(kwargs.items()))
         for path, leaf in zip(paths(tree, prefix), flatten(tree)[0], strict=True)
         if is_dynamic(leaf)
     ]

@@ -15,11 +15,11 @@ from jax import lax
 from ..._compat import form_params
 from .._atoms import dtype_of, is_extended, shape_of
 from .._primitives import BINARY, OF_LAX, UNARY
-from ._lines import Text, call, list_of, tuple_of
+from ._lines import call, list_of, tuple_of
 from ._scope import Scope
 from ._values import UnprintableError, array, dtype_text, parameter
 
-Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Text]
+Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], str]
 
 _OPERATORS = {
     "add": "+",
@@ -51,7 +51,7 @@ _FUNCTIONS = {
 }
 
 
-def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> str:
     """A call of a function of `jax.lax`, which takes parameters by their names."""
     name, params, positional, given = _function(eqn), eqn.params, [], {}
     for key, default in _settings(name):
@@ -77,7 +77,7 @@ def _function(eqn: jex.JaxprEqn) -> str:
     return _FUNCTIONS.get(name, name.replace("-", "_"))
 
 
-def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> str:
     symbol = _operator(eqn)
     how = [eqn.params.get(name) for name in ("accuracy", "out_dtype")]
     if symbol is None or how != [None, None]:
@@ -109,7 +109,7 @@ def _negation(symbol: str) -> Expression:
     )
 
 
-def _read_all(scope: Scope, atoms: Sequence[jax.core.Atom]) -> list[Text]:
+def _read_all(scope: Scope, atoms: Sequence[jax.core.Atom]) -> list[str]:
     """Operands of a function of `jax.numpy`: numbers take the type of the others."""
     literals = all(isinstance(atom, jex.Literal) for atom in atoms)
     return list(map(scope.argument if literals else scope.read, atoms))
@@ -119,7 +119,7 @@ def _extremum(function: str) -> Expression:
     return lambda scope, eqn: call(f"jnp.{function}", *_read_all(scope, eqn.invars))
 
 
-def _where(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _where(scope: Scope, eqn: jex.JaxprEqn) -> str:
     which, *cases = eqn.invars
     if dtype_of(which) != np.bool_ or len(cases) != 2:
         return call("lax.select_n", *scope.arguments(eqn.invars))
@@ -127,7 +127,7 @@ def _where(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jnp.where", scope.argument(which), then, otherwise)
 
 
-def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> str:
     (x,) = eqn.invars[:1]
     number = scope.read(x) if isinstance(x, jex.Literal) and np.ndim(x.val) == 0 else ""
     if not number:
@@ -136,27 +136,26 @@ def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jnp.full", shape, number, dtype)
 
 
-def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    params = eqn.params
-    dtype, shape = dtype_text(params["dtype"]), params["shape"]
+def _iota(scope: Scope, eqn: jex.JaxprEqn) -> str:
+    shape = eqn.params["shape"]
     if len(shape) == 1:
-        return call("lax.iota", dtype, str(shape[0]))
-    return call(
-        "lax.broadcasted_iota", dtype, parameter(shape), str(params["dimension"])
-    )
+        return call("lax.iota", dtype_text(eqn.params["dtype"]), str(shape[0]))
+    settings = "dtype", "shape", "dimension"
+    return _calling("lax.broadcasted_iota", *settings)(scope, eqn)
 
 
-def _of_list(function: str, axis: str) -> Expression:
-    """A function of a list of arrays, and of an axis."""
+def _calling(function: str, *settings: str, of_list: bool = False) -> Expression:
+    """A call of a function with operands, or a list of them, and these parameters."""
 
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-        operands = list_of(scope.arguments(eqn.invars))
-        return call(function, operands, str(eqn.params[axis]))
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> str:
+        operands = scope.arguments(eqn.invars)
+        operands = [list_of(operands)] if of_list else operands
+        return call(function, *operands, *(parameter(eqn.params[s]) for s in settings))
 
     return expression
 
 
-def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> str:
     (axis,) = eqn.params["axes"]
     dtype = dtype_text(eqn.params["index_dtype"])
     operands = scope.arguments(eqn.invars)
@@ -166,9 +165,9 @@ def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Text:
 def _at_starts(arrays: int) -> Expression:
     """An operation on so many arrays at indices, which are its last operands."""
 
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> str:
         given = scope.arguments(eqn.invars)
-        operands: list[Text] = [*given[:arrays], tuple_of(given[arrays:])]
+        operands: list[str] = [*given[:arrays], tuple_of(given[arrays:])]
         if (sizes := eqn.params.get("slice_sizes")) is not None:
             operands.append(parameter(sizes))
         # Indices from the end have become indices from the start while tracing.
@@ -177,17 +176,7 @@ def _at_starts(arrays: int) -> Expression:
     return expression
 
 
-def _tile(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    reps = parameter(eqn.params["reps"])
-    return call("jnp.tile", scope.argument(eqn.invars[0]), reps)
-
-
-def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    shape, dtype = parameter(eqn.params["shape"]), dtype_text(eqn.params["dtype"])
-    return call("jnp.empty", shape, dtype)
-
-
-def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> str:
     """Integers that this library's loops are planned with."""
     if eqn.params.keys() != {"numbers", "shape"}:
         raise UnprintableError(eqn.primitive)  # somebody else's
@@ -195,22 +184,18 @@ def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return array(numbers.reshape(eqn.params["shape"]))
 
 
-def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _known_cast(scope: Scope, eqn: jex.JaxprEqn) -> str:
     """A cast of this library, which is the same without its second operand."""
     dtype = dtype_text(dtype_of(eqn.outvars[0]))
     return call("lax.convert_element_type", scope.argument(eqn.invars[0]), dtype)
 
 
-def _of_array(function: str) -> Expression:
-    return lambda scope, eqn: call(function, scope.argument(eqn.invars[0]))
-
-
-def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> str:
     name = parameter(form_params(eqn)["name"])
     return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
 
 
-def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _seed(scope: Scope, eqn: jex.JaxprEqn) -> str:
     (seeds,), (keys,) = scope.arguments(eqn.invars), eqn.outvars
     impl, depth = _impl(eqn), len(shape_of(keys))
     if depth == 0:
@@ -219,12 +204,12 @@ def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", seeds)
 
 
-def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> str:
     data = scope.argument(eqn.invars[0])
     return call("jax.random.wrap_key_data", data, impl=_impl(eqn))
 
 
-def _impl(eqn: jex.JaxprEqn) -> Text:
+def _impl(eqn: jex.JaxprEqn) -> str:
     return parameter(eqn.params["impl"].name)
 
 
@@ -235,12 +220,12 @@ OPERATIONS: dict[str, Expression] = {
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
     "broadcast_in_dim": _broadcast,
-    "concatenate": _of_list("lax.concatenate", "dimension"),
+    "concatenate": _calling("lax.concatenate", "dimension", of_list=True),
     "constant": _array_constant,
-    **dict.fromkeys(("copy", "copy_p"), _of_array("jnp.copy")),
+    **dict.fromkeys(("copy", "copy_p"), _calling("jnp.copy")),
     "dynamic_slice": _at_starts(1),
     "dynamic_update_slice": _at_starts(2),
-    "empty": _empty,
+    "empty": _calling("jnp.empty", "shape", "dtype"),
     "iota": _iota,
     "known_cast": _known_cast,
     "max": _extremum("maximum"),
@@ -249,9 +234,9 @@ OPERATIONS: dict[str, Expression] = {
     "neg": _negation("-"),
     "not": _negation("~"),
     "random_seed": _seed,
-    "random_unwrap": _of_array("jax.random.key_data"),
+    "random_unwrap": _calling("jax.random.key_data"),
     "random_wrap": _wrap,
     "select_n": _where,
-    "stack": _of_list("jnp.stack", "axis"),
-    "tile": _tile,
+    "stack": _calling("jnp.stack", "axis", of_list=True),
+    "tile": _calling("jnp.tile", "reps"),
 }

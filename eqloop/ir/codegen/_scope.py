@@ -15,11 +15,8 @@ from . import _values
 from ._lines import (
     INDENT,
     WIDTH,
-    Item,
-    Text,
     call,
     lines,
-    one_line,
     structure,
     tuple_of,
 )
@@ -87,7 +84,7 @@ class Module:
             scope = Scope(self, self.names.variables(), depth=1)
             parameters = scope.fresh(len(jaxpr.jaxpr.invars))
             body = scope.body(jaxpr, parameters, as_tuple=as_tuple)
-            self.functions.append([*_head(decorator, name, parameters), *body])
+            self.functions.append([*head(decorator, name, parameters), *body])
         return self._written[key][1]
 
     def entry(
@@ -101,7 +98,7 @@ class Module:
         scope = Scope(self, self.names.variables(), depth=1)
         scope.lines += [f"{INDENT}{line}".rstrip() for line in docstring]
         body = scope.body(jaxpr, parameters)
-        self.functions.append([*_head("@jax.jit", name, parameters), *body])
+        self.functions.append([*head("@jax.jit", name, parameters), *body])
 
 
 class Scope:
@@ -131,9 +128,10 @@ class Scope:
 
     def read(self, atom: jax.core.Atom) -> str:
         """An operand of an operator: a name, or a number beside an array."""
-        if isinstance(atom, jex.Literal):
-            return self._number(atom) or self.argument(atom)
-        return self._names[atom]
+        number = None
+        if isinstance(atom, jex.Literal) and not np.ndim(atom.val):
+            number = _values.number(np.asarray(atom.val, dtype_of(atom)))
+        return number or self.argument(atom)
 
     def argument(self, atom: jax.core.Atom) -> str:
         """An operand of a function of `jax.lax`: a name, or a number with its dtype."""
@@ -161,7 +159,7 @@ class Scope:
         """From here on these texts stand for these variables."""
         self._names.update(zip(variables, texts, strict=True))
 
-    def statement(self, item: Item, prefix: str = "") -> None:
+    def statement(self, item: str, prefix: str = "") -> None:
         """Writes `prefix` and an expression."""
         self.lines += lines(item, indent=self._depth, prefix=prefix)
 
@@ -174,7 +172,7 @@ class Scope:
         return names
 
     def assign(
-        self, variables: Sequence[jex.Var], value: Text, *, one_is_bare: bool = True
+        self, variables: Sequence[jex.Var], value: str, *, one_is_bare: bool = True
     ) -> None:
         """Writes `a, b = value`."""
         if not any(var in self._read for var in variables):
@@ -183,7 +181,7 @@ class Scope:
         self.unpack(variables, value, one_is_bare=one_is_bare)
 
     def unpack(
-        self, variables: Sequence[jex.Var], value: Text, *, one_is_bare: bool = True
+        self, variables: Sequence[jex.Var], value: str, *, one_is_bare: bool = True
     ) -> None:
         """Writes `a, b = value`, or if they are many `a = value`, read as `a[0]`."""
         if len(variables) == 1 and one_is_bare:
@@ -195,7 +193,7 @@ class Scope:
             self.statement(value, f"{name} = ")
         else:
             names = tuple_of(self.targets(variables), bare=len(variables) > 1)
-            self.statement(value, f"{one_line(names)} = ")
+            self.statement(value, f"{names} = ")
 
     def body(
         self, jaxpr: Closed, parameters: Sequence[str], *, as_tuple: bool = False
@@ -224,7 +222,7 @@ class Scope:
         jaxpr: Closed,
         consts: Sequence[str],
         groups: Sequence[tuple[str, int]],
-        result: Callable[[list[str]], Text],
+        result: Callable[[list[str]], str],
     ) -> str:
         """Writes a function inside this one, and gives its name."""
         name = self.module.names.claim(wish, default)
@@ -246,15 +244,8 @@ class Scope:
         scope.statement(result(outputs), "return ")
         if self.lines and self.lines[-1]:
             self.lines.append("")
-        head = call(name, *parameters)
-        self.lines += lines(head, indent=self._depth, prefix="def ", suffix=":")
-        self.lines += [*scope.lines, ""]
+        self.lines += [*head("", name, parameters, self._depth), *scope.lines, ""]
         return name
-
-    def _number(self, atom: jex.Literal) -> str | None:
-        if np.ndim(atom.val):
-            return None
-        return _values.number(np.asarray(atom.val, dtype_of(atom)))
 
     def _constant(self, var: jex.Var, const: Any) -> str:
         if isinstance(const, jax.core.Tracer):
@@ -266,12 +257,15 @@ class Scope:
         return self.module.constant(const)
 
 
-def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
-    head = lines(call(name, *parameters), prefix="def ", suffix=":")
-    return [decorator, *head] if decorator else head
+def head(
+    decorator: str, name: str, parameters: Sequence[str], indent: int = 0
+) -> list[str]:
+    """The lines before the body of a function."""
+    line = lines(call(name, *parameters), indent=indent, prefix="def ", suffix=":")
+    return [decorator, *line] if decorator else line
 
 
-def _constant_text(value: Any) -> Text:
+def _constant_text(value: Any) -> str:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = _values.array(jax.random.key_data(value))
         impl = f'"{jax.random.key_impl(value)}"'

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from ._lines import Text, call, list_of, tuple_of
+from ._lines import call, list_of, tuple_of
 
 # Arrays of at most so many elements are written as lists of numbers, larger ones as
 # text that encodes their bytes.
@@ -57,7 +57,7 @@ def typed_number(value: Any) -> str:
     return f"{dtype_text(value.dtype)}({text})"
 
 
-def array(value: Any) -> Text:
+def array(value: Any) -> str:
     """An array as an expression."""
     value = np.asarray(value)
     if value.ndim == 0:
@@ -72,7 +72,7 @@ def array(value: Any) -> Text:
     return call("jnp.array", call("np.reshape", flat, shape))
 
 
-def parameter(value: Any) -> Text:
+def parameter(value: Any) -> str:
     """A parameter of an operation as an expression."""
     cls = type(value)
     public = f"lax.{cls.__name__}" if getattr(lax, cls.__name__, None) is cls else ""
@@ -109,7 +109,7 @@ def parameter(value: Any) -> Text:
     raise UnprintableError(value)
 
 
-def _nested(value: np.ndarray) -> Text:
+def _nested(value: np.ndarray) -> str:
     if value.ndim == 0:
         return number(value) or _exact(value)
     return list_of(map(_nested, value))
