@@ -1,17 +1,13 @@
 """Puts the axes of a program into classes: calls in it are opened."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from ..._compat import close, scan_counts
+from ..._compat import CALLS, close, form_of, scan_counts
 from ..._programs import (
     ELEMENTWISE,
     Formula,
@@ -19,7 +15,7 @@ from ..._programs import (
     Vmapped,
     aval_of,
     formula_of,
-    place_of,
+    inlined,
     said,
     simpler,
 )
@@ -36,87 +32,53 @@ from ._lowered import why_not
 def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
     """A program whose axes are in classes: calls in it are opened."""
     ins = [classes.array(aval) for aval in closed.in_avals]
-    return _program(classes, closed, ins)
+    return program_of_vals(classes, closed, ins)
+
+
+def program_of_vals(
+    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val]
+) -> AxisProgram:
+    """The program of these arrays."""
+    return _program(classes, inlined(closed, _is_call, _of_others), ins)
+
+
+def _is_call(eqn: jex.JaxprEqn) -> bool:
+    # Functions with derivative rules, too: nothing differentiates them any more.
+    return form_of(eqn) in (*CALLS, "custom_jvp_call", "custom_vjp_call")
+
+
+def _of_others(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The program of a loop of this library, or of an operation without a rule."""
+    if (formula := formula_of(eqn)) is not None:
+        return _by_engine(formula).expanded
+    return None if _is_known(eqn) else simpler(eqn)
 
 
 def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
-    ops = list[Op]()
-    return AxisProgram(list(ins), _opened(classes, close(closed), ins, ops), ops)
-
-
-def open_call(
-    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val]
-) -> tuple[list[Val], list[Op]]:
-    """The outputs of a program that is called, and its operations."""
-    program = _program(classes, closed, ins)
-    return program.outs, program.ops
-
-
-# Calls that are the program that they call. Nothing differentiates it any more.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-
-
-_CALL_NAMES = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_lin",
-    "custom_vmap_call",
-}
-
-
-def _opened(
-    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val], ops: list[Op]
-) -> list[Val]:
-    """The operations of a program, added to `ops`. Returns its outputs."""
-    jaxpr = closed.jaxpr
-    env = dict(zip(jaxpr.invars, ins, strict=True))
+    closed, ops = close(closed), list[Op]()
+    env = dict(zip(closed.jaxpr.invars, ins, strict=True))
+    constants = dict[int, Val]()
 
     def constant(value: Any) -> Val:
-        aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
-        val = classes.array(aval)
-        if not val.shape and not jnp.issubdtype(val.aval.dtype, jax.dtypes.extended):
-            val.literal = np.asarray(value)[()]
-        else:
-            classes.lifted.append((val, value))
-        return val
+        # An array that is read several times is one.
+        if id(value) not in constants:
+            constants[id(value)] = classes.constant(value)
+        return constants[id(value)]
 
-    for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         env[var] = constant(value)
     read = lambda x: constant(x.val) if isinstance(x, jex.Literal) else env[x]
-    for eqn in jaxpr.eqns:
-        given, outs = list(map(read, eqn.invars)), None
-        if (formula := formula_of(eqn)) is not None:
-            outs = _opened(classes, _by_engine(formula).expanded, given, ops)
-        elif eqn.primitive.name == "constant":
-            array = np.asarray(eqn.params["numbers"], np.int32)
-            outs = [constant(array.reshape(eqn.params["shape"]))]
-        elif not _is_known(eqn) and (inner := simpler(eqn)) is not None:
-            whole = classes.whole
-            classes.whole = whole or eqn
-            outs = _opened(classes, inner, given, ops)
-            classes.whole = whole
-        elif eqn.primitive.name in _CALL_NAMES:
-            inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
-            around = classes.around
-            classes.around = eqn if place_of(eqn.source_info) else around
-            outs = _opened(classes, close(inner), given, ops)
-            classes.around = around
-        if outs is None:
+    for eqn in closed.jaxpr.eqns:
+        if eqn.primitive.name == "constant":
+            numbers = np.asarray(eqn.params["numbers"], np.int32)
+            outs = [classes.constant(numbers.reshape(eqn.params["shape"]))]
+        else:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
-            of = functools.partial(said, classes.whole or eqn, classes.around)
-            op = Op(eqn, given, outs, of)
+            op = Op(eqn, list(map(read, eqn.invars)), outs)
             put_into_classes(classes, op)
             ops.append(op)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(read, jaxpr.outvars))
+    return AxisProgram(list(ins), list(map(read, closed.jaxpr.outvars)), ops)
 
 
 def _by_engine(formula: Formula) -> Formula:
@@ -151,16 +113,16 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
     if name == "reshape" and eqn.params["dimensions"] is not None:
         return False
-    return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
+    return name in _RULES or name in ELEMENTWISE
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
     """Puts the axes of one operation into classes."""
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:
-        refuse(op.said())
+        refuse(said(op.eqn))
     if classes.is_kernel and (why := why_not(op.eqn)) is not None:
-        refuse(op.said(), why)
+        refuse(said(op.eqn), why)
     (rule or elementwise_axes)(classes, op)
 
 

@@ -444,9 +444,7 @@ _STRUCTURED: dict[str, Function] = {
     "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
     "reduce_max": _reduced(lax.max, _least),
     "reduce_min": _reduced(lax.min, _greatest),
-    "reduce_and": _reduced(
-        lax.bitwise_and, lambda dtype: np.invert(np.zeros((), dtype))
-    ),
+    "reduce_and": _reduced(lax.bitwise_and, _all_bits),
     "reduce_or": _reduced(lax.bitwise_or, lambda dtype: 0),
     "reduce_xor": _reduced(lax.bitwise_xor, lambda dtype: 0),
     "cumsum": _cumulated(lax.add),
