@@ -9,16 +9,12 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import closed_under
-from ..._compat import close, scan_counts
-from ..._programs import aval_of, reached, said
+from ..._compat import close
+from ..._programs import aval_of, reached
 from ..._types import Value
-from ._classes import refuse
 from ._elementwise import chosen
 from ._entries import Parts, is_known
-from ._scope import BlockScope, any_row, arrays_of, entry, leaves_of
-
-# An inner scan of no more steps is written out.
-_UNROLLED = 64
+from ._scope import BlockScope, any_row, arrays_of, leaves_of
 
 
 def _differ(scope: BlockScope, arrays: Sequence[np.ndarray]) -> list[bool]:
@@ -98,39 +94,3 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
     else:
         found = lax.switch(at, [functools.partial(run, b) for b in branches])
     return arrays_of(found, avals)
-
-
-def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    p = eqn.params
-    (n, m), body, length = scan_counts(p), close(p["jaxpr"]), p["length"]
-    consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
-    ys = [aval_of(v) for v in eqn.outvars[m:]]
-    avals = [aval_of(v) for v in eqn.invars[n : n + m]]
-    if not xs and not ys and length > 4:
-        differ = _settled_marks(body, _differ(scope, consts), _differ(scope, carry))
-
-        def move(_: Value, values: Sequence[Value]) -> list[Value]:
-            outs = scope.run(body, [*consts, *arrays_of(values, avals)])
-            return leaves_of(BlockScope(scope.block), outs, avals, differ)
-
-        init = leaves_of(scope, carry, avals, differ)
-        return arrays_of(lax.fori_loop(0, length, move, init), avals)
-    if length > _UNROLLED:
-        refuse(
-            said(eqn),
-            f"has {length} steps, each with an entry of an array, and a kernel writes "
-            f"them out: at most {_UNROLLED}",
-            "Use another schedule for the loop around it, or fewer steps.",
-        )
-    rows: list[list[Any]] = [[None] * length for _ in ys]
-    for i in range(length)[:: -1 if p["reverse"] else 1]:
-        x = [entry(a, i) for a in xs]
-        outs = scope.run(body, [*consts, *carry, *x])
-        carry = outs[:m]
-        for row, y in zip(rows, outs[m:], strict=True):
-            row[i] = y
-    stacked = [
-        np.stack(row) if row else np.empty(aval.shape, object)
-        for row, aval in zip(rows, ys, strict=True)
-    ]
-    return [*carry, *stacked]

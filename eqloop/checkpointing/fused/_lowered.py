@@ -20,10 +20,11 @@ import numpy as np
 from jax import lax
 from jax.extend import random
 
-from ..._compat import called_by, close
-from ..._programs import NOTHING, Rewriter, aval_of, rewrite_everywhere, simpler
+from ..._arrays import split, zero_array
+from ..._compat import called_by, close, scan_counts
+from ..._programs import NOTHING, aval_of, inlined, run, said, simpler
 from ..._types import Value
-from ._classes import EMPTY
+from ._classes import EMPTY, refuse
 from ._formulas import (
     ALL,
     BOOLS,
@@ -44,9 +45,9 @@ Function = Callable[..., Any]
 
 # What only moves numbers, or is not about numbers alone.
 _MOVES = frozenset(
-    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice iota pad reshape
-    rev select_n slice squeeze transpose cond scan while unvmap_any random_unwrap
-    random_wrap complex real imag""".split()  # noqa: SIM905
+    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice reshape rev
+    select_n slice squeeze transpose cond while unvmap_any random_unwrap random_wrap
+    complex real imag""".split()  # noqa: SIM905
 )
 # What a kernel computes, of real numbers, integers or booleans.
 _OF_NUMBERS = frozenset(
@@ -72,26 +73,14 @@ _OF_NARROW = frozenset(
 
 def lowered(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program by few operations; all in it can be lowered, see `why_not`."""
-
-    def level(program: jex.ClosedJaxpr, rewrite: Function) -> jex.ClosedJaxpr:
-        rewriter = Rewriter(program)
-        for eqn in program.jaxpr.eqns:
-            eqn = rewriter.enter(eqn, rewrite)
-            inner = called_by(eqn)
-            if inner is None and eqn.primitive.name not in _MOVES:
-                inner = simpler(eqn) or _traced(eqn)
-            if inner is None:
-                rewriter.eqns.append(eqn)
-            else:
-                rewriter.inline(rewrite(close(inner)), eqn.invars, eqn.outvars)
-        return rewriter.result()
-
-    return rewrite_everywhere(level, program)
+    return inlined(program, lambda eqn: called_by(eqn) is not None, _by_few)
 
 
-def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    function = _function(eqn)
-    return function and jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
+def _by_few(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    name, function = eqn.primitive.name, _function(eqn)
+    if name in _MOVES or (simple := simpler(eqn)) is None:
+        return function and jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
+    return simple
 
 
 def why_not(eqn: jex.JaxprEqn) -> str | None:
@@ -126,6 +115,8 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     name, p = eqn.primitive.name, eqn.params
     if name in NOTHING:
         return lambda *xs: list(xs)
+    if name in _BY_MOVES:
+        return None if _is_put(eqn) else functools.partial(_BY_MOVES[name], eqn)
     if name in _STRUCTURED:
         of = functools.partial(_STRUCTURED[name], eqn)
         adds = name.startswith(("reduce_", "cum")) and _is_narrow(eqn)
@@ -300,9 +291,7 @@ def _sorted(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
         swaps = _is_behind(a[:keys], b[:keys])
         for n, x in enumerate(xs):
             first, second = (jnp.where(swaps, *p) for p in ((b[n], a[n]), (a[n], b[n])))
-            pairs = lax.concatenate(
-                [lax.expand_dims(y, [axis + 1]) for y in (first, second)], axis + 1
-            )
+            pairs = _stacked([first, second], axis + 1)
             shape = [end - start if i == axis else n for i, n in enumerate(x.shape)]
             pairs = lax.reshape(pairs, shape)
             edges = _slices(x, axis, 0, 1, start), _slices(x, axis, end)
@@ -332,6 +321,101 @@ def _top(eqn: jex.JaxprEqn, x: Value) -> list[Value]:
     return [_slices(y, axis, 0, 1, k) for y in found]
 
 
+# Moves by simpler ones, and the steps of a loop one after the other.
+
+
+def _numbered(eqn: jex.JaxprEqn) -> Value:
+    p, axis = eqn.params, eqn.params["dimension"]
+    numbers = np.arange(p["shape"][axis]).astype(p["dtype"])
+    others = [i for i in range(len(p["shape"])) if i != axis]
+    return np.broadcast_to(np.expand_dims(numbers, others), p["shape"])
+
+
+def _padded(eqn: jex.JaxprEqn, x: Value, value: Value) -> Value:
+    for axis, (low, high, within) in enumerate(eqn.params["padding_config"]):
+        of = lambda shape, axis, n: jnp.broadcast_to(
+            value, (*shape[:axis], max(n, 0), *shape[axis + 1 :])
+        )
+        if within and (n := x.shape[axis]):
+            pairs = lax.expand_dims(x, [axis + 1])
+            pairs = [pairs, of(pairs.shape, axis + 1, within)]
+            shape = *x.shape[:axis], n * (within + 1), *x.shape[axis + 1 :]
+            x = lax.reshape(lax.concatenate(pairs, axis + 1), shape)
+            x = _slices(x, axis, 0, 1, x.shape[axis] - within)
+        parts = [of(x.shape, axis, low), x, of(x.shape, axis, high)]
+        x = lax.concatenate(parts, axis)
+        x = _slices(x, axis, max(-low, 0), 1, x.shape[axis] - max(-high, 0))
+    return x
+
+
+def _is_put(eqn: jex.JaxprEqn) -> bool:
+    """Whether it puts a part to a place that is known, which only moves numbers."""
+    is_update = eqn.primitive.name == "dynamic_update_slice"
+    return is_update and all(isinstance(x, jex.Literal) for x in eqn.invars[2:])
+
+
+def _updated(eqn: jex.JaxprEqn, x: Value, new: Value, *at: Value) -> Value:
+    """For each place of the part that is moved, the new numbers or the old ones."""
+    if not new.size:
+        return x
+    counts = np.subtract(x.shape, new.shape) + 1
+    hits = [
+        _inside(start, n - 1) == lax.broadcasted_iota(np.int32, counts, i)
+        for i, (start, n) in enumerate(zip(at, counts, strict=True))
+        if n > 1
+    ]
+    hit = functools.reduce(lax.bitwise_and, hits, np.ones(counts, bool))
+    # An axis that the part has as a whole is chosen at once.
+    each = np.where(counts > 1, 1, new.shape)
+    for index in np.ndindex(*(new.shape // each)):
+        old = lax.slice(x, index, index + each + counts - 1)
+        part = jnp.where(hit, lax.slice(new, index, index + each), old)
+        x = lax.dynamic_update_slice(
+            x, part, list(map(np.int32, index)), allow_negative_indices=False
+        )
+    return x
+
+
+def _inside(at: Value, most: Any) -> Value:
+    """The start of a part, moved into range."""
+    # As wide as the sizes of the operand.
+    at = at.astype(np.int32) if at.dtype.itemsize < 4 else at
+    most = jnp.broadcast_to(np.array(most, at.dtype), at.shape)
+    return lax.clamp(jnp.zeros_like(at), at, most).astype(np.int32)
+
+
+# The most steps of an inner scan that are written out.
+_MOST_STEPS = 64
+
+
+def _written_out(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
+    p, length = eqn.params, eqn.params["length"]
+    consts, carry, xs = split(given, *scan_counts(p))
+    m, body = len(carry), functools.partial(run, close(p["jaxpr"]), *consts)
+    if not xs and len(eqn.outvars) == m and length > 4:
+        step = lambda state: [state[0] + 1, *body(*state[1:])]
+        start = [np.int32(0), *carry]
+        return lax.while_loop(lambda state: state[0] < length, step, start)[1:]
+    if length > _MOST_STEPS:
+        refuse(
+            said(eqn),
+            f"has {length} steps, each with an entry of an array, and a kernel writes "
+            f"them out: at most {_MOST_STEPS}",
+            "Use another schedule for the loop around it, or fewer steps.",
+        )
+    ys = list[list[Value]]([[]] * length)
+    for i in range(length)[:: -1 if p["reverse"] else 1]:
+        made = body(*carry, *(lax.index_in_dim(x, i, 0, False) for x in xs))
+        carry, ys[i] = split(made, m)
+    if not length:
+        return [*carry, *(zero_array(aval_of(y)) for y in eqn.outvars[m:])]
+    return [*carry, *(_stacked(y, 0) for y in zip(*ys, strict=True))]
+
+
+def _stacked(parts: Sequence[Value], axis: int) -> Value:
+    return lax.concatenate([lax.expand_dims(x, [axis]) for x in parts], axis)
+
+
 # Gathers and scatters: parts of an operand, at places that are computed.
 
 
@@ -340,12 +424,8 @@ def _starts(
 ) -> Callable[[tuple[int, ...]], tuple[list[Value], Value]]:
     """Where a part starts, within the operand, and whether it is within of itself."""
     windows = Windows.of(eqn.params)
-    # As wide as the sizes of the operand.
-    at = at.astype(np.int32) if at.dtype.itemsize < 4 else at
-    most = np.array([shape[i] - sizes[i] for i in windows.starts], at.dtype)
-    zero, most = jnp.zeros_like(at), jnp.broadcast_to(most, at.shape)
-    inside = (at >= zero) & (at <= most)
-    at = lax.clamp(zero, at, most).astype(np.int32)
+    given, at = at, _inside(at, [shape[i] - sizes[i] for i in windows.starts])
+    inside = given == at.astype(given.dtype)
 
     def of(index: tuple[int, ...]) -> tuple[list[Value], Value]:
         starts: list[Any] = [np.int32(0)] * len(shape)
@@ -374,8 +454,7 @@ def _gathered(eqn: jex.JaxprEqn, x: Value, at: Value) -> Value:
         parts.append(lax.squeeze(part, (*windows.dropped, *windows.operand_batch)))
     if not parts:
         return jnp.zeros(out.shape, out.dtype)
-    every = lax.concatenate([part[None] for part in parts], 0)
-    every = every.reshape(*at.shape[:-1], *parts[0].shape)
+    every = _stacked(parts, 0).reshape(*at.shape[:-1], *parts[0].shape)
     # The axes of the indices are the first ones, and then come those of the parts.
     order = (*windows.of_indices(out.ndim), *windows.own)
     return lax.transpose(every, [order.index(j) for j in range(out.ndim)])
@@ -440,6 +519,12 @@ def _pairs_of_counts(eqn: jex.JaxprEqn) -> list[Value]:
     return [jnp.asarray(np.zeros_like(low)), jnp.asarray(low)]
 
 
+_BY_MOVES: dict[str, Function] = {
+    "iota": _numbered,
+    "pad": _padded,
+    "dynamic_update_slice": _updated,
+    "scan": _written_out,
+}
 _STRUCTURED: dict[str, Function] = {
     "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
     "reduce_max": _reduced(lax.max, _least),
