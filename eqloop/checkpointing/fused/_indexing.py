@@ -9,7 +9,7 @@ import numpy as np
 from ..._programs import aval_of
 from ..._types import Value
 from ._elementwise import chosen
-from ._entries import InMemory, is_known
+from ._entries import is_known, places_of
 from ._scope import BlockScope, objects, valued
 
 
@@ -49,16 +49,11 @@ def _taken(
 
 def _strided(a: np.ndarray) -> tuple[Callable[[Any], Value], int] | None:
     """How to read the rows of a table that lie in memory at equal distances."""
-    flat = a.reshape(len(a), -1)
-    is_read = [isinstance(x, InMemory) for x in flat.reshape(-1)]
-    if len(a) < 2 or not is_read or not all(is_read):
+    found = places_of(a.reshape(len(a), -1))
+    if len(a) < 2 or found is None:
         return None
-    read = flat[0, 0].read
-    at = np.array([[x.at if x.read is read else -1 for x in row] for row in flat])
-    steps = np.diff(at, axis=0)
-    if (at < 0).any() or (steps != steps.flat[0]).any():
-        return None
-    return read, int(steps.flat[0])
+    steps = np.diff(found[1], axis=0)
+    return None if (steps != steps.flat[0]).any() else (found[0], int(steps.flat[0]))
 
 
 def dynamic_slice(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[Any]:

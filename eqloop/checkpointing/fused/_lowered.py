@@ -332,19 +332,20 @@ def _numbered(eqn: jex.JaxprEqn) -> Value:
 
 
 def _padded(eqn: jex.JaxprEqn, x: Value, value: Value) -> Value:
+    def with_ends(x: Value, axis: int, low: int, high: int) -> Value:
+        size = lambda n: (*x.shape[:axis], max(n, 0), *x.shape[axis + 1 :])
+        ends = [jnp.broadcast_to(value, size(n)) for n in (low, high)]
+        x = lax.concatenate([ends[0], x, ends[1]], axis)
+        if low >= 0 <= high:
+            return x
+        return _slices(x, axis, max(-low, 0), 1, x.shape[axis] + min(high, 0))
+
     for axis, (low, high, within) in enumerate(eqn.params["padding_config"]):
-        of = lambda shape, axis, n: jnp.broadcast_to(
-            value, (*shape[:axis], max(n, 0), *shape[axis + 1 :])
-        )
         if within and (n := x.shape[axis]):
-            pairs = lax.expand_dims(x, [axis + 1])
-            pairs = [pairs, of(pairs.shape, axis + 1, within)]
-            shape = *x.shape[:axis], n * (within + 1), *x.shape[axis + 1 :]
-            x = lax.reshape(lax.concatenate(pairs, axis + 1), shape)
-            x = _slices(x, axis, 0, 1, x.shape[axis] - within)
-        parts = [of(x.shape, axis, low), x, of(x.shape, axis, high)]
-        x = lax.concatenate(parts, axis)
-        x = _slices(x, axis, max(-low, 0), 1, x.shape[axis] - max(-high, 0))
+            parts = with_ends(lax.expand_dims(x, [axis + 1]), axis + 1, 0, within)
+            sizes = *x.shape[:axis], n * (within + 1), *x.shape[axis + 1 :]
+            x, high = lax.reshape(parts, sizes), high - within
+        x = with_ends(x, axis, low, high) if low or high else x
     return x
 
 
@@ -368,8 +369,8 @@ def _updated(eqn: jex.JaxprEqn, x: Value, new: Value, *at: Value) -> Value:
     # An axis that the part has as a whole is chosen at once.
     each = np.where(counts > 1, 1, new.shape)
     for index in np.ndindex(*(new.shape // each)):
-        old = lax.slice(x, index, index + each + counts - 1)
-        part = jnp.where(hit, lax.slice(new, index, index + each), old)
+        old = lax.slice(x, index, (index + each + counts - 1).tolist())
+        part = jnp.where(hit, lax.slice(new, index, (index + each).tolist()), old)
         x = lax.dynamic_update_slice(
             x, part, list(map(np.int32, index)), allow_negative_indices=False
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ._scope import BlockScope, entry
+from ._scope import BlockScope, objects
 
 
 def _broadcast(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
@@ -42,4 +42,6 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 
 def moved(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    return [entry(MOVES[eqn.primitive.name](eqn.params, *ins))]
+    made = MOVES[eqn.primitive.name](eqn.params, *ins)
+    # NumPy gives one entry as it is.
+    return [made if isinstance(made, np.ndarray) else objects([made], ())]
