@@ -20,26 +20,25 @@ import numpy as np
 from jax import lax
 from jax.extend import random
 
-from ..._arrays import split, zero_array
-from ..._compat import called_by, close, scan_counts
-from ..._programs import NOTHING, aval_of, inlined, run, said, simpler
+from ..._compat import called_by
+from ..._programs import NOTHING, aval_of, inlined, simpler
 from ..._types import Value
-from ._classes import EMPTY, refuse
+from ._by_moves import BY_MOVES, gathered, is_put, scattered, slices, stacked
+from ._classes import EMPTY
+from ._complex import of_complex
 from ._formulas import (
     ALL,
     BOOLS,
-    COMPLEX,
     FLOATS,
     INTEGERS,
     bitcast,
-    converted,
+    greatest,
     in_total_order,
     is_nan,
-    of_complex,
+    least,
     threefry,
     to_integers,
 )
-from ._windows import Windows
 
 Function = Callable[..., Any]
 
@@ -115,8 +114,8 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     name, p = eqn.primitive.name, eqn.params
     if name in NOTHING:
         return lambda *xs: list(xs)
-    if name in _BY_MOVES:
-        return None if _is_put(eqn) else functools.partial(_BY_MOVES[name], eqn)
+    if name in BY_MOVES:
+        return None if is_put(eqn) else functools.partial(BY_MOVES[name], eqn)
     if name in _STRUCTURED:
         of = functools.partial(_STRUCTURED[name], eqn)
         adds = name.startswith(("reduce_", "cum")) and _is_narrow(eqn)
@@ -124,7 +123,7 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     if name in _MOVES or not eqn.invars:
         return None
     if _is_complex(eqn):
-        return _of_complex(eqn)
+        return of_complex(eqn)
     old, new = aval_of(eqn.invars[-1]).dtype, aval_of(eqn.outvars[0]).dtype
     if name == "bitcast_convert_type":
         return functools.partial(bitcast, p) if old.itemsize != new.itemsize else None
@@ -172,39 +171,6 @@ def _in_float32(eqn: jex.JaxprEqn, *xs: Value) -> Value:
 # Sums and comparisons along axes.
 
 
-def _of_complex(eqn: jex.JaxprEqn) -> Function | None:
-    name, p = eqn.primitive.name, eqn.params
-    if name == "convert_element_type":
-        return functools.partial(converted, p)
-    if name == "conj":
-        return _conjugate
-    if name == "reduce_sum":
-        of = lambda x: jnp.sum(x, p["axes"])
-        return lambda x: lax.complex(of(lax.real(x)), of(lax.imag(x)))
-    if name == "dot_general":
-        return functools.partial(_complex_product, p)
-    rule = COMPLEX.get(name)
-    return rule and functools.partial(of_complex, rule, p)
-
-
-def _conjugate(x: Value) -> Value:
-    if not jnp.iscomplexobj(x):
-        return lax.complex(x, jnp.zeros_like(x))
-    return lax.complex(lax.real(x), -lax.imag(x))
-
-
-def _complex_product(p: dict[str, Any], x: Value, y: Value) -> Value:
-    numbers, precision = p["dimension_numbers"], p["precision"]
-    dot = lambda x, y: lax.dot_general(x, y, numbers, precision=precision)
-    a, b, c, d = (f(z) for z in (x, y) for f in (lax.real, lax.imag))
-    return lax.complex(dot(a, c) - dot(b, d), dot(a, d) + dot(b, c))
-
-
-def _slices(x: Value, axis: int, start: int, step: int = 1, stop: Any = None) -> Value:
-    stop = x.shape[axis] if stop is None else stop
-    return lax.slice_in_dim(x, start, stop, step, axis)
-
-
 def _reduced(f: Function, empty: Callable[[Any], Any]) -> Function:
     """Neighbours become one, until one is left."""
 
@@ -216,23 +182,11 @@ def _reduced(f: Function, empty: Callable[[Any], Any]) -> Function:
                 x = jnp.full(shape, empty(x.dtype), x.dtype)
             while (n := x.shape[axis]) > 1:
                 even = n - n % 2
-                pairs = (_slices(x, axis, i, 2, even) for i in range(2))
-                x = lax.concatenate([f(*pairs), _slices(x, axis, even)], axis)
+                pairs = (slices(x, axis, i, 2, even) for i in range(2))
+                x = lax.concatenate([f(*pairs), slices(x, axis, even)], axis)
         return lax.squeeze(x, axes)
 
     return of
-
-
-def _least(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return -jnp.inf
-    return False if dtype.kind == "b" else jnp.iinfo(dtype).min
-
-
-def _greatest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.inf
-    return True if dtype.kind == "b" else jnp.iinfo(dtype).max
 
 
 def _all_bits(dtype: Any) -> Any:
@@ -242,7 +196,7 @@ def _all_bits(dtype: Any) -> Any:
 def _cumulated(f: Function) -> Function:
     def of(eqn: jex.JaxprEqn, x: Value) -> Value:
         axis, size = eqn.params["axis"], x.shape[eqn.params["axis"]]
-        each = [_slices(x, axis, i, 1, i + 1) for i in range(size)]
+        each = [slices(x, axis, i, 1, i + 1) for i in range(size)]
         step = -1 if eqn.params["reverse"] else 1
         made = list[Value]()
         for part in each[::step]:
@@ -267,11 +221,11 @@ def _best(is_better: Function) -> Function:
         while (n := x.shape[axis]) > 1:
             even = n - n % 2
             (a, b), (i, j) = (
-                [_slices(y, axis, k, 2, even) for k in range(2)] for y in (x, at)
+                [slices(y, axis, k, 2, even) for k in range(2)] for y in (x, at)
             )
             takes = (is_better(b, a) | is_nan(b)) & ~is_nan(a)
             x, at = (
-                lax.concatenate([jnp.where(takes, v, u), _slices(y, axis, even)], axis)
+                lax.concatenate([jnp.where(takes, v, u), slices(y, axis, even)], axis)
                 for u, v, y in ((a, b, x), (i, j, at))
             )
         return lax.squeeze(at, [axis])
@@ -287,14 +241,14 @@ def _sorted(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
         start, end = turn % 2, size - (size - turn) % 2
         if end - start < 2:
             continue
-        a, b = ([_slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
+        a, b = ([slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
         swaps = _is_behind(a[:keys], b[:keys])
         for n, x in enumerate(xs):
             first, second = (jnp.where(swaps, *p) for p in ((b[n], a[n]), (a[n], b[n])))
-            pairs = _stacked([first, second], axis + 1)
+            pairs = stacked([first, second], axis + 1)
             shape = [end - start if i == axis else n for i, n in enumerate(x.shape)]
             pairs = lax.reshape(pairs, shape)
-            edges = _slices(x, axis, 0, 1, start), _slices(x, axis, end)
+            edges = slices(x, axis, 0, 1, start), slices(x, axis, end)
             xs[n] = lax.concatenate([edges[0], pairs, edges[1]], axis)
     return xs
 
@@ -318,178 +272,7 @@ def _top(eqn: jex.JaxprEqn, x: Value) -> list[Value]:
     keys = in_total_order(x) if _is_floating(x.dtype) else x
     at = lax.broadcasted_iota(aval_of(eqn.outvars[1]).dtype, x.shape, axis)
     _, *found = lax.sort((~keys, x, at), dimension=axis, num_keys=1)
-    return [_slices(y, axis, 0, 1, k) for y in found]
-
-
-# Moves by simpler ones, and the steps of a loop one after the other.
-
-
-def _numbered(eqn: jex.JaxprEqn) -> Value:
-    p, axis = eqn.params, eqn.params["dimension"]
-    numbers = np.arange(p["shape"][axis]).astype(p["dtype"])
-    others = [i for i in range(len(p["shape"])) if i != axis]
-    return np.broadcast_to(np.expand_dims(numbers, others), p["shape"])
-
-
-def _padded(eqn: jex.JaxprEqn, x: Value, value: Value) -> Value:
-    def with_ends(x: Value, axis: int, low: int, high: int) -> Value:
-        size = lambda n: (*x.shape[:axis], max(n, 0), *x.shape[axis + 1 :])
-        ends = [jnp.broadcast_to(value, size(n)) for n in (low, high)]
-        x = lax.concatenate([ends[0], x, ends[1]], axis)
-        if low >= 0 <= high:
-            return x
-        return _slices(x, axis, max(-low, 0), 1, x.shape[axis] + min(high, 0))
-
-    for axis, (low, high, within) in enumerate(eqn.params["padding_config"]):
-        if within and (n := x.shape[axis]):
-            parts = with_ends(lax.expand_dims(x, [axis + 1]), axis + 1, 0, within)
-            sizes = *x.shape[:axis], n * (within + 1), *x.shape[axis + 1 :]
-            x, high = lax.reshape(parts, sizes), high - within
-        x = with_ends(x, axis, low, high) if low or high else x
-    return x
-
-
-def _is_put(eqn: jex.JaxprEqn) -> bool:
-    """Whether it puts a part to a place that is known, which only moves numbers."""
-    is_update = eqn.primitive.name == "dynamic_update_slice"
-    return is_update and all(isinstance(x, jex.Literal) for x in eqn.invars[2:])
-
-
-def _updated(eqn: jex.JaxprEqn, x: Value, new: Value, *at: Value) -> Value:
-    """For each place of the part that is moved, the new numbers or the old ones."""
-    if not new.size:
-        return x
-    counts = np.subtract(x.shape, new.shape) + 1
-    hits = [
-        _inside(start, n - 1) == lax.broadcasted_iota(np.int32, counts, i)
-        for i, (start, n) in enumerate(zip(at, counts, strict=True))
-        if n > 1
-    ]
-    hit = functools.reduce(lax.bitwise_and, hits, np.ones(counts, bool))
-    # An axis that the part has as a whole is chosen at once.
-    each = np.where(counts > 1, 1, new.shape)
-    for index in np.ndindex(*(new.shape // each)):
-        old = lax.slice(x, index, (index + each + counts - 1).tolist())
-        part = jnp.where(hit, lax.slice(new, index, (index + each).tolist()), old)
-        x = lax.dynamic_update_slice(
-            x, part, list(map(np.int32, index)), allow_negative_indices=False
-        )
-    return x
-
-
-def _inside(at: Value, most: Any) -> Value:
-    """The start of a part, moved into range."""
-    # As wide as the sizes of the operand.
-    at = at.astype(np.int32) if at.dtype.itemsize < 4 else at
-    most = jnp.broadcast_to(np.array(most, at.dtype), at.shape)
-    return lax.clamp(jnp.zeros_like(at), at, most).astype(np.int32)
-
-
-# The most steps of an inner scan that are written out.
-_MOST_STEPS = 64
-
-
-def _written_out(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
-    p, length = eqn.params, eqn.params["length"]
-    consts, carry, xs = split(given, *scan_counts(p))
-    m, body = len(carry), functools.partial(run, close(p["jaxpr"]), *consts)
-    if not xs and len(eqn.outvars) == m and length > 4:
-        step = lambda state: [state[0] + 1, *body(*state[1:])]
-        start = [np.int32(0), *carry]
-        return lax.while_loop(lambda state: state[0] < length, step, start)[1:]
-    if length > _MOST_STEPS:
-        refuse(
-            said(eqn),
-            f"has {length} steps, each with an entry of an array, and a kernel writes "
-            f"them out: at most {_MOST_STEPS}",
-            "Use another schedule for the loop around it, or fewer steps.",
-        )
-    ys = list[list[Value]]([[]] * length)
-    for i in range(length)[:: -1 if p["reverse"] else 1]:
-        made = body(*carry, *(lax.index_in_dim(x, i, 0, False) for x in xs))
-        carry, ys[i] = split(made, m)
-    if not length:
-        return [*carry, *(zero_array(aval_of(y)) for y in eqn.outvars[m:])]
-    return [*carry, *(_stacked(y, 0) for y in zip(*ys, strict=True))]
-
-
-def _stacked(parts: Sequence[Value], axis: int) -> Value:
-    return lax.concatenate([lax.expand_dims(x, [axis]) for x in parts], axis)
-
-
-# Gathers and scatters: parts of an operand, at places that are computed.
-
-
-def _starts(
-    eqn: jex.JaxprEqn, shape: Sequence[int], sizes: Sequence[int], at: Value
-) -> Callable[[tuple[int, ...]], tuple[list[Value], Value]]:
-    """Where a part starts, within the operand, and whether it is within of itself."""
-    windows = Windows.of(eqn.params)
-    given, at = at, _inside(at, [shape[i] - sizes[i] for i in windows.starts])
-    inside = given == at.astype(given.dtype)
-
-    def of(index: tuple[int, ...]) -> tuple[list[Value], Value]:
-        starts: list[Any] = [np.int32(0)] * len(shape)
-        for n, axis in enumerate(windows.starts):
-            starts[axis] = at[(*index, n)]
-        for axis, k in windows.batch:
-            starts[axis] = np.int32(index[k])
-        every = [inside[(*index, n)] for n in range(len(windows.starts))]
-        return starts, functools.reduce(lax.bitwise_and, every, np.True_)
-
-    return of
-
-
-def _gathered(eqn: jex.JaxprEqn, x: Value, at: Value) -> Value:
-    p, windows, out = eqn.params, Windows.of(eqn.params), aval_of(eqn.outvars[0])
-    starts_at, parts = _starts(eqn, x.shape, p["slice_sizes"], at), list[Value]()
-    for index in np.ndindex(*at.shape[:-1]):
-        starts, inside = starts_at(index)
-        part = lax.dynamic_slice(
-            x, starts, p["slice_sizes"], allow_negative_indices=False
-        )
-        if p["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
-            fill = p["fill_value"]
-            fill = _fill_of(x.dtype) if fill is None else fill
-            part = jnp.where(inside, part, lax.full_like(part, fill))
-        parts.append(lax.squeeze(part, (*windows.dropped, *windows.operand_batch)))
-    if not parts:
-        return jnp.zeros(out.shape, out.dtype)
-    every = _stacked(parts, 0).reshape(*at.shape[:-1], *parts[0].shape)
-    # The axes of the indices are the first ones, and then come those of the parts.
-    order = (*windows.of_indices(out.ndim), *windows.own)
-    return lax.transpose(every, [order.index(j) for j in range(out.ndim)])
-
-
-def _fill_of(dtype: Any) -> Any:
-    """What JAX takes for an entry that is out of range."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.nan
-    is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
-    return _least(dtype) if is_signed else _greatest(dtype)
-
-
-def _scattered(f: Function) -> Function:
-    def of(eqn: jex.JaxprEqn, x: Value, at: Value, new: Value) -> Value:
-        windows = Windows.of(eqn.params)
-        batch, sizes = windows.of_indices(new.ndim), [1] * x.ndim
-        for i, j in zip(windows.kept(x.ndim), windows.own, strict=True):
-            sizes[i] = new.shape[j]
-        starts_at = _starts(eqn, x.shape, sizes, at)
-        for index in np.ndindex(*at.shape[:-1]):
-            starts, inside = starts_at(index)
-            place: list[Any] = [slice(None)] * new.ndim
-            for j, i in zip(batch, index, strict=True):
-                place[j] = i
-            old = lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
-            part = f(old, new[tuple(place)].reshape(sizes))
-            # XLA drops what is promised to be within, and is not.
-            if eqn.params["mode"] != lax.GatherScatterMode.CLIP:
-                part = jnp.where(inside, part, old)
-            x = lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
-        return x
-
-    return of
+    return [slices(y, axis, 0, 1, k) for y in found]
 
 
 # Keys.
@@ -520,16 +303,10 @@ def _pairs_of_counts(eqn: jex.JaxprEqn) -> list[Value]:
     return [jnp.asarray(np.zeros_like(low)), jnp.asarray(low)]
 
 
-_BY_MOVES: dict[str, Function] = {
-    "iota": _numbered,
-    "pad": _padded,
-    "dynamic_update_slice": _updated,
-    "scan": _written_out,
-}
 _STRUCTURED: dict[str, Function] = {
     "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
-    "reduce_max": _reduced(lax.max, _least),
-    "reduce_min": _reduced(lax.min, _greatest),
+    "reduce_max": _reduced(lax.max, least),
+    "reduce_min": _reduced(lax.min, greatest),
     "reduce_and": _reduced(lax.bitwise_and, _all_bits),
     "reduce_or": _reduced(lax.bitwise_or, lambda dtype: 0),
     "reduce_xor": _reduced(lax.bitwise_xor, lambda dtype: 0),
@@ -542,13 +319,13 @@ _STRUCTURED: dict[str, Function] = {
     "argmin": _best(lax.lt),
     "sort": _sorted,
     "top_k": _top,
-    "gather": _gathered,
-    "scatter": _scattered(lambda old, new: new),
-    **dict.fromkeys(("scatter-add", "scatter_add"), _scattered(lax.add)),
-    **dict.fromkeys(("scatter-sub", "scatter_sub"), _scattered(lax.sub)),
-    **dict.fromkeys(("scatter-mul", "scatter_mul"), _scattered(lax.mul)),
-    **dict.fromkeys(("scatter-min", "scatter_min"), _scattered(lax.min)),
-    **dict.fromkeys(("scatter-max", "scatter_max"), _scattered(lax.max)),
+    "gather": gathered,
+    "scatter": scattered(lambda old, new: new),
+    **dict.fromkeys(("scatter-add", "scatter_add"), scattered(lax.add)),
+    **dict.fromkeys(("scatter-sub", "scatter_sub"), scattered(lax.sub)),
+    **dict.fromkeys(("scatter-mul", "scatter_mul"), scattered(lax.mul)),
+    **dict.fromkeys(("scatter-min", "scatter_min"), scattered(lax.min)),
+    **dict.fromkeys(("scatter-max", "scatter_max"), scattered(lax.max)),
     "random_bits": _of_keys(
         lambda p, k: _IMPL.random_bits(k, p["bit_width"], p["shape"])
     ),
