@@ -65,8 +65,8 @@ _WITH_ORDER = frozenset(
 _SINGLE = frozenset({"erf", "erfc", "erf_inv"})
 # What a kernel has for narrow floats, too: others are computed in float32.
 _OF_NARROW = frozenset(
-    """bitcast_convert_type convert_element_type dot_general nextafter reduce_precision
-    reduce_sum""".split()  # noqa: SIM905
+    """bitcast_convert_type convert_element_type nextafter
+    reduce_precision""".split()  # noqa: SIM905
 )
 
 
@@ -125,6 +125,10 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     if _is_complex(eqn):
         return of_complex(eqn)
     old, new = aval_of(eqn.invars[-1]).dtype, aval_of(eqn.outvars[0]).dtype
+    if name == "dot_general":
+        wide = jnp.promote_types(new, "float32") if _is_floating(new) else new
+        is_one = all(aval_of(x).dtype == wide for x in (*eqn.invars, *eqn.outvars))
+        return None if is_one else functools.partial(_product, p, wide, new)
     if name == "bitcast_convert_type":
         return functools.partial(bitcast, p) if old.itemsize != new.itemsize else None
     if name == "convert_element_type":
@@ -166,6 +170,12 @@ def _in_float32(eqn: jex.JaxprEqn, *xs: Value) -> Value:
     wide = [x.astype(np.float32) if _is_floating(x.dtype) else x for x in xs]
     found, out = eqn.primitive.bind(*wide, **eqn.params), aval_of(eqn.outvars[0])
     return found.astype(out.dtype)
+
+
+def _product(p: dict[str, Any], wide: Any, new: Any, x: Value, y: Value) -> Value:
+    """Numbers of one dtype are multiplied and added up, narrow ones in float32."""
+    numbers = p["dimension_numbers"]
+    return lax.dot_general(x.astype(wide), y.astype(wide), numbers).astype(new)
 
 
 # Sums and comparisons along axes.
