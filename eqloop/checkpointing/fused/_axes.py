@@ -16,7 +16,6 @@ from ..._programs import (
     aval_of,
     formula_of,
     inlined,
-    said,
     simpler,
 )
 from ..engine._layout import AbstractLayout, Layout
@@ -36,28 +35,15 @@ def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
 
 
 def program_of_vals(
-    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val]
+    classes: Classes,
+    closed: Any,
+    ins: Sequence[Val],
+    whole: jex.JaxprEqn | None = None,
 ) -> AxisProgram:
-    """The program of these arrays."""
-    return _program(classes, inlined(closed, _is_call, _of_others), ins)
-
-
-def _is_call(eqn: jex.JaxprEqn) -> bool:
-    # Functions with derivative rules, too: nothing differentiates them any more.
-    return form_of(eqn) in (*CALLS, "custom_jvp_call", "custom_vjp_call")
-
-
-def _of_others(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    """The program of a loop of this library, or of an operation without a rule."""
-    if (formula := formula_of(eqn)) is not None:
-        return _by_engine(formula).expanded
-    return None if _is_known(eqn) else simpler(eqn)
-
-
-def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
-    closed, ops = close(closed), list[Op]()
-    env = dict(zip(closed.jaxpr.invars, ins, strict=True))
-    constants = dict[int, Val]()
+    """The program of these arrays. `whole` is the operation that it stands for."""
+    opened = inlined(close(closed), _is_call, _expanded)
+    ops, constants = list[Op](), dict[int, Val]()
+    env = dict(zip(opened.jaxpr.invars, ins, strict=True))
 
     def constant(value: Any) -> Val:
         # An array that is read several times is one.
@@ -65,20 +51,35 @@ def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
             constants[id(value)] = classes.constant(value)
         return constants[id(value)]
 
-    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+    for var, value in zip(opened.jaxpr.constvars, opened.consts, strict=True):
         env[var] = constant(value)
     read = lambda x: constant(x.val) if isinstance(x, jex.Literal) else env[x]
-    for eqn in closed.jaxpr.eqns:
+    for eqn in opened.jaxpr.eqns:
+        given = list(map(read, eqn.invars))
         if eqn.primitive.name == "constant":
             numbers = np.asarray(eqn.params["numbers"], np.int32)
             outs = [classes.constant(numbers.reshape(eqn.params["shape"]))]
+        elif not _is_known(eqn) and (others := simpler(eqn)) is not None:
+            inner = program_of_vals(classes, others, given, whole or eqn)
+            outs, ops = inner.outs, ops + inner.ops
         else:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
-            op = Op(eqn, list(map(read, eqn.invars)), outs)
-            put_into_classes(classes, op)
-            ops.append(op)
+            ops.append(Op(eqn, given, outs, whole))
+            put_into_classes(classes, ops[-1])
         env.update(zip(eqn.outvars, outs, strict=True))
-    return AxisProgram(list(ins), list(map(read, closed.jaxpr.outvars)), ops)
+    return AxisProgram(list(ins), list(map(read, opened.jaxpr.outvars)), ops)
+
+
+def _is_call(eqn: jex.JaxprEqn) -> bool:
+    # Functions with derivative rules, too: nothing differentiates them any more.
+    return form_of(eqn) in (*CALLS, "custom_jvp_call", "custom_vjp_call")
+
+
+def _expanded(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    if eqn.primitive.name == "custom_vmap_call":
+        return eqn.params["call"]
+    formula = formula_of(eqn)
+    return formula and _by_engine(formula).expanded
 
 
 def _by_engine(formula: Formula) -> Formula:
@@ -120,9 +121,9 @@ def put_into_classes(classes: Classes, op: Op) -> None:
     """Puts the axes of one operation into classes."""
     rule = _RULES.get(op.name)
     if rule is None and op.name not in ELEMENTWISE:
-        refuse(said(op.eqn))
+        refuse(op.said())
     if classes.is_kernel and (why := why_not(op.eqn)) is not None:
-        refuse(said(op.eqn), why)
+        refuse(op.said(), why)
     (rule or elementwise_axes)(classes, op)
 
 
@@ -146,7 +147,7 @@ def _inner(classes: Classes, closed: Any, given: Sequence[Val]) -> AxisProgram:
     ins = [classes.array(val.aval) for val in given]
     for a, b in zip(given, ins, strict=True):
         classes.tie(a, b)
-    return _program(classes, closed, ins)
+    return program_of_vals(classes, closed, ins)
 
 
 def _cond(classes: Classes, op: Op) -> None:
@@ -167,7 +168,7 @@ def _scan(classes: Classes, op: Op) -> None:
         for i in range(len(b.shape)):
             classes.same(a, i + 1, b, i)
         mixed(classes, op, a, [0])
-    body = _program(classes, closed, ins)
+    body = program_of_vals(classes, closed, ins)
     for before, after, out in zip(ins[n : n + m], body.outs, op.outs, strict=False):
         classes.tie(before, after)
         classes.tie(before, out)

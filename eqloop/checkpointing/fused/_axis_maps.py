@@ -12,7 +12,7 @@ import jax.extend.core as jex
 
 from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
-from ..._programs import alone, aval_of, formula_of, said
+from ..._programs import alone, aval_of, formula_of
 from ._axes import program_of_vals, put_into_classes
 from ._axis_rules import dot_axes, elementwise_axes, mixed_along, scatter_rows
 from ._classes import Classes, NotInKernelError, Op, Val
@@ -98,7 +98,7 @@ def _maps_along(classes: Classes, op: Op, axes: Sequence[Sequence[int]]) -> None
         for i, j in zip(axes[0], own, strict=False):
             classes.same(vals[0], i, val, j)
         for i in set(range(len(val.shape))) - {*own}:
-            classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
+            classes.spoil(val.dims[i], lambda: f"{op.said()} mixes them")
 
 
 def _conv(classes: Classes, op: Op) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..._programs import said
 from ._classes import CUMULATIVE, EMPTY, OF_KEYS, REDUCTIONS, SCATTERS, Classes, Op, Val
 from ._windows import Windows
 
@@ -25,7 +24,7 @@ def elementwise_axes(classes: Classes, op: Op) -> None:
 
 def mixed(classes: Classes, op: Op, val: Val, axes: Sequence[int]) -> None:
     for i in axes:
-        classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
+        classes.spoil(val.dims[i], lambda: f"{op.said()} mixes them")
 
 
 def _others(classes: Classes, op: Op, a: Val, b: Val, along: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._programs import said
 from ..._types import Aval, Value
 
 Rows = frozenset[int]
@@ -80,13 +81,19 @@ class Op:
         eqn: It.
         ins: Its operands.
         outs: Its results.
+        whole: The operation that it is a part of, if another one stands for it.
         inner: The programs in it.
     """
 
     eqn: jex.JaxprEqn
     ins: list[Val]
     outs: list[Val]
+    whole: jex.JaxprEqn | None = None
     inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
+
+    def said(self) -> str:
+        """What it is for the user, and where."""
+        return said(self.whole or self.eqn)
 
     @property
     def name(self) -> str:

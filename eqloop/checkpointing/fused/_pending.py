@@ -11,7 +11,6 @@ import numpy as np
 
 from ..._arrays import is_inexact, split
 from ..._compat import scan_counts
-from ..._programs import said
 from ._axis_rules import dot_axes
 from ._classes import NO_ROWS, AxisProgram, Classes, FoundRows, Op, Rows, Val
 
@@ -135,7 +134,7 @@ def rows_of(classes: Classes, val: Val) -> Rows:
 
 
 def _check(classes: Classes, op: Op, spoiled: Rows) -> None:
-    why = lambda: f"{said(op.eqn)} reads a sum over all of them"
+    why = lambda: f"{op.said()} reads a sum over all of them"
     refuse_pending(classes, spoiled, why)
 
 
