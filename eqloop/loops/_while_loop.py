@@ -36,7 +36,6 @@ from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
     AsScan,
-    Bounded,
     ForwardOnly,
     Online,
     Recursive,
@@ -92,7 +91,7 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
             )
 
     @abc.abstractmethod
-    def _planner(self) -> ForwardOnly | Bounded | Online | AsScan:
+    def _planner(self) -> ForwardOnly | Online | AsScan:
         """How many steps there may be, and how they are differentiated."""
 
     @compiled_once
@@ -216,10 +215,8 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         default=None, static=True, converter=as_progress, kw_only=True
     )
 
-    def _planner(self) -> Bounded | AsScan:
-        if self.schedule is not None:
-            return AsScan(self.max_steps, self.schedule)
-        return Bounded(self.max_steps, self.base)
+    def _planner(self) -> AsScan:
+        return AsScan(self.max_steps, self.schedule or Recursive(self.base))
 
     def __check_init__(self) -> None:
         _check_static_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
@@ -323,7 +320,7 @@ _WORDS = Words(
 
 def run_call(
     owner: str,
-    planner: ForwardOnly | Bounded | Online | AsScan,
+    planner: ForwardOnly | Online | AsScan,
     progress: ProgressBar | None,
     cond: Callable[..., PyTree],
     body: Callable[..., PyTree],

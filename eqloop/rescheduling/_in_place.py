@@ -28,7 +28,6 @@ from .._types import Value
 from ..checkpointing import (
     AbstractSchedule,
     AsScan,
-    Bounded,
     ForwardOnly,
     Loop,
     LoopPolicy,
@@ -99,7 +98,7 @@ def while_in_place(
     found: ForeignLoop,
     cond: jex.ClosedJaxpr,
     body: jex.ClosedJaxpr,
-    planner: ForwardOnly | Bounded | Online | AsScan,
+    planner: ForwardOnly | Online | AsScan,
     progress: ProgressBar | None,
 ) -> jex.ClosedJaxpr:
     """The program of a while loop with the inputs and outputs of an equation."""

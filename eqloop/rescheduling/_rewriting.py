@@ -33,7 +33,6 @@ from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
     AsScan,
-    Bounded,
     Fitted,
     ForwardOnly,
     InnerBudget,
@@ -114,11 +113,11 @@ class Rewriting:
 
     schedule: AbstractSchedule | None
     policy: LoopPolicy
-    whiles: Bounded | Online | AsScan | None
+    whiles: Online | AsScan | None
     progress: ProgressBar | None
     only: Callable[[ForeignLoop], bool] | None
     leaves_gradients: bool = False
-    outer_whiles: Bounded | Online | AsScan | None = None
+    outer_whiles: Online | AsScan | None = None
     # Those that are part of a gradient, by the identity of their equations.
     _of_gradients: dict[int, JaxLoop | RuleLoop] = dataclasses.field(
         default_factory=dict, init=False
