@@ -47,7 +47,7 @@ from ..checkpointing import (
 )
 from ..progress import Again, BarChange, ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
-from ._in_place import OpenScan, in_place_of, while_in_place
+from ._in_place import in_place_of, scan_in_place, while_in_place
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
 # their steps an evaluation?
@@ -216,14 +216,14 @@ class Rewriting:
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
         inside = dataclasses.replace(inside, is_taken=True)
-        scan, notes = self._best_inside(eqn, schedule, inside)
-        new = scan.planned(eqn, loop, schedule, self.policy, bar)
+        program, notes = self._best_inside(eqn, schedule, inside)
+        new = scan_in_place(eqn, loop, program, schedule, self.policy, bar)
         return new, [Note(loop, is_back=is_back), *notes]
 
     def _best_inside(
         self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
-    ) -> tuple[OpenScan, list[Note]]:
-        """A scan that is taken, and what becomes of the loops in it."""
+    ) -> Rewritten:
+        """The step of a scan that is taken, and what becomes of the loops in it."""
         # They are run by the same schedule, if that saves half of the memory that the
         # scan takes, as it is estimated; a budget is shared with them. Otherwise they
         # are left to JAX: what they store is there for one step of the scan at a time,
@@ -240,7 +240,7 @@ class Rewriting:
         if may_leave and some_taken and _is_best_left(eqn, schedule):
             left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
             new, notes = self._of(program, left)
-        return OpenScan.of(eqn, new), notes
+        return new, notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around
