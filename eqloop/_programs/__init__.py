@@ -160,4 +160,4 @@ from ._small_equations import (
 )
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, vmapped
-from ._wide_sums import KnownCast, adding_wide, shared, with_casts, without_casts
+from ._wide_sums import adding_wide, shared, with_casts, without_casts

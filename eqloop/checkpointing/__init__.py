@@ -73,7 +73,7 @@ from .steps._loop import Loop
 from .steps._step import Step, hoist, make_step, trace_step, with_inverse
 from .whiles._lockstep import trusting
 from .whiles._online import Online
-from .whiles._while_layout import UNLIMITED, Bounded, ForwardOnly
+from .whiles._until_stop import UNLIMITED, ForwardOnly
 
 __all__ = [
     "AbstractSchedule",

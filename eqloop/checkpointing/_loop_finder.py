@@ -44,8 +44,8 @@ from .engine._problem import Placements, Problem
 from .engine._transformed import activity, all_active, unsettled, without_stored
 from .planning._memory import Maps, with_a_little_more
 from .steps._step import Step
+from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_layout import AbstractWhileLayout
 
 # What is a loop, or may have one in its rules alone.
 _MAY_LOOP = ("scan", "while", "custom_vjp_call")
@@ -358,7 +358,7 @@ def _outputs(formula: Formula) -> list[int]:
 def _plan_of(
     problem: Problem, active: Active, layout: AbstractLayout, maps: Maps
 ) -> Plan | WhilePlan:
-    if isinstance(layout, AbstractWhileLayout):
+    if isinstance(layout, Online):
         assert isinstance(problem, UntilStopped)
         return while_plan_of(problem, active, layout, maps)
     schedule = problem.planner

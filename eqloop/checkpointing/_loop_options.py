@@ -320,7 +320,7 @@ def _of_while(problem: UntilStopped, active: Active) -> Iterator[LoopOption]:
         again = _binomial.sweep_advances(steps, count)
         time = back + again * pace.advance
         layout = dataclasses.replace(planner, checkpoints=count, is_open=False)
-        stored = layout.rows * cost.held
+        stored = layout.carries * cost.held
         yield LoopOption(
             schedule=layout,
             stores=f"{count} carries",

@@ -47,7 +47,7 @@ from .whiles._lockstep import (
 )
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_layout import Bounded, ForwardOnly
+from .whiles._until_stop import ForwardOnly
 
 
 def run_loop(
@@ -162,7 +162,7 @@ def run_while(
     consts: Arrays,
     init: Arrays,
     starts: tuple[int | None, ...],
-    planner: ForwardOnly | Bounded | Online | AsScan,
+    planner: ForwardOnly | Online | AsScan,
     meter: Meter,
     joints: int = 0,
 ) -> list[Value]:
@@ -173,21 +173,10 @@ def run_while(
     if not planner.max_steps:
         return list(init)
     loop = Loop(planner.max_steps, meter=meter, starts=starts)
-    if isinstance(planner, AsScan):
-        return _run_as_scan(step, consts, init, loop, planner.schedule, joints)
-    problem = UntilStopped(step, loop, None, planner)
-    return _run_planned(problem, consts, init, [])[0]
-
-
-def _run_as_scan(
-    step: Step,
-    consts: Arrays,
-    init: Arrays,
-    loop: Loop,
-    schedule: AbstractSchedule,
-    joints: int,
-) -> list[Value]:
-    """A while loop as an `Ending`, which has the number of its steps in the carry."""
+    if not isinstance(planner, AsScan):
+        problem = UntilStopped(step, loop, None, planner)
+        return _run_planned(problem, consts, init, [])[0]
+    # An `Ending` has the number of its steps in the carry.
     at = joints + 1
 
     def counted(
@@ -199,13 +188,13 @@ def _run_as_scan(
         made, _ = step(consts, [*before, *after], x)
         return [*made[:at], count, *made[at:]], []
 
-    starts = loop.padded_starts(len(init))
-    starts = (*starts[:at], None, *starts[at:])
+    padded = loop.padded_starts(len(init))
+    starts = (*padded[:at], None, *padded[at:])
     loop = dataclasses.replace(loop, stops=True, starts=starts)
     init = [*init[:at], jnp.zeros_like(init[joints], jnp.int32), *init[at:]]
     types = step.const_types, list(map(jax.typeof, init)), []
     inputs = make_step(counted, *types), consts, init, []
-    settings = dict[str, Any](loop=loop, schedule=schedule, joints=joints)
+    settings = dict[str, Any](loop=loop, schedule=planner.schedule, joints=joints)
     carry, _ = run_loop(*inputs, **settings)
     return [*carry[:at], *carry[at + 1 :]]
 

@@ -13,8 +13,8 @@ from .planning._memory import Maps, bytes_of_guards, loop_bytes, with_a_little_m
 from .planning._memory_guess import working_set
 from .rewrites import _in_place
 from .steps._find_lists import leaves_written
+from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_layout import AbstractWhileLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,26 +35,31 @@ class WhilePlan:
             more than 3 times: that is, for `slots * (slots + 3) / 2` steps. For more
             steps this is the least, and it may take a few per cent more. `None` if
             there is no bound on the steps.
-        levels: How many segments each nested level has: a tuple for each nest in turn.
+        levels: As for a [`Scan`][eqloop.Scan]: none, as nothing is nested.
         block: How many consecutive steps have their residuals stored together.
     """
 
     peak_bytes: int
     rewritten: tuple[str, ...] = dataclasses.field(repr=False)
-    # What a `WhileDescription` has, in its order.
     length: int | None = dataclasses.field(repr=False)
     slots: int = dataclasses.field(repr=False)
-    _setting: str = dataclasses.field(repr=False)
     evaluations: int | None = dataclasses.field(repr=False)
-    _in_words: str = dataclasses.field(repr=False)
-    levels: tuple[tuple[int, ...], ...] = dataclasses.field(repr=False)
+    _layout: Online = dataclasses.field(repr=False)
+    levels: ClassVar[tuple[tuple[int, ...], ...]] = ()
     block: ClassVar[int] = 1
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
-        steps = "any" if self.length is None else f"<= {self.length}"
-        return steps, self._setting, f"{self.slots} carries", self._in_words
+        layout, most = self._layout, self._layout.spreading.most_thrice
+        steps, count = "any", f"3 a step up to {most} steps"
+        if self.length is not None:
+            about = "about" if self.length > most else "<="
+            steps, count = f"<= {self.length}", f"{about} {self.evaluations}"
+        if layout.strides is not None:
+            count = "2 a step"
+        setting = f"checkpoints={layout.checkpoints}"
+        return steps, setting, f"{self.slots} carries", count
 
     def __str__(self) -> str:
         steps, setting, _, evaluations = self.columns
@@ -69,7 +74,7 @@ class WhilePlan:
 
 
 def while_plan_of(
-    problem: UntilStopped, active: Active, layout: AbstractWhileLayout, maps: Maps
+    problem: UntilStopped, active: Active, layout: Online, maps: Maps
 ) -> WhilePlan:
     """The plan of a while loop.
 
@@ -80,11 +85,12 @@ def while_plan_of(
     if size is None:
         of_carry = active.carry[problem.lead :]
         cost = step_cost(problem.counted, active._replace(carry=of_carry))
-        size = batch * (layout.rows * cost.held + working_set(cost))
+        size = batch * (layout.carries * cost.held + working_set(cost))
     size += batch * bytes_of_guards(problem)
     loop, step = problem.loop, problem.reversed_step(problem.step)
     for note in [*layout.notes(step), *notes_of_layouts(step.jaxpr)]:
         loop = loop.noting(note)
     written = zip(leaves_written(step), active.carry[problem.lead :], strict=True)
     loop = loop.noting(_in_place.NOTE, [*[False] * problem.lead, *map(all, written)])
-    return WhilePlan(with_a_little_more(size), loop.rewritten, *layout.described)
+    counts = layout.length, layout.stored, layout.evaluations
+    return WhilePlan(with_a_little_more(size), loop.rewritten, *counts, layout)

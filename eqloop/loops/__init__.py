@@ -8,14 +8,16 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
   `_scan_while.py` for a scan that may end early.
 - **While loops**: `_while_loop.py`, which opens their calls as well.
 - **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
-  types, and `_backward.py` has what `backward=` does to a cotangent.
+  types, and `_backward.py` has what `backward=` does to a cotangent, such as
+  to clip it (`_clip.py`).
 - **Layers**: `_stacked_layers.py` scans over equal layers, each of which is a step
   (`_layer_step.py`). `_stack.py` stacks them and their `eqx.nn.State`.
 - **Prefixes**: `_associative_scan.py`.
 """
 
 from ._associative_scan import AssociativeScan
-from ._backward import ClipCotangent, Truncate, cut_before, cuts_of, refuse_cuts
+from ._backward import Truncate, cut_before, cuts_of, refuse_cuts
+from ._clip import ClipCotangent
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._loop import AbstractLoop, check_schedule, planned_by
 from ._scan import AbstractScan, CheckpointedScan, Scan

@@ -95,11 +95,11 @@ class Words:
             what it calls each leaf of the carry, and of `xs`.
     """
 
-    carry: str
-    path: str
-    f: str
-    step: str
-    call: Callable[[PyTree, PyTree, dict[str, Any]], Shown]
+    carry: str = "the carry"
+    path: str = "carry"
+    f: str = "f"
+    step: str = "step"
+    call: Callable[[PyTree, PyTree, dict[str, Any]], Shown] = step_call
     length: str = "length"
     several: bool = False
     names: Names = step_names
@@ -114,7 +114,7 @@ class Words:
         return dict(word=self.f, instead=IN_THE_CARRY, apart=apart)
 
 
-OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)
+OF_A_SCAN = Words()
 
 
 @dataclasses.dataclass(frozen=True)

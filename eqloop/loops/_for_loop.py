@@ -7,9 +7,9 @@ import equinox as eqx
 
 from .._arrays import paths
 from .._calls import NewY, Y, argument_names, call_traced, compiled_once, typed
-from .._device import DeviceLike, planning_for_call
+from .._device import DeviceLike
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
+from ..checkpointing import AbstractSchedule, Plan, Recursive
 from ._carry import Shown, Words, shown_call
 from ._loop import AbstractLoop
 from ._opened_loop import OpenedLoop
@@ -91,8 +91,7 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             >>> el.CheckpointedForLoop(jnp.sin).plan(jnp.zeros(100)).evaluations
             200
         """
-        with planning_for_call(device, self, xs):
-            return plan(**self._problem(*xs, length=length, key=key))
+        return self._plan(device, *xs, length=length, key=key)
 
     def _open(self, *xs: PyTree, **kwargs: PyTree) -> OpenedLoop:
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -131,9 +130,7 @@ def _names_of_f(
     return f, ["carry"], [path for name, x in pairs for path in paths(x, name)]
 
 
-_WORDS = Words(
-    "the carry", "carry", "f", "step", _call_of_f, several=True, names=_names_of_f
-)
+_WORDS = Words(call=_call_of_f, several=True, names=_names_of_f)
 
 
 @final

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -31,16 +31,6 @@ class LayerStep:
 
     keep: bool
     state_at: int | None
-
-    @classmethod
-    def to(cls, args: tuple[PyTree, ...], *, keep: bool) -> Self:
-        at = [i for i, arg in enumerate(args) if isinstance(arg, eqx.nn.State)]
-        if len(at) > 1:
-            raise ValueError(
-                f"{NAME}: there can be one state among the arguments, but there are "
-                f"{len(at)}. The state of a model holds that of all of its parts."
-            )
-        return cls(keep, at[0] if at else None)
 
     def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
         layer, args, state = inputs
@@ -70,6 +60,17 @@ class LayerStep:
 
     def _with(self, state: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         return tuple(state if i == self.state_at else a for i, a in enumerate(args))
+
+
+def state_at(args: tuple[PyTree, ...]) -> int | None:
+    """Which of the arguments of a layer is its state."""
+    at = [i for i, arg in enumerate(args) if isinstance(arg, eqx.nn.State)]
+    if len(at) > 1:
+        raise ValueError(
+            f"{NAME}: there can be one state among the arguments, but there are "
+            f"{len(at)}. The state of a model holds that of all of its parts."
+        )
+    return at[0] if at else None
 
 
 def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> Shown:

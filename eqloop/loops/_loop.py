@@ -13,6 +13,7 @@ import equinox as eqx
 
 from .._arrays import hashable_axes, refuse_symbolic_plan
 from .._calls import AbstractTransform, Function, as_int_if_index, check_bool, setting
+from .._classes import AbstractBordered
 from .._device import DeviceLike, planning_for_call
 from .._signatures import without_annotations
 from .._types import PyTree
@@ -27,54 +28,18 @@ from ..checkpointing import (
     as_policy_or_wrong,
     frontier_of,
     left_open,
+    plan,
 )
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener
 from ._opened_loop import OpenedLoop, open_abstractly, to_plan
 
 
-class AbstractLoop(AbstractTransform[Function]):
-    """A loop whose number of steps is known beforehand.
+class AbstractPlanned(AbstractBordered):
+    """What runs as one loop: how that is planned."""
 
-    Subclasses differ in how they are called: `plan` and `_open` take what the call
-    takes. Final classes say which schedule they run when `schedule` is not given.
-
-    Args:
-        schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored, as in `jax.lax.scan`.
-        policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
-            have a [`Budget`][eqloop.Budget] choose that as well.
-        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
-            `None` and callables from a leaf to either. `None` gives each step the whole
-            leaf. By default axis 0 of every array.
-        out_axes: The axis of each leaf of the outputs along which the steps are
-            stacked. A leaf with `None` must be the same for all steps, and is not
-            stacked.
-        f_axes: The axis of each leaf of `f` that is scanned, as for stacked layers.
-            `None`, the default, gives each step the whole leaf.
-        f_transform: Called on `f` in the body, just before `f` is called; it returns
-            what is called instead, for example with parameters that were cast.
-        reverse: Whether to go from the last element of `xs` to the first. Outputs stay
-            in the order of `xs`.
-        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
-        split_keys: Whether to split the `key` of the call, so that each step gets its
-            own key. Otherwise all steps get the same key.
-        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
-            or a [`ProgressBar`][eqloop.ProgressBar].
-    """
-
-    f: Callable[..., PyTree]
-    schedule: AbstractSchedule | None = setting(default=None)
-    # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
-    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    f_axes: PyTree = setting(default=None, converter=hashable_axes)
-    f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
-    reverse: bool = setting(default=False)
-    unroll: int | bool = setting(default=1, converter=as_int_if_index)
-    split_keys: bool = setting(default=True)
-    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+    schedule: eqx.AbstractVar[AbstractSchedule | None]
+    policy: eqx.AbstractVar[Any]
 
     def _default_schedule(self) -> AbstractSchedule:
         """The schedule to run if none is given."""
@@ -129,10 +94,10 @@ class AbstractLoop(AbstractTransform[Function]):
     def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
         """Takes a call apart, of which these are the arguments."""
 
-    def _run(self, opened: OpenedLoop) -> tuple[PyTree, PyTree]:
-        """Runs the loop: the last carry and the outputs."""
-        how = self._how()
-        return opened.run(type(self).__name__, progress=self.progress, **how)
+    def _plan(self, device: DeviceLike | None, *args: PyTree, **kwargs: PyTree) -> Plan:
+        """The plan of a gradient of a call with these arguments."""
+        with planning_for_call(device, self, args, kwargs):
+            return plan(**self._problem(*args, **kwargs))
 
     def _problem(self, *args: PyTree, **kwargs: PyTree) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
@@ -150,12 +115,64 @@ class AbstractLoop(AbstractTransform[Function]):
         return open_abstractly(open_call, self, args, kwargs)
 
     def _how(self) -> dict[str, Any]:
+        """By which schedule and policy it runs."""
         return planned_by(type(self).__name__, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
         if self.schedule is not None:
             return self.schedule
         return self._default_schedule()
+
+
+class AbstractLoop(  # pyright: ignore[reportGeneralTypeIssues]
+    AbstractTransform[Function], AbstractPlanned
+):
+    """A loop whose number of steps is known beforehand.
+
+    Subclasses differ in how they are called: `plan` and `_open` take what the call
+    takes. Final classes say which schedule they run when `schedule` is not given.
+
+    Args:
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored, as in `jax.lax.scan`.
+        policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
+            have a [`Budget`][eqloop.Budget] choose that as well.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either. `None` gives each step the whole
+            leaf. By default axis 0 of every array.
+        out_axes: The axis of each leaf of the outputs along which the steps are
+            stacked. A leaf with `None` must be the same for all steps, and is not
+            stacked.
+        f_axes: The axis of each leaf of `f` that is scanned, as for stacked layers.
+            `None`, the default, gives each step the whole leaf.
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
+            what is called instead, for example with parameters that were cast.
+        reverse: Whether to go from the last element of `xs` to the first. Outputs stay
+            in the order of `xs`.
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether to split the `key` of the call, so that each step gets its
+            own key. Otherwise all steps get the same key.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
+    """
+
+    f: Callable[..., PyTree]
+    schedule: AbstractSchedule | None = setting(default=None)
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    f_axes: PyTree = setting(default=None, converter=hashable_axes)
+    f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
+    reverse: bool = setting(default=False)
+    unroll: int | bool = setting(default=1, converter=as_int_if_index)
+    split_keys: bool = setting(default=True)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+
+    def _run(self, opened: OpenedLoop) -> tuple[PyTree, PyTree]:
+        """Runs the loop: the last carry and the outputs."""
+        how = self._how()
+        return opened.run(type(self).__name__, progress=self.progress, **how)
 
     def _opener(self, **others: Any) -> LoopOpener:
         """How a call is read: as these settings say it, and others."""

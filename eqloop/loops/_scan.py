@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsIndex, fina
 import equinox as eqx
 
 from .._calls import Carry, NewCarry, NewY, Y, compiled_when, setting, typed
-from .._device import DeviceLike, planning_for_call
+from .._device import DeviceLike
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import AbstractSchedule, Plan, Recursive, plan
+from ..checkpointing import AbstractSchedule, Plan, Recursive
 from ._backward import Backward, Truncate, in_words
 from ._loop import AbstractLoop, checks_no_values
 from ._opened_loop import OpenedLoop
@@ -220,8 +220,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             >>> plan.levels
             ((16, 16, 16),)
         """
-        with planning_for_call(device, self, init, xs):
-            found = plan(**self._problem(init, xs, length=length, key=key, log=log))
+        found = self._plan(device, init, xs, length=length, key=key, log=log)
         return dataclasses.replace(found, backward=in_words(self.backward))
 
     def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:

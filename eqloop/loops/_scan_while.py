@@ -10,23 +10,16 @@ import jax.numpy as jnp
 
 from .._arrays import axes_of, describe, put_on_mesh, split, vary
 from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_when, setting, typed
-from .._device import DeviceLike, planning_for_call
+from .._device import DeviceLike
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..checkpointing import (
-    AbstractSchedule,
-    Plan,
-    Recursive,
-    left_open,
-    make_step,
-    plan,
-)
+from ..checkpointing import AbstractSchedule, Plan, Recursive, left_open, make_step
 from ..progress import Label
 from ._backward import Backward, in_words
 from ._carry import OF_A_SCAN
 from ._loop import AbstractLoop, check_unroll, checks_no_values
 from ._opened_loop import OpenedLoop
 from ._scan import Stepping, check_backward
-from ._while_loop import Condition, varied_with, varies_with
+from ._while_loop import MOST_STEPS, Condition, varied_with, varies_with
 
 
 class AbstractConditional(eqx.Module):
@@ -214,8 +207,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             >>> loop.plan(jnp.zeros(64)).levels
             ((16, 16, 16),)
         """
-        with planning_for_call(device, self, init, xs):
-            found = plan(**self._problem(init, xs, key=key, log=log))
+        found = self._plan(device, init, xs, key=key, log=log)
         return dataclasses.replace(found, backward=in_words(self.backward))
 
     def _open(
@@ -245,8 +237,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
                 f"ScanWhile: `cond` must be callable, but {describe(self.cond)} is not."
             )
         check_backward("ScanWhile", self.backward)
-        what = "the most steps that are run"
-        as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
+        as_count("ScanWhile", "max_steps", MOST_STEPS, self.max_steps, least=0)
         check_unroll("ScanWhile", self.unroll)
         if self.unroll != 1 or self.unroll is True:
             raise ValueError(

@@ -59,14 +59,6 @@ class Depth:
         return hash(Depth)
 
 
-def depth_of(layers: PyTree) -> Depth | None:
-    """How many layers are stacked, if their arrays agree on it."""
-    shapes = [x.shape for x in jax.tree.leaves(layers) if hasattr(x, "shape")]
-    lengths = {shape[0] if shape else None for shape in shapes}
-    length = lengths.pop() if len(lengths) == 1 else None
-    return None if length is None else Depth(length)
-
-
 def num_layers(owner: str, layers: PyTree) -> int:
     """How many layers are stacked."""
     leaves, _ = flatten(layers)

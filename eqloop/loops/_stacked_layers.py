@@ -8,29 +8,18 @@ from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, final, 
 import equinox as eqx
 import jax
 
-from .._arrays import as_arrays, describe, refuse_symbolic_plan
+from .._arrays import as_arrays, describe
 from .._calls import as_count, as_int_if_index, compiled_when, setting, typed
-from .._classes import AbstractBordered
-from .._device import DeviceLike, planning_for_call
+from .._device import DeviceLike
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import (
-    AbstractSchedule,
-    Frontier,
-    Plan,
-    StoreAll,
-    as_policy_or_wrong,
-    frontier_of,
-    left_open,
-    plan,
-)
-from ._layer_step import NAME, WORDS, LayerStep, make_layer
-from ._loop import check_schedule, check_unroll, checks_no_values, planned_by
+from ..checkpointing import AbstractSchedule, Plan, as_policy_or_wrong
+from ._layer_step import NAME, WORDS, LayerStep, make_layer, state_at
+from ._loop import AbstractPlanned, check_schedule, check_unroll, checks_no_values
 from ._open_loop import LoopOpener
-from ._opened_loop import OpenedLoop, open_abstractly, to_plan
+from ._opened_loop import OpenedLoop
 from ._stack import (
     Depth,
     Layer,
-    depth_of,
     has_arrays,
     layers_at,
     num_layers,
@@ -43,7 +32,7 @@ _NewLayer = TypeVar("_NewLayer")
 
 
 @final
-class StackedLayers(AbstractBordered, Generic[Layer]):
+class StackedLayers(AbstractPlanned, Generic[Layer]):
     """Layers that differ only in their parameters, applied one after the other.
 
     The layers are stored as one layer whose arrays have a leading axis, with an entry
@@ -113,19 +102,18 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
     policy: Any = eqx.field(default=None, converter=as_policy_or_wrong, kw_only=True)
     unroll: int | bool = setting(default=1, converter=as_int_if_index)
     # Where no leaf is an array, as in a filter of the layers, nothing else knows it.
-    _depth: Depth | None = eqx.field(default=None, static=True, init=False, repr=False)
+    _depth: Depth = eqx.field(static=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._depth = depth_of(self.layers)
-
-    def __check_init__(self) -> None:
         if not callable(self.layers):
             raise TypeError(
                 f"{NAME}: `layers` must be one layer, each array of which has an "
                 f"entry for each layer, but it is {describe(self.layers)}. To stack a "
                 f"list of layers, use `{NAME}.from_layers`."
             )
-        num_layers(NAME, self.layers)
+        self._depth = Depth(num_layers(NAME, self.layers))
+
+    def __check_init__(self) -> None:
         check_schedule(NAME, self.schedule)
         check_unroll(NAME, self.unroll)
         self._how()
@@ -213,9 +201,9 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
         return [self[i] for i in range(len(self))]
 
     def __len__(self) -> int:
-        if self._depth is not None and not has_arrays(self.layers):
-            return self._depth.number
-        return num_layers(NAME, self.layers)
+        if has_arrays(self.layers):
+            return num_layers(NAME, self.layers)
+        return self._depth.number
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.unstack())
@@ -343,72 +331,20 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
-        with planning_for_call(device, self, x, args):
-            return plan(**self._problem(x, *args, key=key))
-
-    def frontier(
-        self,
-        x: PyTree,
-        *args: PyTree,
-        key: PRNGKey | ShapeDtypeStruct | None = None,
-        device: DeviceLike | None = None,
-    ) -> Frontier:
-        """The trade-off between memory and time for a gradient of the call.
-
-        Args:
-            x: As for `plan`.
-            *args: As for `plan`.
-            key: As for `plan`.
-            device: As for `plan`.
-
-        Returns:
-            The plans that no other one beats, as [`Scan`][eqloop.Scan] has them.
-
-        Raises:
-            TypeError: As the call does.
-            ValueError: As the call does, and if the schedule cannot be met.
-        """
-        with planning_for_call(device, self, x, args):
-            return frontier_of(**self._problem(x, *args, key=key))
-
-    def _problem(
-        self, x: PyTree, *args: PyTree, key: PRNGKey | ShapeDtypeStruct | None
-    ) -> dict[str, Any]:
-        """What a call would run, from the types of its arguments."""
-
-        def open_call(
-            layers: Self, x: PyTree, args: PyTree, key: PRNGKey | None
-        ) -> OpenedLoop:
-            return layers._open(LayerStep.to(args, keep=False), x, args, key)
-
-        refuse_symbolic_plan(NAME, (self, x, args))
-        opened = open_abstractly(open_call, self, x, args, key)
-        return to_plan(*opened) | self._how()
+        return self._plan(device, x, *args, key=key)
 
     def _run(
         self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None
     ) -> PyTree:
-        apply = LayerStep.to(args, keep=keep)
-        opened = self._open(apply, x, args, key)
+        opened = self._open(x, *args, keep=keep, key=key)
         x, (state, every_x) = opened.run(NAME, **self._how())
-        if apply.state_at is None:
-            return x, every_x
-        return (x, args[apply.state_at].update(state)), every_x
-
-    def _how(self) -> dict[str, Any]:
-        return planned_by(NAME, self._schedule(), self.policy)
-
-    def _schedule(self) -> AbstractSchedule:
-        return self.schedule or left_open(StoreAll())
+        at = state_at(args)
+        return x if at is None else (x, args[at].update(state)), every_x
 
     def _open(
-        self,
-        apply: "LayerStep",
-        x: PyTree,
-        args: tuple[PyTree, ...],
-        key: PRNGKey | None,
+        self, x: PyTree, *args: PyTree, keep: bool = False, **kwargs: PyTree
     ) -> OpenedLoop:
-        state = None
+        state, apply = None, LayerStep(keep, state_at(args))
         if apply.state_at is not None:
             state = state_of(NAME, self.layers, args[apply.state_at], len(self))
         args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
@@ -421,5 +357,4 @@ class StackedLayers(AbstractBordered, Generic[Layer]):
             words=dataclasses.replace(WORDS, f=f"one of {len(self)} layers"),
             undo=undo and apply.undone_by(undo),
         )
-        inputs = (self.layers, args, state)
-        return opener.open(apply, x, inputs, key=key)
+        return opener.open(apply, x, (self.layers, args, state), **kwargs)

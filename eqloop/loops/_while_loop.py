@@ -22,11 +22,10 @@ from .._calls import (
     KnownAs,
     argument_names,
     array_names,
+    as_count,
     call_traced,
-    check_least,
     compiled_once,
     explained,
-    int_of,
     typed,
 )
 from .._classes import AbstractBordered
@@ -36,7 +35,6 @@ from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
     AsScan,
-    Bounded,
     ForwardOnly,
     Online,
     Recursive,
@@ -53,6 +51,7 @@ from ._step_checks import is_truth
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
+MOST_STEPS = "the most steps that are run, known when tracing"
 
 
 class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
@@ -92,7 +91,7 @@ class AbstractWhileLoop(AbstractBordered, Generic[_Carry]):
             )
 
     @abc.abstractmethod
-    def _planner(self) -> ForwardOnly | Bounded | Online | AsScan:
+    def _planner(self) -> ForwardOnly | Online | AsScan:
         """How many steps there may be, and how they are differentiated."""
 
     @compiled_once
@@ -216,13 +215,11 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         default=None, static=True, converter=as_progress, kw_only=True
     )
 
-    def _planner(self) -> Bounded | AsScan:
-        if self.schedule is not None:
-            return AsScan(self.max_steps, self.schedule)
-        return Bounded(self.max_steps, self.base)
+    def _planner(self) -> AsScan:
+        return AsScan(self.max_steps, self.schedule or Recursive(self.base))
 
     def __check_init__(self) -> None:
-        _check_static_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
+        as_count("BoundedWhileLoop", "max_steps", MOST_STEPS, self.max_steps, least=0)
         Recursive(self.base)  # raises, should `base` not be valid
         check_schedule("BoundedWhileLoop", self.schedule)
 
@@ -290,9 +287,10 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     def __check_init__(self) -> None:
         owner = "CheckpointedWhileLoop"
         if self.checkpoints is not None:
-            _check_static_count(owner, "checkpoints", self.checkpoints, 1)
+            what = "the number of carries that are stored"
+            as_count(owner, "checkpoints", what, self.checkpoints)
         if self.max_steps is not None:
-            _check_static_count(owner, "max_steps", self.max_steps, 0)
+            as_count(owner, "max_steps", MOST_STEPS, self.max_steps, least=0)
 
 
 def _slots_for(steps: int) -> int:
@@ -300,30 +298,15 @@ def _slots_for(steps: int) -> int:
     return (math.isqrt(8 * steps + 8) - 1) // 2
 
 
-def _check_static_count(owner: str, name: str, value: object, at_least: int) -> None:
-    if (count := int_of(value)) is None:
-        raise TypeError(
-            f"{owner}: `{name}` must be an int that is known when tracing, not "
-            f"{describe(value)}."
-        )
-    check_least(owner, name, count, at_least)
-
-
 # Opens a call.
 
 
-_WORDS = Words(
-    carry="the carry",
-    path="carry",
-    f="body",
-    step="step",
-    call=lambda carry, x, keywords: shown_call("body", {"carry": carry}),
-)
+_WORDS = Words(f="body")
 
 
 def run_call(
     owner: str,
-    planner: ForwardOnly | Bounded | Online | AsScan,
+    planner: ForwardOnly | Online | AsScan,
     progress: ProgressBar | None,
     cond: Callable[..., PyTree],
     body: Callable[..., PyTree],

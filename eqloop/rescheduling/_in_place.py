@@ -4,7 +4,6 @@ The program of the new loop is traced as if it were called where the old one was
 its line, its scopes, and the settings of JAX that it was traced under.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,7 +14,6 @@ from jax.extend import source_info_util
 from .._arrays import split, where_leading, with_weak_types
 from .._compat import scan_counts
 from .._programs import (
-    KnownCast,
     aval_of,
     loop_scope,
     run,
@@ -28,7 +26,6 @@ from .._types import Value
 from ..checkpointing import (
     AbstractSchedule,
     AsScan,
-    Bounded,
     ForwardOnly,
     Loop,
     LoopPolicy,
@@ -42,56 +39,34 @@ from ..progress import Label, ProgressBar, make_meter
 from ._foreign_loop import ForeignLoop
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenScan:
-    """A `scan` equation, opened.
+def scan_in_place(
+    eqn: jex.JaxprEqn,
+    found: ForeignLoop,
+    program: jex.ClosedJaxpr,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy,
+    progress: ProgressBar | None,
+) -> jex.ClosedJaxpr:
+    """The program of a scan whose steps run a program, in place of an equation."""
+    length, unroll = eqn.params["length"], eqn.params["unroll"]
+    num_consts, num_carry = scan_counts(eqn.params)
+    # What the equation casts in each step, this step is given.
+    program, casts = without_casts(without_shifted_writes(program), num_consts)
+    step = Step(program, num_consts - len(casts), num_carry)
+    types = step.carry_types, step.y_types
+    label = lambda desc: Label.of(desc, *types, tuple, tuple)
+    meter = make_meter("Reschedule", progress, length, label)
+    x_axes = (0,) * len(step.x_types)
+    loop = Loop(length, eqn.params["reverse"], unroll, x_axes, meter=meter)
 
-    Attributes:
-        loop: The loop around that, without a bar.
-        casts: What the equation casts in each step, and this step is given.
-    """
+    def scan(*operands: Value) -> list[Value]:
+        consts, init, xs = split(operands, num_consts, num_carry)
+        inputs = step, with_casts(consts, casts), init, xs
+        with loop_scope(found.name):
+            carry, ys = run_loop(*inputs, loop=loop, schedule=schedule, policy=policy)
+        return [*carry, *ys]
 
-    step: Step
-    loop: Loop
-    casts: tuple[KnownCast, ...]
-
-    @classmethod
-    def of(cls, eqn: jex.JaxprEqn, program: jex.ClosedJaxpr) -> "OpenScan":
-        """Opens an equation, a step of which runs this program."""
-        length, unroll = eqn.params["length"], eqn.params["unroll"]
-        consts, carry = scan_counts(eqn.params)
-        program, casts = without_casts(without_shifted_writes(program), consts)
-        step = Step(program, consts - len(casts), carry)
-        x_axes = (0,) * len(step.x_types)
-        loop = Loop(length, eqn.params["reverse"], unroll, x_axes)
-        return cls(step, loop, casts)
-
-    def planned(
-        self,
-        eqn: jex.JaxprEqn,
-        found: ForeignLoop,
-        schedule: AbstractSchedule,
-        policy: LoopPolicy,
-        progress: ProgressBar | None,
-    ) -> jex.ClosedJaxpr:
-        """The program of a planned loop with the inputs and outputs of the equation."""
-        step = self.step
-        types = step.carry_types, step.y_types
-        label = lambda desc: Label.of(desc, *types, tuple, tuple)
-        meter = make_meter("Reschedule", progress, self.loop.length, label)
-        loop = dataclasses.replace(self.loop, meter=meter)
-
-        def scan(*operands: Value) -> list[Value]:
-            consts, init, xs = split(operands, *scan_counts(eqn.params))
-            consts = with_casts(consts, self.casts)
-            inputs = step, consts, init, xs
-            with loop_scope(found.name):
-                carry, ys = run_loop(
-                    *inputs, loop=loop, schedule=schedule, policy=policy
-                )
-            return [*carry, *ys]
-
-        return in_place_of(eqn, scan)
+    return in_place_of(eqn, scan)
 
 
 def while_in_place(
@@ -99,7 +74,7 @@ def while_in_place(
     found: ForeignLoop,
     cond: jex.ClosedJaxpr,
     body: jex.ClosedJaxpr,
-    planner: ForwardOnly | Bounded | Online | AsScan,
+    planner: ForwardOnly | Online | AsScan,
     progress: ProgressBar | None,
 ) -> jex.ClosedJaxpr:
     """The program of a while loop with the inputs and outputs of an equation."""

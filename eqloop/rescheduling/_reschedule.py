@@ -34,7 +34,6 @@ from ..checkpointing import (
     AbstractSchedule,
     AsScan,
     Binomial,
-    Bounded,
     Fused,
     LoopPolicy,
     Online,
@@ -295,7 +294,7 @@ class Reschedule(AbstractSameCall[P, R]):
             )
 
 
-def _planner(whiles: object) -> Bounded | Online | AsScan | None:
+def _planner(whiles: object) -> Online | AsScan | None:
     """How while loops are run, as a setting says it."""
     if whiles is None:
         return None
@@ -309,7 +308,7 @@ def _planner(whiles: object) -> Bounded | Online | AsScan | None:
         return AsScan(_MOST_STEPS, whiles)
     if isinstance(whiles, Recursive):
         check_least("Reschedule", "base` of `whiles", whiles.base, _LEAST_BASE)
-        return Bounded(UNLIMITED, whiles.base)
+        return AsScan(UNLIMITED, whiles)
     checkpoints = whiles.checkpoints if isinstance(whiles, Binomial) else whiles
     if (count := int_of(checkpoints)) is None:
         raise TypeError(

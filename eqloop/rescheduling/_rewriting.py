@@ -33,7 +33,6 @@ from ..checkpointing import (
     UNLIMITED,
     AbstractSchedule,
     AsScan,
-    Bounded,
     Fitted,
     ForwardOnly,
     InnerBudget,
@@ -48,7 +47,7 @@ from ..checkpointing import (
 )
 from ..progress import Again, BarChange, ProgressBar
 from ._foreign_loop import ForeignLoop, foreign_loop
-from ._in_place import OpenScan, in_place_of, while_in_place
+from ._in_place import in_place_of, scan_in_place, while_in_place
 
 # How much more memory may a loop take if the loops in it are left to JAX, which spares
 # their steps an evaluation?
@@ -114,11 +113,11 @@ class Rewriting:
 
     schedule: AbstractSchedule | None
     policy: LoopPolicy
-    whiles: Bounded | Online | AsScan | None
+    whiles: Online | AsScan | None
     progress: ProgressBar | None
     only: Callable[[ForeignLoop], bool] | None
     leaves_gradients: bool = False
-    outer_whiles: Bounded | Online | AsScan | None = None
+    outer_whiles: Online | AsScan | None = None
     # Those that are part of a gradient, by the identity of their equations.
     _of_gradients: dict[int, JaxLoop | RuleLoop] = dataclasses.field(
         default_factory=dict, init=False
@@ -217,14 +216,14 @@ class Rewriting:
             return new, [Note(loop, why), *notes]
         schedule = around.schedule or StoreAll()
         inside = dataclasses.replace(inside, is_taken=True)
-        scan, notes = self._best_inside(eqn, schedule, inside)
-        new = scan.planned(eqn, loop, schedule, self.policy, bar)
+        program, notes = self._best_inside(eqn, schedule, inside)
+        new = scan_in_place(eqn, loop, program, schedule, self.policy, bar)
         return new, [Note(loop, is_back=is_back), *notes]
 
     def _best_inside(
         self, eqn: jex.JaxprEqn, schedule: AbstractSchedule, inside: Around
-    ) -> tuple[OpenScan, list[Note]]:
-        """A scan that is taken, and what becomes of the loops in it."""
+    ) -> Rewritten:
+        """The step of a scan that is taken, and what becomes of the loops in it."""
         # They are run by the same schedule, if that saves half of the memory that the
         # scan takes, as it is estimated; a budget is shared with them. Otherwise they
         # are left to JAX: what they store is there for one step of the scan at a time,
@@ -241,7 +240,7 @@ class Rewriting:
         if may_leave and some_taken and _is_best_left(eqn, schedule):
             left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)
             new, notes = self._of(program, left)
-        return OpenScan.of(eqn, new), notes
+        return new, notes
 
     def _while(
         self, eqn: jex.JaxprEqn, around: Around

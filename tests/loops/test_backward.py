@@ -496,7 +496,7 @@ WRONG = {
         lambda: el.ScanWhile(
             lambda c: c < 1, add, max_steps=3, backward=el.ClipCotangent
         ),
-        "TypeError: … `backward` … not <class 'eqloop.loops._backward.ClipCotangent'>",
+        "TypeError: … `backward` … not <class 'eqloop.loops._clip.ClipCotangent'>",
     ),
     "a schedule": (
         adding(backward=el.Chunked(3)),

@@ -357,7 +357,8 @@ WRONG = {
     "max_steps": (
         lambda: el.ScanWhile(below(1), add, max_steps=2.5),
         TypeError,
-        "ScanWhile: `max_steps` must be an int, the most steps that are run, but it is",
+        "ScanWhile: `max_steps` must be an int, the most steps that are run, known "
+        "when tracing, but it is",
     ),
     "negative": (
         lambda: el.ScanWhile(below(1), add, max_steps=-1),

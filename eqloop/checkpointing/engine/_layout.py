@@ -100,7 +100,7 @@ class AbstractLayout(abc.ABC):
     """What the two primitives ask of any layout: a frozen, hashable dataclass.
 
     The rest depends on how the loop goes on. A loop of known length runs by a `Layout`,
-    a while loop by an `AbstractWhileLayout` (`whiles/`).
+    a while loop by an `Online` (`whiles/`).
 
     Attributes:
         slots: Where the primal stores carries, and in which form.
@@ -115,14 +115,14 @@ class AbstractLayout(abc.ABC):
     runner: AbstractRunner | None = None
 
     @property
-    @abc.abstractmethod
     def block(self) -> int:
         """How many steps are reversed at once, at the most."""
+        return 1
 
     @property
-    @abc.abstractmethod
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
+        return False
 
     @property
     @abc.abstractmethod
@@ -139,9 +139,9 @@ class AbstractLayout(abc.ABC):
         """Whether the way back reads the initial carry among the loop's own inputs."""
         return False
 
-    @abc.abstractmethod
     def by_carries(self) -> Self:
         """This layout for a loop whose primal can store carries, but no residuals."""
+        return self
 
     def for_needs(self, step: Step, needs: Needs) -> "AbstractLayout":
         """This layout for a way back that reads only these leaves of carries.

@@ -22,7 +22,7 @@ from ..engine._layout import AbstractLayout, Layout
 from ..engine._planned_loop import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._reverse import AbstractReverse
-from ..whiles._while_layout import ForwardOnly
+from ..whiles._until_stop import ForwardOnly
 from ._axis_rules import RULES, elementwise_axes, mixed
 from ._classes import AxisProgram, Classes, Op, Val, refuse
 from ._lowered import why_not

@@ -6,10 +6,9 @@ that stop at their own time under `vmap`.
 
 - **The kinds of loops**: `_stopping.py` is a while loop, `_ending.py` a scan that may
   end before its length.
-- **Where carries are stored**: `_while_layout.py` says what a layout is here, and nests
-  levels up to a greatest number of steps. `_online.py` stores a given number of carries
-  for a loop of any length, or none: `_spread.py` decides which slot gives way as the
-  loop goes on.
+- **Where carries are stored**: in a scan, as its schedule says. `_online.py` stores a
+  given number of carries of a loop of any length, or none: `_spread.py` decides which
+  slot gives way as the loop goes on. `_until_stop.py` runs the steps in between.
 - **Batches**: `_batch.py` runs all examples as one loop, in which those that have
   stopped write nothing. `_lockstep.py` is for steps that can see their batch.
 """

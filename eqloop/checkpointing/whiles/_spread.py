@@ -36,7 +36,7 @@ from ..._programs import constant
 from ..._types import Index, Value
 from ..engine.orders import _binomial
 from ..steps._loop import element
-from ._while_layout import UNLIMITED
+from ._until_stop import UNLIMITED
 
 # The highest rank in the table of reaches. With two slots, the reach at rank `r` is
 # about `r**2 / 2` steps, so this is enough for a million of them.

@@ -24,14 +24,8 @@ from ..engine._sweep import Cotangents, Sweep
 from ..rewrites._later_steps import steps_to_run
 from ..steps._step import Step
 from ._batch import joint_loop, stops_apart
-from ._while_layout import (
-    UNLIMITED,
-    AbstractWhileLayout,
-    first_state,
-    next_carry,
-    run_all,
-    run_until,
-)
+from ._online import Online
+from ._until_stop import UNLIMITED, begun, next_carry, run_until
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +142,7 @@ def unconditional(step: Step) -> Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class UntilStopped(AbstractStopping[AbstractWhileLayout]):
+class UntilStopped(AbstractStopping[Online]):
     """A while loop: without `xs` and `ys`, and of unknown length.
 
     Under `vmap` each example stops at its own time.
@@ -166,7 +160,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         return Counted(step, loop, self.policy, self.planner)
 
     def forward(
-        self, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
+        self, saves: Saves[Online] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], Stored]:
         consts, init, _ = inputs
 
@@ -180,18 +174,18 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         carry, stored = while_with_bar(forward, self.loop.meter, consts, init)
         return carry, [], stored
 
-    def stored_types(self, saves: Saves[AbstractWhileLayout]) -> Stored:
+    def stored_types(self, saves: Saves[Online]) -> Stored:
         return saves.layout.stored_types(self.step.carry_types, saves.held)
 
     def reverse(
-        self, sweep: Sweep, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
+        self, sweep: Sweep, layout: Online, stored: Stored, carried: Arrays
     ) -> Cotangents:
         return layout.reverse(sweep.until(stored.integers[0]), stored, carried)
 
     def batched_apart(
         self,
         formula: Formula,
-        saves: Saves[AbstractWhileLayout] | None,
+        saves: Saves[Online] | None,
         axis_data: BatchAxis,
         args: PyTree,
         dims: PyTree,
@@ -222,11 +216,10 @@ def _refuse_explicit(axis_data: BatchAxis) -> None:
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
     """Runs the loop and stores nothing. Returns the final carry."""
     steps = steps_to_run(step)
+    state = begun(steps, consts, init)
     # Steps are counted if there is a bound, or if somebody watches their positions.
     # Otherwise the loop carries no counter.
     if max_steps < UNLIMITED or is_watched.value:
-        return run_all(steps, consts, init, max_steps)[1]
-    if steps.later is not steps.first:
-        init = run_until(steps.first, consts, first_state(init), 1)[1]
+        return run_until(steps.later, consts, state, max_steps)[1]
     again = lambda carry: carry[0]
-    return lax.while_loop(again, next_carry(steps.later, consts), list(init))
+    return lax.while_loop(again, next_carry(steps.later, consts), state[1])

@@ -17,7 +17,7 @@ from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.rewrites._later_steps import steps_to_run
 from eqloop.checkpointing.steps._loop import Loop
 from eqloop.checkpointing.steps._step import make_step
-from eqloop.checkpointing.whiles._while_layout import sweeps_past
+from eqloop.checkpointing.whiles._until_stop import sweeps_past
 
 from ...compiling import temp_bytes
 from ...marks import slow
@@ -144,7 +144,7 @@ def sweep_of(after):
 
 def test_branches_of_later_steps_are_known():
     sweep = sweep_of(lambda flag: jnp.asarray(False))
-    later = sweeps_past(sweep).later
+    _, later = sweeps_past(sweep)
     for known in (later.step, later.back.base.step):
         names = [eqn.primitive.name for eqn in equations(known.jaxpr)]
         assert "cond" not in names

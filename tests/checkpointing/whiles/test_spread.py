@@ -9,7 +9,7 @@ import pytest
 
 from eqloop.checkpointing.engine.orders._binomial import sweep_advances
 from eqloop.checkpointing.whiles._spread import Spreading, full, move_on
-from eqloop.checkpointing.whiles._while_layout import UNLIMITED
+from eqloop.checkpointing.whiles._until_stop import UNLIMITED
 
 from ...marks import slow_if
 from .models import Ours, Theirs
