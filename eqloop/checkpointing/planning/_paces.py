@@ -154,14 +154,13 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     """
     known = _cost_with_products(problem, active)
     base = Pace(step_cost(problem, active), rates(), known)
-    kept = list[tuple[tuple[str, ...], StepCost]]()
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
     is_free = problem.chooses_policy and problem.policy is None
-    if is_free and not problem.step.jaxpr.effects:
-        kept += ((names, cost) for names, cost, _ in costs_by_kept(problem, active))
+    is_free = is_free and not problem.step.jaxpr.effects
+    kept = costs_by_kept(problem, active) if is_free else ()
     worthwhile = not _is_quick(problem, base)
-    times = Paces(base, tuple(kept), measure=measure, are_tried=worthwhile)
+    times = Paces(base, kept, measure=measure, are_tried=worthwhile)
     return times.compiling(compiles_slowly(problem.step, measure))
 
 
