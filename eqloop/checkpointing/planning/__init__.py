@@ -5,7 +5,7 @@ short loops of them, and draws what the engine would do. In the order in which t
 it:
 
 - **Work and bytes of a step**, estimated: `_work.py`, `_cost.py`, and what a policy
-  changes about them (`_kept_values.py`, `_computed_again.py`).
+  changes about them (`_kept_values.py`).
 - **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece,
   for the device, and runs them, or tells their time from the program (`_roofline.py`).
   `_paces.py` corrects the estimates by it. `_compile_times.py` says where that would

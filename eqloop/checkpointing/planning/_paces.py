@@ -24,7 +24,7 @@ from ..engine.orders._nested import Nested
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._compile_times import compiles_slowly, largeness
-from ._cost import outputs_wanted, step_cost
+from ._cost import computes_again, outputs_wanted, step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
 from ._work import rates
@@ -103,10 +103,8 @@ class Paces:
 
     def evaluations(self, layout: Layout) -> int:
         """How often steps are evaluated, with those that compute values again."""
-        own, least = self.of(layout).cost.reversal, self.base.cost.reversal
-        is_again = own > least and not math.isclose(own, least)
-        again = layout.steps_read_from_residuals if is_again else 0
-        return layout.evaluations + again
+        is_again = computes_again(self.of(layout).cost, self.base.cost)
+        return layout.evaluations + layout.steps_read_from_residuals * is_again
 
     @property
     def sets(self) -> list[tuple[str, ...]]:
