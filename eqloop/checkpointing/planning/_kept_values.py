@@ -176,8 +176,6 @@ def costs_by_kept(
 
 
 def _evenly_chosen(sets: list[Value]) -> list[Value]:
-    if len(sets) <= _MOST_SETS:
-        return sets
     last = len(sets) - 1
     at = sorted({round(i * last / (_MOST_SETS - 1)) for i in range(_MOST_SETS)})
     return [sets[i] for i in at]
