@@ -64,7 +64,8 @@ def best(
             times = tried(problem, active, times, [layout])
             continue
         # If nothing promises to fit, what the smallest takes may say that more will.
-        looked_at = layout or smallest(problem, active, times)
+        near = dataclasses.replace(times, far=None)
+        looked_at = layout or smallest(problem, active, near)
         size = device_bytes(problem, active, looked_at)
         if layout is not None and size <= nbytes:
             return layout, times
@@ -109,7 +110,10 @@ def _chosen(
     taken = guess.at_best if len(checked) < _HOPEFUL_TRIALS else guess
     # Of layouts of the same pieces the fastest that should fit.
     groups: dict[Hashable, tuple[float, Layout]] = {}
-    for time, layout in _by_duration(problem, times.rounded):
+    on_device = _by_duration(problem, dataclasses.replace(times, far=None).rounded)
+    every = _by_duration(problem, times) if times.far else ()
+    elsewhere = (item for item in every if item[1].is_elsewhere)
+    for time, layout in itertools.chain(on_device, elsewhere):
         # What a step keeps is another program of the same piece: the fastest that keeps
         # chosen values says nothing of the fastest that stores all it has computed.
         alike = layout.pieces, layout.kept is None, layout.slots
@@ -127,10 +131,13 @@ def _chosen(
     if not seen or times.duration(heads[0]) < _PROMISING * times.duration(seen[0]):
         return heads[0] if heads else None
     hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
-    most = (1 + hardly) * times.duration(seen[0])
-    near = (layout for layout in seen if layout.slots == seen[0].slots)
-    alike = (layout for layout in near if times.duration(layout) <= most)
-    return min(alike, key=lambda one: (times.evaluations(one), times.stored_bytes(one)))
+    near = [layout for layout in seen if not layout.is_elsewhere]
+    most = (1 + hardly) * min(map(times.duration, near), default=0.0)
+    alike = [layout for layout in near if times.duration(layout) <= most]
+    fewest = lambda layout: (times.evaluations(layout), times.stored_bytes(layout))
+    far = (layout for layout in seen if layout.is_elsewhere)
+    # Carries go elsewhere where that is faster.
+    return min((*sorted(alike, key=fewest)[:1], *far), key=times.duration)
 
 
 def _is_simpler(layout: Layout, other: Layout) -> bool:

@@ -165,11 +165,7 @@ class Paces:
         # take. It is decided by factors of two beside a step that is run.
         step, seen = self.base.factor(ADVANCE), self.base.seen
         near = tuple((p, _power(step) * _power(f / step)) for p, f in seen)
-        base = dataclasses.replace(self.base, seen=near)
-        # To move a carry takes as much of a step as it did.
-        move = self.far and self.far.move * _power(step) / step
-        far = self.far and self.far._replace(move=move)
-        return dataclasses.replace(self, base=base, far=far)
+        return dataclasses.replace(self, base=dataclasses.replace(self.base, seen=near))
 
     def keeping(self, problem: Problem, active: Active, kept: Kept) -> "Paces":
         """These paces, if a step may also keep just these values."""
