@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 from typing import NoReturn, TypeGuard, final
 
@@ -19,19 +18,14 @@ from .engine._transformed import all_active
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
-from .fused._choice import Kernel, fastest_kernel
+from .fused._choice import kernels
 from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._cost import list_bytes, step_cost
 from .planning._memory import device_bytes, largest_in_gradient, peak_bytes
 from .planning._memory_guess import counted_bytes, working_set
 from .planning._notice import says_if_long
-from .planning._paces import Paces, paces
-from .planning._two_places import (
-    SecondPlace,
-    fastest_in_two_places,
-    smallest_in_two_places,
-)
+from .planning._paces import Paces, SecondPlace, paces
 from .steps._step import Step
 
 
@@ -206,47 +200,31 @@ class Budget(AbstractSchedule):
         with says_if_long(repr(self), what, how):
             kernel = None
             if refuses:
-                kernel = fastest_kernel(problem, active, self.nbytes, self.measure)
-            found = self._found(problem, active, kernel)
-            if found is not None:
-                return found
+                every = kernels(problem, active, self.measure, self.nbytes)
+                kernel = next((one for one, _ in every), None)
+            if kernel and kernel.beats_all:
+                return kernel.layout
             times = paces(problem, active, self.measure)
-            if not refuses:
-                return smallest(problem, active, times)
-            self._refuse(problem, active, times, loop._problem.step)
+            found, times = best(problem, active, self.nbytes, times, self._second)
+            if kernel and not (found and times.duration(found) <= kernel.duration):
+                return kernel.layout
+            found = found or self._layout_for_all(problem, active)
+            if found is None and refuses:
+                self._refuse(problem, active, times, loop._problem.step)
+            return found or smallest(problem, active, times)
 
-    def _found(
-        self, problem: Problem, active: Active, kernel: Kernel | None
-    ) -> Layout | None:
-        if kernel and kernel.beats_all:
-            return kernel.layout
-        times = paces(problem, active, self.measure)
-        found, times = best(problem, active, self.nbytes, times)
-        if kernel and not (found and times.duration(found) <= kernel.duration):
-            return kernel.layout
-        if self._second is not None:
-            limit = times.duration(found) if found else math.inf
-            places = self.nbytes, self._second
-            in_both = fastest_in_two_places(problem, active, *places, times, limit)
-            found = in_both or found
-        if found is not None:
-            return found
-        of_all = self._layout_for_all(problem)
-        if of_all and peak_bytes(problem, active, of_all) <= self.nbytes:
-            return of_all
-        return None
-
-    def _layout_for_all(self, problem: Problem) -> Layout | None:
-        """The layout for a gradient with respect to all inputs, if there is one.
+    def _layout_for_all(self, problem: Problem, active: Active) -> Layout | None:
+        """The layout for a gradient with respect to all inputs, if that fits as well.
 
         A search compiles only some of the layouts, and others if other inputs are
         differentiated. What `plan` shows for all of them should do for a few.
         """
-        problem = dataclasses.replace(problem, undifferentiated=())
-        active = all_active(problem.step)
-        times = paces(problem, active, self.measure)
-        found, _ = best(problem, active, self.nbytes, times)
-        return found
+        known = dataclasses.replace(problem, undifferentiated=())
+        every = all_active(problem.step)
+        times = paces(known, every, self.measure)
+        found, _ = best(known, every, self.nbytes, times)
+        fits = found and peak_bytes(problem, active, found) <= self.nbytes
+        return found if fits else None
 
     def _refuse(
         self, problem: Problem, active: Active, times: Paces, step: Step
@@ -255,13 +233,8 @@ class Budget(AbstractSchedule):
 
         The step is that of the loop itself, with its own lines.
         """
-        candidates = [smallest(problem, active, times)]
-        if self._second is not None:
-            candidates += [smallest_in_two_places(problem, self._second, times)]
-        layouts = [layout for layout in candidates if layout is not None]
-        takes = functools.partial(device_bytes, problem, active)
-        smaller = min(layouts, key=takes)
-        size = takes(smaller)
+        smaller = smallest(problem, active, times)
+        size = device_bytes(problem, active, smaller)
         needed = dataclasses.replace(self, nbytes=size)
         least = plan_of(needed, problem, active, smaller, times)
         own = dataclasses.replace(problem, step=step)

@@ -130,7 +130,7 @@ def frontier_of(
     )
     others = (
         plan_of(Budget(size), problem, active, kernel.layout, times, size)
-        for kernel, size in kernels(known, active)
+        for kernel, size in kernels(known, active, measure=True)
     )
     return Frontier(_unbeaten((*plans, *others, chosen)), chosen)
 

@@ -35,9 +35,8 @@ from .planning._alike import alike
 from .planning._choice import simple_pareto
 from .planning._cost import step_cost
 from .planning._memory_guess import working_set
-from .planning._paces import paces
+from .planning._paces import SecondPlace, paces
 from .planning._search import sizes
-from .planning._two_places import SecondPlace, pareto_in_two_places
 from .planning._work import rates
 from .steps._step import Step
 from .whiles._online import Online
@@ -248,38 +247,33 @@ class OpenStep:
 def _of_scan(problem: Problem, active: Active, host: int) -> list[LoopOption]:
     known = problem if problem.chooses_policy else alike(problem)
     before = paces(known, active, measure=True)
-    found, guess, times = simple_pareto(known, active, before)
+    slots = HostSlots()
+    is_apart = host > 0 and not slots.take_device_memory
+    second = SecondPlace(slots, host) if is_apart else None
+    found, guess, times = simple_pareto(known, active, before, second)
     forward = times.base.advance * problem.loop.length
-    every = [(layout, 0.0) for layout in found]
-    whole = guess(Layout(AllAtOnce(problem.loop.length)))
-    if host and not (slots := HostSlots()).take_device_memory:
-        far = pareto_in_two_places(
-            known, active, SecondPlace(slots, host), times, guess
-        )
-        # No time is saved by moving what there is room for.
-        least = min(map(times.duration, found))
-        every += (one for one in far if times.duration(one[0]) + one[1] > least)
+    before = dataclasses.replace(before, far=times.far)
     return [
         LoopOption(
             schedule=Pinned(layout),
             stores=_in_words(Pinned(layout)),
             stored=times.stored_bytes(layout),
             peak=guess(layout),
-            whole=whole,
-            nanoseconds=times.duration(layout) + moving,
+            whole=guess(Layout(AllAtOnce(problem.loop.length))),
+            nanoseconds=times.duration(layout),
             forward=forward,
-            estimated=before.duration(layout) + moving,
+            estimated=before.duration(layout),
             runs_again=layout.evaluations >= 2 * layout.order.length - 1,
             on_host=layout.bytes_elsewhere(times.of(layout).cost),
         )
-        for layout, moving in every
+        for layout in found
     ]
 
 
 def _as_kernel(problem: Problem, active: Active) -> Iterator[LoopOption]:
     """A loop as one kernel each way, with more and more carries."""
     cost = step_cost(problem, active)
-    for kernel, size in kernels(problem, active):
+    for kernel, size in kernels(problem, active, measure=True):
         schedule = Pinned(kernel.layout)
         yield LoopOption(
             schedule=schedule,

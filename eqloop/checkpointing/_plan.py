@@ -20,8 +20,7 @@ from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike
-from .planning._computed_again import computed_again
-from .planning._cost import as_stored, outputs_wanted, step_cost
+from .planning._cost import as_stored, computed_again, outputs_wanted, step_cost
 from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried

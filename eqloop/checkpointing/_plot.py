@@ -34,9 +34,8 @@ def plot_plan(
     order, far = layout.order, list[int]()
     stored = [order.event_bytes(cost, event) for event in events]
     if layout.is_elsewhere:
-        carries = (order.stored_by_primal(event) * cost.held for event in events)
-        saved = (order.saved_bytes(cost, event) for event in events)
-        far = list(map(sum, zip(carries, saved, strict=True)))
+        carries = lambda event: order.stored_by_primal(event) * cost.held
+        far = [carries(event) + order.saved_bytes(cost, event) for event in events]
     if far and not layout.slots.take_device_memory:
         stored = [size - there for size, there in zip(stored, far, strict=True)]
     # The rest of the peak does not depend on the place in the sweep.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import equinox as eqx
 import jax
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing import _budget
 from eqloop.checkpointing._schedules import Pinned
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
@@ -19,8 +19,8 @@ from eqloop.checkpointing.engine.slots._file_slots import FileSlots
 from eqloop.checkpointing.engine.slots._host_slots import HostSlots
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
-from eqloop.checkpointing.planning import _two_places
-from eqloop.checkpointing.planning._paces import paces
+from eqloop.checkpointing.planning import _choice, _memory_guess
+from eqloop.checkpointing.planning._paces import Far, paces
 
 from .. import derivatives
 from ..compiling import temp_bytes
@@ -261,11 +261,12 @@ def test_too_small_a_budget_is_told_the_least():
 
 
 def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
-    monkeypatch.setattr(_budget, "best", lambda *args: (None, args[-1]))
-    monkeypatch.setattr(_budget, "smallest", lambda *_: None)
-    counted = _two_places.counted_bytes
+    counted = _memory_guess.counted_bytes
     more = lambda layout, cost: counted(layout, cost) + 2**20
-    monkeypatch.setattr(_two_places, "counted_bytes", more)
+    monkeypatch.setattr(_memory_guess, "counted_bytes", more)
+    taken = _choice.device_bytes
+    near = lambda *args: taken(*args) + 2**20 * (not args[-1].is_elsewhere)
+    monkeypatch.setattr(_choice, "device_bytes", near)
     f, init, xs = recurrent(20, width=16)
     plan = lambda nbytes: el.Scan(
         f, schedule=el.Budget(nbytes, host="1MiB", measure=False)
@@ -290,24 +291,20 @@ def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
 )
 def test_what_is_chosen(near, far, move, expected, monkeypatch):
     """By the pace and the bytes that are counted, without compiling anything."""
-    monkeypatch.setattr(_two_places, "move_time", lambda *_: move * times.base.advance)
-    first = lambda every, *_: every[0][1] if every else None
-    monkeypatch.setattr(_two_places, "fastest_of", first)
-    problem, active, times = planned()
-    held = times.base.cost.held
-    second = _two_places.SecondPlace(HostSlots(), (far + 1) * held)
-    find = _two_places.fastest_in_two_places.__wrapped__
-    room = (near + 1) * (held + 8)
-    layout = find(problem, active, room, second, times)
+    problem, times = planned()
+    cost, guess = times.base.cost, _memory_guess.Guess
+    of_far = lambda guess, one: guess.counted(one) if one.is_elsewhere else math.inf
+    monkeypatch.setattr(guess, "at_best", of_far)
+    second = Far(HostSlots(), far, move * times.base.advance)
+    times = dataclasses.replace(times, are_tried=False, far=second)
+    room = (near + 1) * (cost.held + 8)
+    layout = _choice._chosen.__wrapped__(problem, room, times, ())
     assert isinstance(layout.order, expected)
-    assert layout.is_elsewhere
-    assert layout.bytes_elsewhere(times.base.cost) <= second.nbytes
-    # It is used only if it is faster than what one place has.
-    assert find(problem, active, room, second, times, limit=0.0) is None
+    assert layout.bytes_elsewhere(cost) <= (far + 1) * cost.held
 
 
 def planned():
-    """A loop of 400 steps, what of it is differentiated, and its estimated pace."""
+    """A loop of 400 steps, and its estimated pace."""
     seen = []
 
     @dataclasses.dataclass(frozen=True)
@@ -318,7 +315,7 @@ def planned():
 
     f, init, xs = heavy(length=400)
     el.Scan(f, schedule=Seen()).plan(init, xs)
-    return *seen[0], paces(*seen[0], measure=False)
+    return seen[0][0], paces(*seen[0], measure=False)
 
 
 @pytest.mark.parametrize(

@@ -99,25 +99,6 @@ class Kernel:
         return f"{kernel}; {said}"
 
 
-def fastest_kernel(
-    problem: Problem, active: Active, limit: int, measure: bool
-) -> Kernel | None:
-    """The fastest kernel that fits into so many bytes and into registers, if any."""
-    left, work = limit, _work(problem, active)
-    is_quick = 0 < work <= _MOST_OPERATIONS
-    count = min(_MOST_TRIALS, int(2 * _MOST_OPERATIONS / work)) if is_quick else 0
-    for _ in range(count):
-        every = [one for one in _layouts(problem) if _counted(problem, one) <= left]
-        if not every:
-            break
-        size = peak_bytes(problem, active, every[0])
-        if size <= limit:
-            found = kernel_of(problem, active, every[0], measure)
-            return None if found and found.spilled else found
-        left = limit - (size - _counted(problem, every[0]))
-    return None
-
-
 def why_no_kernel(problem: Problem, active: Active) -> str | None:
     """Why a search has not looked at kernels, if it could have made one."""
     if (work := _work(problem, active)) <= _MOST_OPERATIONS:
@@ -128,39 +109,54 @@ def why_no_kernel(problem: Problem, active: Active) -> str | None:
     )
 
 
-def kernels(problem: Problem, active: Active) -> Iterator[tuple[Kernel, int]]:
-    """Kernels that differ in what they store, each with the bytes that it takes.
+def kernels(
+    problem: Problem, active: Active, measure: bool, limit: int = 2**63
+) -> Iterator[tuple[Kernel, int]]:
+    """Kernels that fit into `limit` bytes, each with those it takes, the fastest first.
 
     The program of one is compiled, and the bytes of the others are told from it.
     """
-    first = fastest_kernel(problem, active, 2**63, measure=True)
-    if first is None:
+    if not 0 < (work := _work(problem, active)) <= _MOST_OPERATIONS:
         return
-    size = peak_bytes(problem, active, first.layout)
-    yield first, size
-    for layout in _layouts(problem)[1:]:
-        found = kernel_of(problem, active, layout, measure=True, like=first)
-        if found is not None:
-            more = _counted(problem, layout) - _counted(problem, first.layout)
-            yield found, size + more
+    tries = min(_MOST_TRIALS, int(2 * _MOST_OPERATIONS / work))
+    like, more = None, 0
+    for layout in _layouts(problem):
+        size = _counted(problem, layout) + more
+        if size > limit:
+            continue
+        if like is None:
+            if not tries:
+                return
+            tries, taken = tries - 1, peak_bytes(problem, active, layout)
+            more, size = more + taken - size, taken
+            if size > limit:
+                continue
+        found = _kernel(problem, active, layout, measure, like)
+        if found.spilled:
+            return
+        like = like or found
+        yield found, size
 
 
 def kernel_of(
+    problem: Problem, active: Active, layout: Layout, measure: bool
+) -> Kernel | None:
+    """What a loop takes that is one kernel each way, if it is one here."""
+    is_one = _work(problem, active) > 0
+    return _kernel(problem, active, layout, measure) if is_one else None
+
+
+def _kernel(
     problem: Problem,
     active: Active,
     layout: Layout,
     measure: bool,
     like: Kernel | None = None,
-) -> Kernel | None:
-    """What a loop takes that is one kernel each way, if it is one here.
+) -> Kernel:
+    """A kernel, whose registers are those of one that is `like` it, if that is known.
 
-    `like` is a kernel of the same loop whose registers are known.
+    Its time is measured, where that can be; otherwise it is told by a roofline.
     """
-    # Its time is measured, where that can be: a few steps are run. Otherwise it is told
-    # from how many operations a row has, from the registers, and from what is read and
-    # written: a roofline.
-    if not _work(problem, active):
-        return None
     known = like.registers if like else registers_of_kernel(problem, active, layout)
     seen = _seen(problem, active, layout, measure)
     return Kernel(layout, seen or _told(problem, active, layout, known), known)

@@ -5,7 +5,7 @@ short loops of them, and draws what the engine would do. In the order in which t
 it:
 
 - **Work and bytes of a step**, estimated: `_work.py`, `_cost.py`, and what a policy
-  changes about them (`_kept_values.py`, `_computed_again.py`).
+  changes about them (`_kept_values.py`).
 - **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece,
   for the device, and runs them, or tells their time from the program (`_roofline.py`).
   `_paces.py` corrects the estimates by it. `_compile_times.py` says where that would
@@ -13,8 +13,8 @@ it:
   share it.
 - **Memory**: `_memory.py` compiles the program of a layout (`_gradient_program.py`),
   and `_memory_guess.py` tells what layouts take from others that are alike.
-- **The choice**: `_search.py` lists layouts, and `_choice.py` picks the fastest that
-  fits. `_two_places.py` chooses for a device and a second place, and
-  `_default_batches.py` for a schedule that was given no budget.
+- **The choice**: `_search.py` lists layouts, also those whose carries are in a second
+  place, and `_choice.py` picks the fastest that fits, or all that no other one beats.
+  `_default_batches.py` chooses for a schedule that was given no budget.
 - `_notice.py` says so if it takes long.
 """

@@ -6,6 +6,8 @@ step and to compile its loops takes long, so it is done for the first of them.
 """
 
 import dataclasses
+import functools
+import weakref
 from typing import Any, ClassVar, NoReturn
 
 from ..._device import remembered_per_device
@@ -13,6 +15,9 @@ from ..._programs import digest_of
 from ..engine._forward import Active
 from ..engine._problem import Problem
 from ..steps._step import Step
+
+# The first of those steps that say the same, by what they say.
+_steps = weakref.WeakValueDictionary[str, Step]()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +42,6 @@ def alike(problem: Problem) -> Problem:
     )
 
 
-@remembered_per_device(maxsize=512)
+@functools.lru_cache(maxsize=512)
 def _known_step(step: Step) -> Step:
-    return _first_like(_Digested(digest_of(step), step))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Digested:
-    """A step, known by all that it says."""
-
-    digest: str
-    step: Step = dataclasses.field(compare=False)
-
-
-@remembered_per_device(maxsize=256)
-def _first_like(digested: _Digested) -> Step:
-    return digested.step
+    return _steps.setdefault(digest_of(step), step)

@@ -1,20 +1,23 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import Piece
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._revolved import Revolved
 from ..engine.reversals._together import can_join
 from ._compile_times import compiles_slowly
-from ._memory import device_bytes, peak_bytes
+from ._memory import device_bytes
 from ._memory_guess import Guess
-from ._paces import Paces, tried
-from ._search import layouts
+from ._paces import Paces, SecondPlace, tried, with_second_place
+from ._search import layouts, layouts_in_two_places
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
 # much, or by twice of what times were seen to scatter. So noise seldom decides.
@@ -40,7 +43,11 @@ _ANY = 2**63
 
 
 def best(
-    problem: Problem, active: Active, nbytes: int, times: Paces
+    problem: Problem,
+    active: Active,
+    nbytes: int,
+    times: Paces,
+    second: SecondPlace | None = None,
 ) -> tuple[Layout | None, Paces]:
     """The layout that takes the least time within `nbytes`, if there is any.
 
@@ -49,26 +56,24 @@ def best(
     # What the fastest one consists of is tried, until all is known of the one that is
     # the fastest then. The program of that one is compiled, to see whether it fits.
     times = _begun(problem, active, nbytes, times)
+    times = with_second_place(problem, active, times, second)
     checked: tuple[tuple[Layout, int], ...] = ()
     while len(checked) < (_FEWEST_TRIALS if times.compiles_slowly else _MOST_TRIALS):
         layout = _chosen(problem, nbytes, times, checked)
-        if layout is None:
-            # Nothing promises to fit. What the smallest takes may say that more will.
-            least = smallest(problem, active, times)
-            size = device_bytes(problem, active, least)
-            if size > nbytes or any(layout == least for layout, _ in checked):
-                break
-            checked = (*checked, (least, size))
-            continue
-        if times.unknown(layout):
+        if layout is not None and times.unknown(layout):
             times = tried(problem, active, times, [layout])
             continue
-        size = device_bytes(problem, active, layout)
-        checked = (*checked, (layout, size))
-        if size <= nbytes:
+        # If nothing promises to fit, what the smallest takes may say that more will.
+        near = dataclasses.replace(times, far=None)
+        looked_at = layout or smallest(problem, active, near)
+        size = device_bytes(problem, active, looked_at)
+        if layout is not None and size <= nbytes:
             return layout, times
+        if layout is None and (size > nbytes or (looked_at, size) in checked):
+            break
+        checked = (*checked, (looked_at, size))
     least = smallest(problem, active, times)
-    fits = peak_bytes(problem, active, least) <= nbytes
+    fits = device_bytes(problem, active, least) <= nbytes
     return (least if fits else None), times
 
 
@@ -86,8 +91,8 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
         return times
     # Storing everything, to which all is compared, and what promises to be the fastest.
     everything = Layout(AllAtOnce(problem.loop.length))
-    first = [layout for _, layout in _heads(problem, nbytes, times, ())][:1]
-    return tried(problem, active, times, [everything, *first])
+    first = _chosen(problem, nbytes, times, ())
+    return tried(problem, active, times, [everything, first or everything])
 
 
 @remembered_per_device(maxsize=256)
@@ -101,44 +106,38 @@ def _chosen(
 
     `checked` is what was looked at before, with its bytes: it does not fit, or is slow.
     """
-    heads = _heads(problem, nbytes, times, checked)
-    if not heads:
-        return None
-    # What nothing was seen of has to promise more.
-    (hopeful, most), *_ = heads
-    seen = [item for item in heads if not times.unknown(item[1])]
-    if not seen or hopeful < _PROMISING * seen[0][0]:
-        return most
-    hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
-    alike = [layout for time, layout in seen if time <= (1 + hardly) * seen[0][0]]
-    return min(alike, key=lambda one: (times.evaluations(one), times.stored_bytes(one)))
-
-
-def _heads(
-    problem: Problem,
-    nbytes: int,
-    times: Paces,
-    checked: tuple[tuple[Layout, int], ...],
-) -> list[tuple[float, Layout]]:
-    """Of layouts of the same pieces the fastest that should fit, each with its time."""
     guess = Guess(times, checked)
-    tried = {layout for layout, _ in checked}
     taken = guess.at_best if len(checked) < _HOPEFUL_TRIALS else guess
-    groups: dict[tuple[frozenset[Piece], bool], tuple[float, Layout]] = {}
-    for time, layout in _by_duration(problem, times.rounded):
+    # Of layouts of the same pieces the fastest that should fit.
+    groups: dict[Hashable, tuple[float, Layout]] = {}
+    on_device = _by_duration(problem, dataclasses.replace(times, far=None).rounded)
+    every = _by_duration(problem, times) if times.far else ()
+    elsewhere = (item for item in every if item[1].is_elsewhere)
+    for time, layout in itertools.chain(on_device, elsewhere):
         # What a step keeps is another program of the same piece: the fastest that keeps
         # chosen values says nothing of the fastest that stores all it has computed.
-        alike = layout.pieces, layout.kept is None
+        alike = layout.pieces, layout.kept is None, layout.slots
         first, found = groups.get(alike, (time, None))
         # Each nest is a program of its own, and takes as long to compile as the others:
         # here, and in the program of the user. So of layouts that are alike, one that
         # is hardly slower and has fewer of them is taken instead.
         if found and (_WORTHWHILE * time > first or not _is_simpler(layout, found)):
             continue
-        if layout not in tried and taken(layout) <= nbytes:
+        if not guess.knows(layout) and taken(layout) <= nbytes:
             groups[alike] = first, layout
-    timed = ((times.duration(layout), layout) for _, layout in groups.values())
-    return sorted(timed, key=lambda item: item[0])
+    heads = sorted((one for _, one in groups.values()), key=times.duration)
+    # What nothing was seen of has to promise more.
+    seen = [layout for layout in heads if not times.unknown(layout)]
+    if not seen or times.duration(heads[0]) < _PROMISING * times.duration(seen[0]):
+        return heads[0] if heads else None
+    hardly = min(max(_HARDLY, 2 * times.base.scatter), _AT_MOST)
+    near = [layout for layout in seen if not layout.is_elsewhere]
+    most = (1 + hardly) * min(map(times.duration, near), default=0.0)
+    alike = [layout for layout in near if times.duration(layout) <= most]
+    fewest = lambda layout: (times.evaluations(layout), times.stored_bytes(layout))
+    far = (layout for layout in seen if layout.is_elsewhere)
+    # Carries go elsewhere where that is faster.
+    return min((*sorted(alike, key=fewest)[:1], *far), key=times.duration)
 
 
 def _is_simpler(layout: Layout, other: Layout) -> bool:
@@ -146,44 +145,23 @@ def _is_simpler(layout: Layout, other: Layout) -> bool:
     return layout.kind == other.kind and fewer
 
 
-def fastest_of(
-    every: Sequence[tuple[float, Layout]],
-    problem: Problem,
-    active: Active,
-    nbytes: int,
-    times: Paces,
-) -> Layout | None:
-    """The first of some layouts that takes so many bytes on the device, if any does."""
-    guess = Guess(times)
-    for turn in range(_MOST_TRIALS):
-        # What is fastest comes first, while there is hope that it fits: to be sure of
-        # slower ones before would be to compile them, too.
-        taken = guess.at_best if turn < _HOPEFUL_TRIALS else guess
-        unseen = (one for _, one in every if not guess.knows(one))
-        layout = next((one for one in unseen if taken(one) <= nbytes), None)
-        if layout is None:
-            break
-        if _bytes_learned(problem, active, layout, guess) <= nbytes:
-            return layout
-    return None
-
-
 @remembered_per_device(maxsize=128)
 def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
+    if times.far is not None:
+        near = smallest(problem, active, dataclasses.replace(times, far=None))
+        length, slots = problem.loop.length, min(times.far.most, problem.loop.length)
+        all_far = Layout(Revolved(length, slots), times.far.slots)
+        return min(near, all_far, key=partial(device_bytes, problem, active))
     guess = Guess(times)
     every = [layout for _, layout in _by_duration(problem, times)]
     # A block stores the residuals of its steps, so the smallest takes single steps.
     among = [layout for layout in every if layout.order.block == 1] or every
-    least = min(among, key=guess)
     if times.compiles_slowly:
-        most = _HARDLY_LARGER * guess(least)
+        most = _HARDLY_LARGER * min(map(guess, among))
         return next(layout for layout in among if guess(layout) <= most)
-    for _ in range(_MOST_TRIALS):
-        if guess.knows(least):
-            break
+    while not guess.knows(least := min(among, key=guess)):
         _bytes_learned(problem, active, least, guess)
-        least = min(among, key=guess)
     return least
 
 
@@ -214,38 +192,41 @@ def pareto(
             break
         _bytes_learned(problem, active, unknown[len(unknown) // 2], guess)
     least = smallest(problem, active, times)
-    _bytes_learned(problem, active, least, guess)
-    floor = guess(least)
+    floor = _bytes_learned(problem, active, least, guess)
     larger = [layout for layout in chosen if guess(layout) > floor]
     found = [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]
     return found, times
 
 
 def simple_pareto(
-    problem: Problem, active: Active, times: Paces
+    problem: Problem, active: Active, times: Paces, second: SecondPlace | None
 ) -> tuple[list[Layout], Guess, Paces]:
     """The simple layouts that no other one beats, roughly, the smallest first.
 
-    They come with what tells their bytes, and with the paces.
+    Those in a second place are last. What tells their bytes comes with them, and paces.
     """
     # What the whole takes is compiled later. The pieces of the layouts that promise the
     # most are tried once. Bytes are told from what these take, and from the smallest
     # that takes steps back in another way.
-    every = _by_duration(problem, times)
-    promising = _beaten_by_none((layout for _, layout in every), Guess(times))
+    every = (layout for _, layout in _by_duration(problem, times))
     everything = Layout(AllAtOnce(problem.loop.length))
+    promising = _beaten_by_none(every, Guess(times))
     times = tried(problem, active, times, [everything, *promising])
-    timed = ((times.duration(one), one) for _, one in every if not times.unknown(one))
-    known = [one for _, one in sorted(timed, key=lambda item: item[0])]
+    times = with_second_place(problem, active, times, second)
+    every = [one for _, one in _by_duration(problem, times) if not times.unknown(one)]
+    near = [one for one in every if not one.is_elsewhere]
     guess = Guess(times)
     while not times.compiles_slowly:
-        hopeful = _beaten_by_none(known, guess.at_best)
+        hopeful = _beaten_by_none(near, guess.at_best)
         unknown = [layout for layout in hopeful if not guess.knows_way_back(layout)]
         if not unknown:
             break
         _bytes_learned(problem, active, unknown[-1], guess)
-    chosen = _beaten_by_none(known, guess)
-    return chosen[::-1], guess, times
+    fastest, *others = _beaten_by_none(near, guess)
+    far = _beaten_by_none((one for one in every if one.is_elsewhere), guess)
+    # No time is saved by moving what there is room for.
+    slower = [one for one in far if times.duration(one) > times.duration(fastest)]
+    return [*others[::-1], fastest, *slower], guess, times
 
 
 def _beaten_by_none(
@@ -263,10 +244,7 @@ def _beaten_by_none(
 
 
 def _bytes_learned(
-    problem: Problem,
-    active: Active,
-    layout: Layout,
-    guess: Guess,
+    problem: Problem, active: Active, layout: Layout, guess: Guess
 ) -> int:
     """The bytes that a layout takes, from which others are guessed better."""
     size = device_bytes(problem, active, layout)
@@ -276,11 +254,12 @@ def _bytes_learned(
 
 @remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
-    every = layouts(problem.loop.length, can_join(problem.step), times.sets)
+    length, joins, far = problem.loop.length, can_join(problem.step), times.far
+    every = layouts(length, joins, [kept for kept, _ in times.kept])
+    if far is not None:
+        of_two = layouts_in_two_places(length, joins, far.slots, far.most)
+        every = itertools.chain(every, of_two)
     if problem.as_run.loop.stops:
         every = iter(dict.fromkeys(one.by_carries() for one in every))
-    few = filter(times.has_short_program, every)
-    return sorted(
-        ((times.duration(layout), layout) for layout in few),
-        key=lambda item: item[0],
-    )
+    timed = ((times.duration(one), one) for one in every if times.offers(one))
+    return sorted(timed, key=lambda item: item[0])

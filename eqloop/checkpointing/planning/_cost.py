@@ -112,6 +112,27 @@ def as_stored(problem: Problem, active: Active, layout: Layout) -> Problem:
     return dataclasses.replace(problem, carries=layout.carries) if differs else problem
 
 
+def computed_again(problem: Problem, active: Active, layout: Layout) -> int:
+    """How many steps the policy of a loop has evaluated once more for one gradient."""
+    # Where residuals are stored, the reversal of a step computes again what the policy
+    # does not keep. A step that is reversed as soon as it has been run computes its
+    # values once: with a policy only its effects, such as callbacks, happen once more.
+    if problem.policy is None:
+        return 0
+    stored = layout.steps_read_from_residuals
+    again = layout.order.length - stored if problem.step.jaxpr.effects else 0
+    if stored:
+        least = step_cost(dataclasses.replace(problem, policy=None), active)
+        again += stored * computes_again(step_cost(problem, active), least)
+    return again
+
+
+def computes_again(cost: StepCost, least: StepCost) -> bool:
+    """Whether a step computes values again that another one keeps."""
+    own, other = cost.reversal, least.reversal
+    return own > other and not math.isclose(own, other)
+
+
 def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:
     """The time to start what a batch of steps has once, and the number of its dots."""
     if not can_join(step):

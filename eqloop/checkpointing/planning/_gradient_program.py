@@ -32,10 +32,21 @@ class Fixed:
         return self.only
 
 
-def gradient_of(problem: Problem, active: Active) -> Any:
+def flat(
+    run: Callable[..., PyTree], *types: PyTree
+) -> tuple[Callable[..., PyTree], list[Aval]]:
+    """A function of arrays in place of one of trees, and their types."""
+    # One argument of a program for each array: that is what is split over devices.
+    leaves, tree = jax.tree.flatten(types)
+    return (lambda *leaves: run(*tree.unflatten(leaves))), leaves
+
+
+def gradient_of(
+    problem: Problem, active: Active
+) -> tuple[Callable[..., PyTree], list[Aval]]:
     """The gradient of a loop as a function, and the types of its arguments.
 
-    These are the inputs, in threes, and the cotangents of `ys`.
+    These are the inputs and the cotangents of `ys`.
     """
     # The cotangents of the leaves that are `undifferentiated` are not among its
     # results: they take memory as well, and not that of an output. Nor are those of
@@ -56,7 +67,7 @@ def gradient_of(problem: Problem, active: Active) -> Any:
         return pull(([-leaf for leaf in carry], ct_ys))
 
     ct_ys = [stack_type(y, loop.rows) for y in step.y_types if is_inexact(y)]
-    return gradient, (input_types(problem), ct_ys)
+    return flat(gradient, input_types(problem), ct_ys)
 
 
 def _with_influence(problem: Problem, active: Active) -> Active:

@@ -9,8 +9,8 @@ through the step from what its reversal reads.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TypeAlias
 
 import jax.core
 import jax.extend.core as jex
@@ -18,8 +18,9 @@ import jax.extend.core as jex
 from ..._arrays import nbytes
 from ..._compat import form_of, form_params
 from ..._device import remembered_per_device
-from ..._types import AnyJaxpr, Value
-from ..engine._costs import Rates, StepCost
+from ..._programs import inlined
+from ..._types import Value
+from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._kept_names import can_be_kept, inner_call, with_named_dots
 from ..engine._problem import Problem
@@ -37,7 +38,7 @@ _MOST_SETS = 48
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An equation of a step: what it reads and computes, by numbers of values.
+    """An equation of a step: the values that it reads and computes.
 
     Attributes:
         reads: The values that it reads.
@@ -47,8 +48,8 @@ class Operation:
         size: The bytes of what it computes.
     """
 
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
+    reads: tuple[Hashable, ...]
+    gives: tuple[Hashable, ...]
     work: float
     name: str | None
     size: int
@@ -64,7 +65,7 @@ class KeptValues:
     """
 
     operations: tuple[Operation, ...]
-    read: frozenset[int]
+    read: frozenset[Hashable]
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -134,25 +135,31 @@ def kept_values(problem: Problem, active: Active) -> KeptValues:
     step = problem.step.rewritten(with_named_dots)
     named = dataclasses.replace(problem, step=step)
     # The part of the gradient that comes before the cotangents: its outputs are what
-    # the reversal reads.
-    program = gradient_parts(named, active).ahead.jaxpr
-    reader = _Reader(rates())
-    numbers = reader.read(program, {})
-    read = [var for var in program.outvars if not isinstance(var, jex.Literal)]
-    at = frozenset(numbers[var] for var in read)
-    return KeptValues(tuple(reader.operations), at)
+    # the reversal reads. A call is no operation, as a policy keeps values within it.
+    ahead = gradient_parts(named, active).ahead
+    program = inlined(ahead, lambda eqn: inner_call(eqn) is not None).jaxpr
+    operations = (
+        Operation(
+            _variables(eqn.invars),
+            tuple(eqn.outvars),
+            equation_work(eqn, rates()),
+            _name_given(eqn),
+            nbytes([var.aval for var in eqn.outvars]),
+        )
+        for eqn in program.eqns
+    )
+    return KeptValues(tuple(operations), frozenset(_variables(program.outvars)))
 
 
 @remembered_per_device(maxsize=128)
 def costs_by_kept(
     problem: Problem, active: Active
-) -> tuple[tuple[tuple[str, ...], StepCost, float], ...]:
+) -> tuple[tuple[tuple[str, ...], StepCost], ...]:
     """What a step costs that keeps some of its values, for every set worth a try.
 
-    Each is its names, the cost, and how much of its reversal computes values again.
+    The first of them is nothing.
     """
-    values = kept_values(problem, active)
-    sets = _evenly_chosen(values.best())
+    sets = _evenly_chosen(kept_values(problem, active).best())
     nothing, _, again = sets[0]
     # One set is traced, and the others are told from it by what they add and spare.
     bare = step_cost(problem.keeping(nothing), active)
@@ -164,61 +171,14 @@ def costs_by_kept(
             everything=bare.everything + problem.loop.length * size,
             reversal=bare.reversal - again + work,
         )
-        found.append((kept, cost, work))
+        found.append((kept, cost))
     return tuple(found)
 
 
 def _evenly_chosen(sets: list[Value]) -> list[Value]:
-    if len(sets) <= _MOST_SETS:
-        return sets
     last = len(sets) - 1
     at = sorted({round(i * last / (_MOST_SETS - 1)) for i in range(_MOST_SETS)})
     return [sets[i] for i in at]
-
-
-class _Reader:
-    """Reads a program as operations, those of the programs that it calls among them."""
-
-    def __init__(self, rate: Rates):
-        self.operations: list[Operation] = []
-        self._rate = rate
-        self._numbers = itertools.count()
-
-    def read(self, program: AnyJaxpr, numbers: dict[Any, int]) -> dict[Any, int]:
-        """Numbers all values of an open jaxpr, some of whose inputs have numbers."""
-        for var in (*program.constvars, *program.invars):
-            numbers.setdefault(var, next(self._numbers))
-        for eqn in program.eqns:
-            inputs = [_value_number(var, numbers) for var in eqn.invars]
-            if (inner := inner_call(eqn)) is not None:
-                self._read_call(eqn, getattr(inner, "jaxpr", inner), inputs, numbers)
-                continue
-            numbers |= {var: next(self._numbers) for var in eqn.outvars}
-            self.operations.append(
-                Operation(
-                    tuple(number for number in inputs if number is not None),
-                    tuple(numbers[var] for var in eqn.outvars),
-                    equation_work(eqn, self._rate),
-                    _name_given(eqn),
-                    nbytes([var.aval for var in eqn.outvars]),
-                )
-            )
-        return numbers
-
-    def _read_call(
-        self,
-        eqn: jex.JaxprEqn,
-        program: AnyJaxpr,
-        inputs: list[int | None],
-        outer: dict[Any, int],
-    ) -> None:
-        pairs = zip(program.invars, inputs, strict=True)
-        # A call is no operation: a policy keeps values within it. So its equations are
-        # listed with the others, by the numbers of what they read outside.
-        inner = self.read(program, {var: n for var, n in pairs if n is not None})
-        for var, result in zip(eqn.outvars, program.outvars, strict=True):
-            number = _value_number(result, inner)
-            outer[var] = next(self._numbers) if number is None else number
 
 
 def _name_given(eqn: jex.JaxprEqn) -> str | None:
@@ -226,6 +186,5 @@ def _name_given(eqn: jex.JaxprEqn) -> str | None:
     return form_params(eqn)["name"] if names else None
 
 
-def _value_number(atom: jax.core.Atom, numbers: dict[Any, int]) -> int | None:
-    """The number of a value; a literal has none."""
-    return None if isinstance(atom, jex.Literal) else numbers[atom]
+def _variables(atoms: Iterable[jax.core.Atom]) -> tuple[jax.core.Atom, ...]:
+    return tuple(atom for atom in atoms if not isinstance(atom, jex.Literal))

@@ -140,10 +140,8 @@ def largest_in_gradient(problem: Problem, active: Active, layout: Layout) -> str
         return ""
     fixed = dataclasses.replace(problem.as_run, planner=Fixed(layout))
     run, types = gradient_of(fixed, active)
-    leaves, tree = jax.tree.flatten(types)
-    flat = lambda leaves: run(*jax.tree.unflatten(tree, leaves))
     with unlisted():
-        return largest_array(flat, leaves)
+        return largest_array(lambda leaves: run(*leaves), types)
 
 
 def bytes_of_guards(problem: Problem) -> int:
@@ -167,13 +165,11 @@ def _temporary(problem: Problem, active: Active, maps: Maps) -> Fact | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     start = time.process_time()
     run, types = gradient_of(problem, active)
-    leaves, tree = jax.tree.flatten(types)
-    mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
     for axis_data, dims in maps:
-        mapped = vmap(mapped, axis_data, dims, 0)
-        leaves = batched_types(leaves, dims, axis_data)
+        run = vmap(run, axis_data, dims, 0)
+        types = batched_types(types, dims, axis_data)
     with unlisted():
-        fact = told_of(functools.partial(_told, problem), mapped, *leaves)
+        fact = told_of(functools.partial(_told, problem), run, *types)
     seconds = time.process_time() - start
     return None if fact is None else {**fact, "seconds": seconds}
 

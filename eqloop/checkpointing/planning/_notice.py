@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import logging
 import threading
@@ -14,7 +15,6 @@ from ..._programs import place_now
 # As long as this, in seconds, nobody wonders.
 _LONG = 2.0
 _logger = logging.getLogger("eqloop")
-_said = set[str]()
 # When the planning that is going on began, and the numbers of its plans.
 _Planning = tuple[float, Iterator[int]]
 _now = contextvars.ContextVar[_Planning | None]("planning", default=None)
@@ -55,8 +55,7 @@ def says_what_is_found(owner: str, found: str) -> None:
         _logger.warning(f"{owner}: plan {number} takes {found}, after {seconds:.0f} s.")
 
 
+@functools.cache
 def _say_once(line: str) -> None:
     # It is planned once more for each derivative, and nobody wonders again.
-    if line not in _said:
-        _said.add(line)
-        _logger.warning(line)
+    _logger.warning(line)

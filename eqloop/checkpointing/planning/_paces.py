@@ -24,7 +24,7 @@ from ..engine.orders._nested import Nested
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._compile_times import compiles_slowly, largeness
-from ._cost import outputs_wanted, step_cost
+from ._cost import computes_again, outputs_wanted, step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._trials import StepsAlone, Trial, trials
 from ._work import rates
@@ -60,6 +60,33 @@ class Seen(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class SecondPlace:
+    """Where carries may be stored other than on the device.
+
+    Attributes:
+        slots: The slots there.
+        nbytes: How many bytes they may take.
+    """
+
+    slots: AbstractSlots
+    nbytes: int
+
+
+class Far(NamedTuple):
+    """A second place for the carries of a loop.
+
+    Attributes:
+        slots: The slots there.
+        most: How many carries it has room for.
+        move: The time of writing a carry to there, or of reading it.
+    """
+
+    slots: AbstractSlots
+    most: int
+    move: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Paces:
     """How long the pieces of a gradient take.
 
@@ -75,6 +102,7 @@ class Paces:
         compiles_slowly: Whether a program with the step takes long to compile. Then no
             piece is tried, and only layouts are considered whose programs have the step
             few times. `None` if that is seen when the first one is compiled.
+        far: Where carries may be other than on the device, if there is such a place.
     """
 
     base: Pace
@@ -83,6 +111,7 @@ class Paces:
     measure: bool = True
     are_tried: bool = False
     compiles_slowly: bool | None = False
+    far: Far | None = None
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, Pace]:
@@ -94,8 +123,11 @@ class Paces:
         return self._by_kept[layout.kept]
 
     def duration(self, layout: Layout) -> float:
-        """How long a gradient takes, in nanoseconds."""
-        return layout.duration(self.of(layout))
+        """How long a gradient takes, in nanoseconds, its carries moved."""
+        moving = 0.0
+        if self.far is not None and layout.is_elsewhere:
+            moving = self.far.move * layout.order.moves
+        return layout.duration(self.of(layout)) + moving
 
     def stored_bytes(self, layout: Layout) -> int:
         """The bytes of what a layout stores on the device."""
@@ -103,15 +135,8 @@ class Paces:
 
     def evaluations(self, layout: Layout) -> int:
         """How often steps are evaluated, with those that compute values again."""
-        own, least = self.of(layout).cost.reversal, self.base.cost.reversal
-        is_again = own > least and not math.isclose(own, least)
-        again = layout.steps_read_from_residuals if is_again else 0
-        return layout.evaluations + again
-
-    @property
-    def sets(self) -> list[tuple[str, ...]]:
-        """What a step may keep, if there is a choice; the first of them is nothing."""
-        return [kept for kept, _ in self.kept]
+        is_again = computes_again(self.of(layout).cost, self.base.cost)
+        return layout.evaluations + layout.steps_read_from_residuals * is_again
 
     def unknown(self, layout: Layout) -> frozenset[Piece]:
         """The pieces of a layout that are to be tried, and were not yet."""
@@ -123,8 +148,11 @@ class Paces:
         tried = self.are_tried and not slowly
         return dataclasses.replace(self, are_tried=tried, compiles_slowly=slowly)
 
-    def has_short_program(self, layout: Layout) -> bool:
-        """Whether the program of a layout is short enough to be compiled."""
+    def offers(self, layout: Layout) -> bool:
+        """Whether its program is short enough, and its far carries are not too many."""
+        most = self.far and layout.is_elsewhere and self.far.most
+        if most and layout.order.primal_slots > most:
+            return False
         # Each nest has the step, there and back, and a batch has it twice on its way
         # back: such a program takes up to several times as long to compile.
         is_short = len(layout.order.levels) <= 1 and layout.reversal.stores_residuals
@@ -154,14 +182,13 @@ def paces(problem: Problem, active: Active, measure: bool) -> Paces:
     """
     known = _cost_with_products(problem, active)
     base = Pace(step_cost(problem, active), rates(), known)
-    kept = list[tuple[tuple[str, ...], StepCost]]()
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
     is_free = problem.chooses_policy and problem.policy is None
-    if is_free and not problem.step.jaxpr.effects:
-        kept += ((names, cost) for names, cost, _ in costs_by_kept(problem, active))
+    is_free = is_free and not problem.step.jaxpr.effects
+    kept = costs_by_kept(problem, active) if is_free else ()
     worthwhile = not _is_quick(problem, base)
-    times = Paces(base, tuple(kept), measure=measure, are_tried=worthwhile)
+    times = Paces(base, kept, measure=measure, are_tried=worthwhile)
     return times.compiling(compiles_slowly(problem.step, measure))
 
 
@@ -224,28 +251,30 @@ def _trial_of(piece: Piece, length: int, size: int) -> Layout | StepsAlone:
     return Layout(Nested((Nest((length // size,), size),)), reversal=Together(size))
 
 
-def move_time(
-    problem: Problem, active: Active, slots: AbstractSlots, times: Paces
-) -> float:
-    """The nanoseconds that writing a carry to slots takes, or reading it from there."""
+def with_second_place(
+    problem: Problem, active: Active, times: Paces, second: SecondPlace | None
+) -> Paces:
+    """The paces of a loop that may also store carries in a second place."""
+    if second is None:
+        return times
+    slots, pace = second.slots, times.base
+    held = nbytes(slots.packed_types(pace.cost.held_types))
+    # One more row is for carries that are not kept.
+    if not held or (most := second.nbytes // held - 1) < 1:
+        return times
+    move = slots.move_time(held, pace.rate)
     # If the times of the pieces were measured, so is this: by a short loop all of whose
     # carries are stored there, and one with near slots.
-    pace = times.base
-    estimated = slots.move_time(
-        nbytes(slots.packed_types(pace.cost.held_types)), pace.rate
-    )
-    if not pace.is_measured:
-        return estimated
-    length = _trial_length(problem, active, pace)
-    order = Nested((Nest((length,)),))
-    loops = [StepsAlone(length), Layout(order, slots.near), Layout(order, slots)]
-    found = trials(problem, active, loops, times.measure)
-    if found is None:
-        return estimated
-    _, near, far = (trial.nanoseconds / length for trial in found)
-    again = 0.0 if slots.outlast_primal else pace.advance
-    # Each carry is written once and read once, and so it is near.
-    return max(far - again - near, 0.0) / 2 + pace.slot / 2
+    if pace.is_measured:
+        length = _trial_length(problem, active, pace)
+        order = Nested((Nest((length,)),))
+        loops = [StepsAlone(length), Layout(order, slots.near), Layout(order, slots)]
+        if (found := trials(problem, active, loops, times.measure)) is not None:
+            _, near, far = (trial.nanoseconds / length for trial in found)
+            again = 0.0 if slots.outlast_primal else pace.advance
+            # Each carry is written once and read once, and so it is near.
+            move = max(far - again - near, 0.0) / 2 + pace.slot / 2
+    return dataclasses.replace(times, far=Far(slots, most, move))
 
 
 def _is_quick(problem: Problem, pace: Pace) -> bool:

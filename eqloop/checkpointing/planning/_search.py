@@ -1,5 +1,6 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +11,9 @@ from ..engine.orders._levels import Nest, nests
 from ..engine.orders._nested import Nested
 from ..engine.orders._order import AbstractOrder, AbstractSlotOrder
 from ..engine.orders._revolved import Revolved
+from ..engine.orders._segmented import Segmented
 from ..engine.reversals._together import Together
+from ..engine.slots._slots import AbstractSlots
 
 # Orders that run each step more often than this are not offered: with a single slot, a
 # loop of a million steps would take 10**12 evaluations.
@@ -30,6 +33,10 @@ _SHARES = 16
 # Everything may be stored of so many parts of the steps. The orders for the others are
 # tried with numbers of slots that differ by a ratio.
 _PARTS, _COARSE = 32, 2.0
+
+# Numbers of equal leaves, and of slots in each, differ by so much: there are all pairs
+# of them.
+_OF_LEAVES = 1.25
 
 
 def orders(length: int) -> Iterator[AbstractOrder]:
@@ -61,6 +68,35 @@ def layouts(
     if joins:
         yield from _in_two_parts(length)
     yield from dict.fromkeys(_storing_last(length, joins, kept))
+
+
+def layouts_in_two_places(
+    length: int, joins: bool, slots: AbstractSlots, most: int
+) -> Iterator[Layout]:
+    """Layouts whose primal stores carries in `slots`, which have room for so many."""
+    # What is stored while steps are run again stays on the device. So the layouts of
+    # one place are layouts of two: the outermost level of nested ones is far, or all
+    # slots of a `Revolved`. A third kind has equal leaves, each of which is reversed by
+    # a `Revolved` on the device.
+    for layout in layouts(length, joins):
+        if not layout.stores_residuals:
+            yield dataclasses.replace(layout, slots=slots)
+    for order in _equal_leaves(length, most):
+        yield Layout(order, slots)
+        if joins and order.block > 1:
+            yield Layout(order, slots, Together(order.block))
+
+
+def _equal_leaves(length: int, most: int) -> Iterator[Segmented]:
+    """Equal leaves, of which the first is shorter if there are steps left over."""
+    counts = sizes(min(most, length), _OF_LEAVES)
+    leaves = dict.fromkeys(-(-length // count) for count in counts)
+    for each in leaves:
+        count, over = divmod(length, each)
+        for block in blocks_to_try(each):
+            for leaf in revolved(each, block, _OF_LEAVES):
+                first = Revolved(over, leaf.slots, min(block, over))
+                yield Segmented((*([(1, first)] if over else []), (count, leaf)))
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:

@@ -43,7 +43,7 @@ from ..engine.slots._slots import key_impl
 from ..steps._step import without_outputs
 from ._compile_times import compiles_slowly, note_seconds
 from ._facts import key_of, recall, remember
-from ._gradient_program import Fixed, gradient_of, input_types, of_length
+from ._gradient_program import Fixed, flat, gradient_of, input_types, of_length
 from ._roofline import roofline
 from ._work import rates
 
@@ -158,7 +158,7 @@ def _tried(
                     return None
             compiled += _compiled_side_by_side(programs[len(compiled) :])
             sizes = list(map(allocated_bytes, compiled))
-            types = [jax.tree.leaves(one.function[1]) for one in programs]
+            types = [one.function[1] for one in programs]
             runs = runs and _has_room(compiled, types, _MOST_BYTES)
             if runs:
                 times = _best_times(programs, compiled)
@@ -184,19 +184,17 @@ class _ShortLoop:
     loop: Layout | StepsAlone
 
     @functools.cached_property
-    def function(self) -> tuple[Callable[..., PyTree], Value]:
+    def function(self) -> tuple[Callable[..., PyTree], list[Aval]]:
         """The function, and the types of its arguments."""
         short, loop = _short(self.problem, self.loop), self.loop
         if isinstance(loop, Layout):
-            return gradient_of(
-                dataclasses.replace(short, planner=Fixed(loop)), self.active
-            )
+            fixed = dataclasses.replace(short, planner=Fixed(loop))
+            return gradient_of(fixed, self.active)
         # They are the engine's, of a schedule for kernels as well.
         by_engine = Fixed(Layout(AllAtOnce(short.loop.length)))
         step = without_outputs(short.step)
         short = dataclasses.replace(short, step=step, planner=by_engine)
-        run = functools.partial(planned_loop, short)
-        return run, list(input_types(short))
+        return flat(functools.partial(planned_loop, short), *input_types(short))
 
 
 def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
@@ -211,10 +209,7 @@ def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
 @remembered_per_device(maxsize=16)
 def _lowered(program: _ShortLoop) -> jax.stages.Lowered:
     run, types = program.function
-    # One argument of a program for each array: that is what is split over devices.
-    leaves, tree = jax.tree.flatten(types)
-    flat = lambda *leaves: run(*tree.unflatten(leaves))
-    return lowered(flat, *leaves)
+    return lowered(run, *types)
 
 
 @functools.lru_cache(maxsize=16)
@@ -282,7 +277,7 @@ def _best_times(
     programs: Sequence[_ShortLoop], compiled: Sequence[Any]
 ) -> list[tuple[float, float]]:
     """The times of short loops, see `_timed`."""
-    return _timed(compiled, [jax.tree.leaves(one.function[1]) for one in programs])
+    return _timed(compiled, [one.function[1] for one in programs])
 
 
 def _timed(

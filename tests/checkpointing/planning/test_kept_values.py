@@ -75,7 +75,7 @@ def test_bytes_and_time_are_those_of_the_step_as_it_is_differentiated():
 
 def test_costs_are_told_from_that_of_keeping_nothing():
     loop = loop_of_layers()
-    for kept, cost, _ in costs_by_kept(loop._problem, loop._active):
+    for kept, cost in costs_by_kept(loop._problem, loop._active):
         found = step_cost(loop._problem.keeping(kept), loop._active)
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
         # Of slots and of batches nobody asks where values are kept, which is in blocks.

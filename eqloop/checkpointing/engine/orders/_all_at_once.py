@@ -1,7 +1,7 @@
 """The primal stores all residuals: JAX's own derivative of a scan."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -75,11 +75,6 @@ class AllAtOnce(AbstractOrder):
 
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything
-
-    def history(self) -> Iterator[Event]:
-        for position in range(self.steps):
-            yield Event("primal", position, 0, position + 1)
-        yield from self.reversal_history(0, 0)
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         return cost.everything * event.residuals // self.steps

@@ -15,7 +15,7 @@ from ...._calls import format_bytes
 from .._costs import StepCost
 from .._pace import Pace
 from .._sweep import AbstractReversal
-from ._order import AbstractOrder, AbstractSlotOrder, Event
+from ._order import AbstractOrder, AbstractSlotOrder
 from ._tree import AbstractJoined
 
 
@@ -69,8 +69,3 @@ class FirstAndLast(AbstractJoined):
             return super().described(cost)
         text = f"the last {steps} of {self.length} steps store everything, {each} each"
         return [*self.first.described(cost), ("residuals", text)]
-
-    def event_bytes(self, cost: StepCost, event: Event) -> int:
-        is_first = event.position < self.first.length
-        of_order = self.first if is_first else super()
-        return of_order.event_bytes(cost, event)

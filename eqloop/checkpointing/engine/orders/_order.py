@@ -44,13 +44,6 @@ class Event(NamedTuple):
     slots: int
     residuals: int = 0
 
-    def within(self, start: int, slots: int) -> "Event":
-        """This event in a longer loop, in which this one starts at `start`.
-
-        The longer loop has so many more `slots` in use.
-        """
-        return self._replace(position=self.position + start, slots=self.slots + slots)
-
 
 class AbstractOrder(abc.ABC):
     """Which carries of a loop are stored, and in which order its steps are reversed.
@@ -342,7 +335,8 @@ class AbstractOrder(abc.ABC):
     def history(self) -> Iterator[Event]:
         """All events of a gradient, in order."""
         starts, slots = set(self.starts), 0
-        first = self.length - self.steps_with_residuals
+        is_whole = self.stores_residuals
+        first = 0 if is_whole else self.length - self.steps_with_residuals
         for position in range(self.length):
             slots += position in starts
             yield Event("primal", position, slots, max(position + 1 - first, 0))

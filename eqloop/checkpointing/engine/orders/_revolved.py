@@ -175,7 +175,8 @@ class Revolved(AbstractSlotOrder):
         segments = list(zip(self.block_starts, self.segments, strict=True))
         for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
             for event in self.chain_history(first, length, rank, row + 1):
-                yield event.within(start, besides)
+                at, used = event.position + start, event.slots + besides
+                yield event._replace(position=at, slots=used)
 
     def stored_by_primal(self, event: Event) -> int:
         return event.slots
