@@ -10,6 +10,8 @@ import eqloop as el
 from ..marks import slow
 from ..schedules import EVERY_KIND
 
+pytestmark = pytest.mark.sampled
+
 LENGTH, AT = 24, 17
 
 

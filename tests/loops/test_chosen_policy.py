@@ -9,6 +9,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
+from ..marks import slow
 from ..weights import normal
 
 DEPTH, WIDTH = 4, 64
@@ -69,7 +70,7 @@ class Wide(eqx.Module):
         return x + jnp.tanh(el.name(jnp.sin(hidden) @ self.down, "out"))
 
 
-@pytest.mark.parametrize("nbytes", [590_000, 890_000])
+@pytest.mark.parametrize("nbytes", [slow(590_000), 890_000])
 def test_to_choose_is_not_worse_than_to_keep_all_or_nothing(nbytes):
     """What a step computes again counts as run: of two plans that take as long, one
     that stores some of the steps in full is not put behind one that does it for all."""

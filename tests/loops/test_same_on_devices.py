@@ -13,6 +13,8 @@ import eqloop as el
 
 from ..asserts import assert_close
 
+pytestmark = pytest.mark.sampled
+
 XS = jnp.array([0.3, 0.7, -0.2, 0.5])
 W = jnp.float32(1.2)
 

@@ -43,6 +43,16 @@ def test_primal_has_the_bits_of_lax_scan(dtype, reverse):
         np.testing.assert_array_equal(a, e)
 
 
+def test_the_plan_of_chunks():
+    scan = el.Scan(lambda h, x: (jnp.sin(h) + x, h), schedule=el.Chunked(4))
+    plan = scan.plan(0.5, jnp.ones(10))
+    # Two chunks of four, and one of the two steps that are left over.
+    assert plan.levels == ((2, 4), (2,))
+    assert plan.evaluations == 10 + 10 + 2 * 3
+    with pytest.raises(ValueError, match="`chunk_size` must be at least 1, not 0"):
+        el.Chunked(0)
+
+
 def test_a_gradient_outside_of_jit_keeps_no_copy_of_xs():
     step = lambda h, x: (x * h, h)
     xs = jnp.ones((8, 3))

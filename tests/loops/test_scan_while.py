@@ -14,7 +14,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
-from ..marks import slow
+from ..marks import slow, slow_if
 
 pytestmark = pytest.mark.sampled
 
@@ -298,7 +298,7 @@ STOPPING = {
 }
 
 
-@pytest.mark.parametrize("kind", STOPPING)
+@pytest.mark.parametrize("kind", slow_if(lambda k: k != "ScanWhile", STOPPING))
 def test_what_a_loop_starts_from_is_counted_once(kind):
     """Whether it starts from an input, or from what another operation has made.
 

@@ -233,6 +233,21 @@ def test_f_transform_is_applied_to_each_layer():
     assert seen == [(2, 2)]
 
 
+def test_f_transform_may_say_where_a_layer_lives():
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=place)
+
+    def spread(layer):
+        return eqx.tree_at(lambda layer: layer.weight, layer, replace_fn=constrain)
+
+    run = lambda h: el.Scan(STACK, f_axes=AXES, f_transform=spread)(h)[0]
+    program = str(jax.make_jaxpr(run)(jnp.ones(2)))
+    assert "sharding_constraint" in program[program.index("scan") :]
+    expected = unrolled(STACK, jnp.ones(2))
+    np.testing.assert_allclose(jax.jit(run)(jnp.ones(2)), expected, rtol=1e-5)
+
+
 def test_scanned_broadcast_and_carried_parameters_at_once():
     mlp = without_key(eqx.nn.Linear, 2, 2)
 

@@ -163,6 +163,12 @@ def test_shapes_are_those_of_the_slice_in_all_modes_of_vmap():
     np.testing.assert_allclose(ys[..., 0], everything(w, h, xs, False)[1][1::3], 1e-5)
 
 
+def test_unrolled_as_a_whole():
+    w, h, xs = arguments()
+    ys = sliced(w, h, xs, slice(1, None, 4), unroll=True)[1]
+    np.testing.assert_allclose(ys, everything(w, h, xs, False)[1][1::4], 1e-5)
+
+
 def test_out_axes_are_sliced_where_they_are_stacked():
     w, h, xs = arguments()
     ys = sliced(w, h, xs, slice(1, None, 3), out_axes=-1)[1]

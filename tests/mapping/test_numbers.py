@@ -13,6 +13,8 @@ import eqloop as el
 from ..asserts import assert_same
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 X = jnp.arange(5.0)
 mark = jax.lax.stop_gradient
 

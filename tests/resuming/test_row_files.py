@@ -9,6 +9,7 @@ from eqloop.resuming import _disk
 from eqloop.resuming._row_file import RowFile
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
 def test_outputs_of_size_zero(shape, axis, tmp_path):

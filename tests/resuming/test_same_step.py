@@ -347,7 +347,9 @@ OTHER_RULES = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_RULES)
+@pytest.mark.parametrize(
+    "name", slow_if(("jvp", "backward, planned", "save").__contains__, OTHER_RULES)
+)
 def test_another_rule_is_refused_by_gradients(name, tmp_path):
     make = OTHER_RULES[name]
     assert compared(gradient, make(2.0), make(2.0), tmp_path / "same") == ""
