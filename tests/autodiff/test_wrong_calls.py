@@ -21,10 +21,6 @@ WRONG = {
         lambda: el.Grad(argnum=1),
         "TypeError: Grad has no setting 'argnum' … argnums",
     ),
-    "argnums of a wrong type": (
-        lambda: el.JacRev(total, argnums=1.5),
-        "TypeError: JacRev: `argnums` must be an int, the name of an argument … 1.5",
-    ),
     "argnums that are a flag": (
         lambda: el.Grad(total, argnums=(0, True)),
         "TypeError: … `argnums` must be … (0, True)",
@@ -32,18 +28,6 @@ WRONG = {
     "no argnums": (
         lambda: el.Hessian(total, argnums=()),
         "ValueError: Hessian: `argnums` is empty",
-    ),
-    "has_aux that is no flag": (
-        lambda: el.Grad(total, has_aux="yes"),
-        "TypeError: Grad: `has_aux` must be a bool, not 'yes'",
-    ),
-    "return_value that is no flag": (
-        lambda: el.ForwardGrad(total, return_value=1),
-        "TypeError: ForwardGrad: `return_value` must be a bool, not 1",
-    ),
-    "holomorphic that is no flag": (
-        lambda: el.Jacobian(total, holomorphic=None),
-        "TypeError: Jacobian: `holomorphic` must be a bool",
     ),
     "an argument that is not there": (
         lambda: el.Grad(total, argnums=2)(X, 2.0),
@@ -112,27 +96,15 @@ WRONG = {
         lambda: el.Grad(total, holomorphic=True)(X),
         "TypeError: … with `holomorphic=True` … x is float32[3]",
     ),
-    "a chunk of nothing": (
-        lambda: el.JacRev(total, chunk_size=0),
-        "ValueError: JacRev: `chunk_size` must be at least 1, but it is 0",
-    ),
     "a chunk of a wrong type": (
         lambda: el.Hessian(total, chunk_size="1GiB"),
         "TypeError: Hessian: `chunk_size` must be an int … `Budget` … '1GiB'",
-    ),
-    "no directions": (
-        lambda: el.ForwardGrad(total, tangents=0),
-        "ValueError: ForwardGrad: `tangents` must be at least 1",
     ),
     "directions that are no number": (
         lambda: el.SofoGrad(total, tangents=True),
         "TypeError: SofoGrad: `tangents` must be an int … True",
     ),
     "no key": (lambda: el.ForwardGrad(total)(X), "TypeError: … 'key'"),
-    "a number for a key": (
-        lambda: el.ForwardGrad(total)(X, key=0),
-        "TypeError: ForwardGrad: `key` must be a PRNG key … not 0",
-    ),
     "several keys": (
         lambda: el.SofoGrad(total)(X, key=jax.random.split(KEY)),
         "TypeError: SofoGrad: `key` must be a PRNG key … [2]",
@@ -144,14 +116,6 @@ WRONG = {
     "a step by complex arrays": (
         lambda: el.SofoGrad(lambda c: jnp.sum(jnp.abs(c)))(C, key=KEY),
         "TypeError: SofoGrad: c is complex64[2]",
-    ),
-    "negative damping": (
-        lambda: el.SofoGrad(total, damping=-1.0),
-        "ValueError: … `damping` must be at least 0, but it is -1.0",
-    ),
-    "damping of a wrong type": (
-        lambda: el.SofoGrad(total, damping="small"),
-        "TypeError: … `damping` must be a number or a scalar array, not 'small'",
     ),
     "damping of several": (
         lambda: el.SofoGrad(total, damping=X),

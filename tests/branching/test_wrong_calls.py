@@ -103,10 +103,6 @@ WRONG = {
         lambda: el.IfElse([jnp.sin, jnp.cos])([1, 0], X),
         "TypeError: IfElse: `conditions[0]` … scalar boolean … 1",
     ),
-    "pred is no array": (
-        lambda: el.Cond(jnp.sin, jnp.cos)(None, X),
-        "TypeError: Cond: `pred` … scalar boolean … None",
-    ),
     "index of floats": (
         lambda: el.Switch([jnp.sin])(1.0, X),
         "TypeError: Switch: `index` … scalar integer … 1.0 … boolean … `el.Cond`",
@@ -114,14 +110,6 @@ WRONG = {
     "index of booleans": (
         lambda: el.Switch([jnp.sin])(np.bool_(True), X),
         "TypeError: Switch: `index` … scalar integer … bool[]",
-    ),
-    "many indices": (
-        lambda: el.Switch([jnp.sin])(jnp.arange(3), X),
-        "TypeError: Switch: `index` … scalar integer … int32[3]",
-    ),
-    "index is no array": (
-        lambda: el.Switch([jnp.sin])("first", X),
-        "TypeError: Switch: `index` … scalar integer … 'first'",
     ),
     "too few conditions": (
         lambda: el.IfElse([jnp.sin, jnp.cos])([True], X),
@@ -154,10 +142,6 @@ WRONG = {
         "TypeError: IfElse: `branches` … list … tuple",
     ),
     "no branches": (lambda: el.Switch([]), "ValueError: Switch: `branches` … empty"),
-    "check_conditions": (
-        lambda: el.IfElse([jnp.sin], check_conditions=1),
-        "TypeError: IfElse: `check_conditions` … bool … 1",
-    ),
     # What is passed on
     "arguments": (
         lambda: el.Cond(jnp.sin, lambda: X)(True, X),

@@ -25,7 +25,8 @@ from ..mapping.devices import mesh_of
 
 ARRAY, OBJECT, TEXT = jnp.ones(3), object(), "nonsense"
 NO_FUNCTIONS = (3.5, TEXT, None, ARRAY, {"a": 1})
-NO_COUNTS = (3.5, TEXT, OBJECT, ARRAY, -7)
+NO_COUNTS = (3.5, TEXT, OBJECT, ARRAY, -1)
+NO_SIZES = (3.5, TEXT, OBJECT, ARRAY, 0)
 NO_BOOLS = (3.5, TEXT, None, ARRAY, 2)
 NO_AXES = (3.5, TEXT, OBJECT, 1j, b"x")
 NO_BYTES = (3.5, TEXT, OBJECT, ARRAY, -1)
@@ -45,9 +46,11 @@ def each(names: str, values: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 WRONG: dict[str, tuple[Any, ...]] = {
     **each("f cond body true_f false_f inverse make loss handler", NO_FUNCTIONS),
-    **each("base block chunk_size batch every length max_steps unroll", NO_COUNTS),
-    **each("checkpoints batch_size axis_size depth keep start stop", NO_COUNTS),
-    **each("step tangents steps whiles constant_limit", NO_COUNTS),
+    **each("block chunk_size batch every unroll checkpoints batch_size", NO_SIZES),
+    **each("keep tangents whiles", NO_SIZES),
+    **each("length max_steps axis_size depth start stop step steps", NO_COUNTS),
+    "constant_limit": NO_COUNTS,
+    "base": (3.5, TEXT, OBJECT, ARRAY, 1),
     **each("reverse split_keys has_aux return_value holomorphic exact", NO_BOOLS),
     **each(
         "check_vma check_conditions measure foreign split prevent_cse interpret",

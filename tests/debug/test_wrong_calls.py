@@ -13,8 +13,6 @@ from ..asserts import assert_raises
 X = jnp.ones(2)
 
 WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: el.DebugNonFinite(3), "TypeError: … `f` must be callable"),
-    (lambda: el.DebugNonFinite(jnp.log, when="yes"), "TypeError: … not 'yes'"),
     (lambda: el.DebugNonFinite(jnp.log, when=1), "TypeError: … boolean scalar, not 1"),
     (lambda: el.DebugNonFinite(jnp.log, when=X > 0), "TypeError: … not bool[2]"),
     (
@@ -28,13 +26,11 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: el.error_if(X, 1.0, "no"), "TypeError: … `pred` must be a boolean"),
     (lambda: el.error_if(X, X, "no"), "TypeError: … not float32[2]"),
-    (lambda: el.error_if(X, X > 0, 3), "TypeError: … `msg` must be a string, not 3"),
     (lambda: el.error_if("x", X > 0, "no"), "TypeError: … `x` has no array"),
     (
         lambda: el.error_if(X, X > 0, "x must not be positive"),
         "RuntimeError: … x must not be positive",
     ),
-    (lambda: el.breakpoint_if("x"), "TypeError: … breakpoint_if: `pred` must be"),
     (lambda: el.breakpoint_if(X), "TypeError: … not float32[2]"),
 ]
 

@@ -292,10 +292,6 @@ WRONG = {
         lambda: scanned(lambda ct: (ct[:2], 1.0), schedule=NESTED),
         "TypeError: … a pair … cotangent: float32[3] came in, float32[2] came out",
     ),
-    "whether to log": (
-        lambda: el.ClipCotangent(1.0, log=3),
-        "TypeError: ClipCotangent: `log` … bool … 3",
-    ),
 }
 
 

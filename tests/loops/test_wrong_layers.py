@@ -162,26 +162,6 @@ WRONG = {
         "ValueError: StackedLayers: … layers … no … unknown … layers … Call … "
         "`el.Scan` … `length=`",
     ),
-    "depth": (
-        lambda: el.StackedLayers.init(Counting, 2.0, key=KEY),
-        "TypeError: StackedLayers.init: `depth` … int … 2.0, of type float",
-    ),
-    "negative depth": (
-        lambda: el.StackedLayers.init(Counting, -1, key=KEY),
-        "ValueError: StackedLayers.init: `depth` … least 0 … -1",
-    ),
-    "schedule": (
-        lambda: el.StackedLayers(Layer(X), schedule=16),
-        "TypeError: StackedLayers: `schedule` … schedule … `el.Recursive(16)` … 16",
-    ),
-    "unroll": (
-        lambda: el.StackedLayers(Layer(X), unroll=0),
-        "ValueError: StackedLayers: `unroll` … least 1 … 0",
-    ),
-    "policy": (
-        lambda: el.StackedLayers(Layer(X), policy="save_dot"),
-        "ValueError: … save_dot",
-    ),
     # Indexing
     "out of range": (
         lambda: el.StackedLayers(Layer(X))[3],

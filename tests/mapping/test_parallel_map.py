@@ -341,10 +341,6 @@ WRONG = {
         lambda: el.ParallelMap(jnp.sin, devices=[0]),
         "TypeError: ParallelMap: `devices` … jax.devices() … 0, of type int",
     ),
-    "devices that are a number": (
-        lambda: el.ParallelMap(jnp.sin, devices=5),
-        "TypeError: ParallelMap: `devices` … jax.devices() … 5, of type int",
-    ),
     "no devices": (
         lambda: el.ParallelMap(jnp.sin, devices=[]),
         "ValueError: … `devices` is empty",
@@ -364,14 +360,6 @@ WRONG = {
     "an axis that is split already": (
         lambda: el.ParallelMap(lambda x: el.ParallelMap(jnp.sin)(x))(ONES),
         "ValueError: … a map around this one … Use `Vmap` or `ChunkedVmap`",
-    ),
-    "a fraction at once": (
-        lambda: el.ParallelMap(jnp.sin, chunk_size=0.5),
-        "TypeError: ParallelMap: `chunk_size` must be an int … 0.5, of type float",
-    ),
-    "nothing at once": (
-        lambda: el.ParallelMap(jnp.sin, chunk_size=0),
-        "ValueError: ParallelMap: `chunk_size` must be at least 1",
     ),
     "nothing to map": (
         lambda: el.ParallelMap(lambda x: x)(1.0),

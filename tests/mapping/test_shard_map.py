@@ -185,10 +185,6 @@ WRONG = {
         lambda: el.ShardMap(IDENTITY, mesh=MESH),
         "TypeError: … in_specs … out_specs",
     ),
-    "a flag that is none": (
-        lambda: shard_map(IDENTITY, check_vma="no"),
-        "TypeError: … `check_vma` must be a bool, not 'no'",
-    ),
     "too few specifications": (
         lambda: shard_map(jnp.add, in_specs=(P("x"),))(XS, XS),
         "ValueError: … in_specs has 1 entries … 2 arguments",

@@ -25,10 +25,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda: el.Reschedule(simulate, "1GiB"),
         "TypeError: Reschedule: `schedule` … el.Budget('1GiB') … '1GiB'",
     ),
-    "no policy": (
-        lambda: el.Reschedule(simulate, policy="save_everythin"),
-        "ValueError: save_everythin",
-    ),
     "a policy without a budget": (
         lambda: el.Reschedule(simulate, el.Recursive(4), policy="auto"),
         "ValueError: Reschedule: … `policy='auto'` … Recursive(base=4) … el.Budget",
@@ -41,21 +37,9 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda: el.Reschedule(root, whiles=True),
         "TypeError: Reschedule: `whiles` … True",
     ),
-    "no checkpoints": (
-        lambda: el.Reschedule(root, whiles=0),
-        "ValueError: Reschedule: `whiles` must be at least 1 … 0",
-    ),
     "whiles=el.Recursive(4)": (
         lambda: el.Reschedule(root, whiles=el.Recursive(4)),
         "ValueError: Reschedule: `base` of `whiles` must be at least 8 … 4",
-    ),
-    "progress": (
-        lambda: el.Reschedule(simulate, progress="yes"),
-        "TypeError: Reschedule: `progress` … 'yes'",
-    ),
-    "only": (
-        lambda: el.Reschedule(simulate, only="lax.scan"),
-        "TypeError: Reschedule: `only` must be a function … 'lax.scan'",
     ),
     "a misspelt setting": (
         lambda: el.Reschedule(simulate, while_loops=3),

@@ -69,32 +69,16 @@ def finished(original, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("scan", "settings", "error", "message"),
+    ("scan", "message"),
     [
-        (el.SlicedScan(step, step=2), {}, TypeError, "an `el.Scan` or .* not SlicedSc"),
-        (el.ForLoop(jnp.sin), {}, TypeError, "not ForLoop. A loop without a carry"),
-        (step, {}, TypeError, "not <function step"),
-        (el.Scan(step), {"every": 0}, ValueError, "`every` must be at least 1, but it"),
-        (el.Scan(step), {"every": 1.5}, TypeError, "`every` must be an int, the steps"),
-        (
-            el.Scan(step),
-            {"keep": 0},
-            ValueError,
-            "`keep` must be at least 1, but it is",
-        ),
-        (el.Scan(step), {"ys": "disk"}, ValueError, '`ys` must be "memory" or "direct'),
-        (
-            el.Scan(step),
-            {"directory": 3},
-            TypeError,
-            "`directory` must be a path, not 3",
-        ),
-        (el.Scan(step), {"progress": "x"}, TypeError, "`progress` must be `True`, an"),
+        (el.SlicedScan(step, step=2), "an `el.Scan` or .* not SlicedSc"),
+        (el.ForLoop(jnp.sin), "not ForLoop. A loop without a carry"),
+        (step, "not <function step"),
     ],
 )
-def test_settings(scan, settings, error, message):
-    with pytest.raises(error, match=message):
-        el.Resumable(scan, **{"directory": "d", "every": 4} | settings)
+def test_what_is_no_scan(scan, message):
+    with pytest.raises(TypeError, match=message):
+        el.Resumable(scan, "d", every=4)
 
 
 def test_loss_and_argnums(tmp_path):

@@ -136,19 +136,8 @@ WRONG = {
         ValueError,
         "Jit: `donate` must be one of 'all', .*'none', not 'some'",
     ),
-    "a name that is no string": (
-        lambda: el.Jit(jnp.sin, name=3),
-        TypeError,
-        "Jit: `name` must be a string, not 3",
-    ),
     "an empty name": (lambda: el.Named(jnp.sin, ""), ValueError, "Named: .* is empty"),
     "no name": (lambda: el.Named(jnp.sin), TypeError, "name"),
-    "a scope that is no string": (
-        lambda: el.Named(jnp.sin, jnp.cos),
-        TypeError,
-        "Named: `name` must be a string",
-    ),
-    "no function": (lambda: el.Jit("f"), TypeError, "Jit: `f` must be callable"),
 }
 
 
