@@ -17,7 +17,7 @@ import eqloop as el
 
 from .compiling import temp_bytes
 from .mapping.devices import mesh_of
-from .marks import slow
+from .marks import slow, slow_if
 
 pytestmark = pytest.mark.sampled
 
@@ -241,7 +241,9 @@ def test_functions_that_are_associative():
     assert off_by(jax.jit(jax.grad(prefixes))(w, xs), terms) < 1
 
 
-@pytest.mark.parametrize("name", [*SINGLY, *TOGETHER])
+@pytest.mark.parametrize(
+    "name", slow_if(lambda name: "Fit" in name, [*SINGLY, *TOGETHER])
+)
 @pytest.mark.parametrize("mode", ["forward", slow("reverse")])
 def test_second_derivatives(name, mode):
     loss, (w, xs) = (SINGLY | TOGETHER)[name], arguments()

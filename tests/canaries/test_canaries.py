@@ -15,6 +15,8 @@ def cases():
         if not canary.is_timed:
             known = pytest.mark.xfail(reason="in XLA", strict=False)
             marks = [known] if canary.is_known else []
+            # Of plain JAX, in many programs.
+            marks += [pytest.mark.slow] if canary.name.startswith("shifted") else []
             yield pytest.param(canary, id=canary.name, marks=marks)
 
 

@@ -27,7 +27,7 @@ from ..derivatives import (
     reverse_over_reverse,
     vjp,
 )
-from ..marks import slow
+from ..marks import slow, slow_if
 
 pytestmark = pytest.mark.sampled
 
@@ -332,7 +332,11 @@ LOOPS_WITHIN = {
 
 
 @pytest.mark.parametrize("derive", [jax.grad, slow(jax.hessian)], ids=["once", "twice"])
-@pytest.mark.parametrize("run", LOOPS_WITHIN.values(), ids=LOOPS_WITHIN)
+@pytest.mark.parametrize(
+    "run",
+    slow_if(lambda run: run is LOOPS_WITHIN["scan"], LOOPS_WITHIN.values()),
+    ids=LOOPS_WITHIN,
+)
 def test_rows_that_a_loop_in_the_step_writes(run, derive):
     """The loop counts on and writes rows; only the count is needed on the way back."""
 

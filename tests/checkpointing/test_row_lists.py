@@ -550,7 +550,7 @@ def test_a_tree_whose_nodes_are_in_any_order():
     assert_close(of(scan), of(lax.scan), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("carries", "is_list"), [(16, False), (80, True)])
+@pytest.mark.parametrize(("carries", "is_list"), [slow(16, False), (80, True)])
 def test_what_is_smaller_is_stored_with_all_that_it_takes(
     carries, is_list, monkeypatch
 ):
@@ -594,7 +594,7 @@ def test_what_a_list_takes_is_counted():
     assert found.takes_less(2)
 
 
-@pytest.mark.parametrize("start", [0, jnp.int32(0)], ids=["known", "traced"])
+@pytest.mark.parametrize("start", [slow(0), jnp.int32(0)], ids=["known", "traced"])
 @pytest.mark.parametrize("times", [2, slow(3)])
 def test_derivatives_in_reverse_of_derivatives_in_reverse(start, times):
     """The forward sweep of the one is stored by that of the other, lists and all."""

@@ -9,6 +9,7 @@ import eqloop as el
 
 from ..marks import slow
 from ..schedules import EVERY_KIND
+from ..weights import without_key
 
 pytestmark = pytest.mark.sampled
 
@@ -47,7 +48,7 @@ def test_of_one_step(schedule, reverse):
 
 
 def test_of_a_batch_of_examples():
-    cell = eqx.nn.GRUCell(2, 8, key=jax.random.key(0))
+    cell = without_key(eqx.nn.GRUCell, 2, 8)
     xs = jnp.ones((4, LENGTH, 2))
 
     def loss(cell, weights):

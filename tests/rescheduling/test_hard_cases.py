@@ -190,7 +190,7 @@ def test_in_shard_map_from_outside():
     def run(f, check):
         on_device = lambda w: lax.psum(loss(f)(w, XS), "i")
         specs = dict(in_specs=i, out_specs=PartitionSpec(), check_vma=check)
-        return jax.grad(jax.shard_map(on_device, mesh=mesh, **specs))(w)
+        return jax.jit(jax.grad(jax.shard_map(on_device, mesh=mesh, **specs)))(w)
 
     for check in (True, False):
         assert_close(run(FRUGAL, check), run(plain, check))

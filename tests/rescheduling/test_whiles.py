@@ -113,7 +113,7 @@ def test_slopes_are_those_of_finite_differences(around, one):
 def test_slopes_are_those_of_the_loop_written_with_eqloop(one, whiles):
     with jax.enable_x64(True):
         a = jnp.linspace(0.5, 2, 8)
-        sums = lambda run: jax.grad(lambda a: jnp.sum(jax.vmap(run)(a)))(a)
+        sums = lambda run: jax.jit(jax.grad(lambda a: jnp.sum(jax.vmap(run)(a))))(a)
         f = el.Reschedule(functools.partial(in_scan, one, by_jax), whiles=whiles)
         assert_close(sums(f), sums(functools.partial(in_scan, one, by_eqloop)), 1e-10)
 
