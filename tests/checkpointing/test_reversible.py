@@ -87,7 +87,8 @@ SCHEDULES = {
     "unchecked": lambda f: el.Reversible(f, check=False),
     "on the host": lambda f: el.Offload(el.Reversible(f, checkpoints=2)),
 }
-AT_REST = [("parts", mode) for mode in (forward_over_reverse, batch_of(grad, 1))]
+# A batch of gradients is in `test_reversible_saved.py`.
+AT_REST = [("parts", forward_over_reverse)]
 AT_REST += [("every step", grad), ("on the host", grad)]
 CASES = [
     (name, mode) if (name, mode) in AT_REST else slow(name, mode)

@@ -86,7 +86,8 @@ MODES = [
     batch_of(grad, 1),
     of_batch(grad, 1),
 ]
-AT_REST = [("parts", mode) for mode in (forward_over_reverse, batch_of(grad, 1))]
+# Forward over reverse is in `test_reversible.py`.
+AT_REST = [("parts", batch_of(grad, 1))]
 AT_REST += [(name, grad) for name in ("on the host", "in files", "not the last")]
 CASES = [
     (name, mode) if (name, mode) in AT_REST else slow(name, mode)

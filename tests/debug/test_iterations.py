@@ -11,8 +11,6 @@ from ..marks import slow
 from ..schedules import EVERY_KIND
 from ..weights import without_key
 
-pytestmark = pytest.mark.sampled
-
 LENGTH, AT = 24, 17
 
 
@@ -27,9 +25,9 @@ def step(h, x):
     [
         None,
         *map(slow, EVERY_KIND),
-        el.Recursive(4, batch=4),
+        slow(el.Recursive(4, batch=4)),
         el.Chunked(8, batch=8),
-        el.Chunked(LENGTH, batch=5),
+        slow(el.Chunked(LENGTH, batch=5)),
         slow(el.Budget(20_000)),
     ],
     ids=str,
