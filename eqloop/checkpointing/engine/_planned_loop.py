@@ -22,8 +22,8 @@ methods of the base class, `Formula`, or calls `expand` where a primitive is low
     expand           Reverse.expand               `Problem.reverse`, as follows
 
 From there on the way back goes through `Layout.reverse` to its order, which goes back
-by a `Sweep`; through the reversal, `Sweep.take` and `BackwardStep`, to the `vjp` of the
-step (`Pull.__call__`); and with its cotangents through `Sweep.added` to the next block.
+by a `Sweep`; through the reversal and `Sweep.take` to the program of the step's `vjp`
+(`Back`); and with its cotangents through `Sweep.added` to the next block.
 Steps that are reversed together bypass `Sweep.take` (`_joined` in
 `reversals/_together.py`).
 """

@@ -25,7 +25,7 @@ from ..._types import PyTree, Value
 from ..steps._loop import zero
 from ..steps._row_lists import RowList, listing
 from ..steps._step import Step, StepResult, make_step
-from ._backward_step import Pull
+from ._backward_step import BackwardStep
 from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed
@@ -140,7 +140,7 @@ def lists_of(
 class StoredResiduals(Substitute):
     """The residuals of the last `steps` of a loop, for its backward step `back`."""
 
-    back: Pull
+    back: BackwardStep
     steps: int
 
     @property
@@ -170,7 +170,7 @@ class StoredResiduals(Substitute):
 
         Behind the consts of the step there may be others.
         """
-        consts = consts[: len(self.back.types[0])]
+        consts = consts[: self.back.step.num_consts]
         first, fixed = length - self.steps, self.parts.fixed(consts)
         return KnownResiduals(rows, first, self.back, self.parts, _SLOTS, fixed)
 
@@ -190,7 +190,7 @@ def residuals_of(
 
 
 @functools.lru_cache(maxsize=128)
-def _returning_residuals(back: Pull) -> Step:
+def _returning_residuals(back: BackwardStep) -> Step:
     step, parts = step_with_residuals(back)
 
     def move(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:

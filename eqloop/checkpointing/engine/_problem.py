@@ -25,7 +25,7 @@ from ...progress import BarChange
 from ..steps._loop import Loop, count_type, zero
 from ..steps._step import Step
 from . import _forward
-from ._backward_step import BackwardStep, BlockResult
+from ._backward_step import Back, BlockResult
 from ._derived import two_scans
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
@@ -179,7 +179,7 @@ class Problem(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def written_out(
-        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+        self, back: Back, step: Step, inputs: PyTree, ends: PyTree
     ) -> BlockResult:
         """A whole reverse sweep for JAX to differentiate, see `two_scans`.
 
@@ -325,7 +325,7 @@ class Counted(Problem[Layout]):
         """Nothing is refused."""
 
     def written_out(
-        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+        self, back: Back, step: Step, inputs: PyTree, ends: PyTree
     ) -> BlockResult:
         return two_scans(back, step, self.loop, inputs, ends)
 

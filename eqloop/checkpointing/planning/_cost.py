@@ -136,7 +136,7 @@ def outputs_wanted(problem: Problem) -> Flags:
 
 def _residuals(back: BackwardStep, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
-    consts, carry, x = back.types
+    consts, carry, x, *_ = back.one.types
     parts, first = parts_of(back), len(consts) + len(carry)
     # Rows of `xs` are read where they are, unless they have to be moved for that.
     moved = [
@@ -149,13 +149,13 @@ def _residuals(back: BackwardStep, loop: Loop) -> int:
 
 def _known_bytes(back: BackwardStep) -> int:
     """Bytes of the products of a step that are kept for its reversal."""
-    products = back.products if can_join(back.base.step) else None
+    products = back.products if can_join(back.step) else None
     return nbytes(products.types) if products else 0
 
 
 def _map_bytes(back: BackwardStep, residuals: int) -> int:
     """Bytes of what is known of a step before the cotangent of its carry is."""
-    step = back.base.step
+    step = back.step
     if not can_join(step):
         return 0
     known, _, varies = parts_in_turn(back)

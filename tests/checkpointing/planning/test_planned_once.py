@@ -49,18 +49,13 @@ def plan(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks of steps that are differentiated: how many steps each has."""
     blocks: list[int] = []
-    of_step, of_block = _backward_step.Pull.__call__, _backward_step.Pull.block
+    differentiate = _backward_step._differentiated
 
-    def counting_steps(back: Any, *args: Any) -> Any:
-        blocks.append(1)
-        return of_step(back, *args)
+    def counting(back: Any, block: Any = None, *args: Any, **settings: Any) -> Any:
+        blocks.append(1 if block is None else block.length)
+        return differentiate(back, block, *args, **settings)
 
-    def counting_blocks(back: Any, loop: Any, *args: Any) -> Any:
-        blocks.append(loop.length)
-        return of_block(back, loop, *args)
-
-    monkeypatch.setattr(_backward_step.Pull, "__call__", counting_steps)
-    monkeypatch.setattr(_backward_step.Pull, "block", counting_blocks)
+    monkeypatch.setattr(_backward_step, "_differentiated", counting)
     return blocks
 
 
@@ -181,13 +176,14 @@ def test_a_gradient_differentiates_batches_of_one_size_once(
 ):
     """Though they are in the program twice: of steps run again, and of stored ones."""
     batches = list[int]()
-    differentiate = _backward_step.Pull.joined
+    differentiate = _backward_step._differentiated
 
-    def counting(back: Any, loop: Any, *args: Any) -> Any:
-        batches.append(loop.length)
-        return differentiate(back, loop, *args)
+    def counting(back: Any, block: Any = None, is_batch: bool = False) -> Any:
+        if is_batch:
+            batches.append(block.length)
+        return differentiate(back, block, is_batch)
 
-    monkeypatch.setattr(_backward_step.Pull, "joined", counting)
+    monkeypatch.setattr(_backward_step, "_differentiated", counting)
     order = Nested((Nest((12, 16)), Nest((64,))))
     schedule = Pinned(Layout(order, reversal=Together(16)))
     w = jnp.eye(8)

@@ -22,10 +22,9 @@ delay line, if a list of all that is written takes less memory (`_row_lists.py`)
 import functools
 from collections.abc import Sequence
 
-import jax
 import jax.extend.core as jex
 
-from ...._arrays import Flags, closed_under, pick, stack_type, union
+from ...._arrays import Flags, closed_under, pick, union
 from ...._programs import called, inputs_read, without_dead_code
 from ...steps._dce import dce
 from ...steps._find_lists import row_lists
@@ -33,7 +32,7 @@ from ...steps._loop import Loop
 from ...steps._row_lists import RowList
 from ...steps._rows_once import RowsOnce, rows_once
 from ...steps._step import Step
-from .._backward_step import BackwardStep, program_of
+from .._backward_step import BackwardStep, past
 from .._layout import Needs
 
 # How many carries a layout stores, if it is not known yet which one it is.
@@ -49,21 +48,18 @@ def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
 def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
     """The leaves of the carry that the reversal of a block, this loop, reads."""
     # By `part`, loops of all lengths have the same loop over a block, and share this.
-    (consts, carry, x), block = back.types, loop.length
-    at = slice(len(consts), len(consts) + len(carry))
-    if block == 1:
-        program = program_of(back)
-        return tuple(_inputs_read(program, (True,) * len(program.out_avals))[at])
-    # A step that is one call is enough to see which inputs a block reads. JAX remembers
-    # the derivatives of a function that is called, so this is faster to trace.
-    back = back.with_steps(lambda step: step.rewritten(called))
-    axes = zip(x, loop.x_axes, strict=True)
-    xs = [stack_type(aval, block, axis) for aval, axis in axes]
-    carried, z = back.end_types
-    ends = carried, [stack_type(aval, block) for aval in z]
-    run = lambda *args: back.block(loop, args[:3], args[3])
-    jaxpr = jax.make_jaxpr(run)(consts, carry, xs, ends)
-    return tuple(inputs_read(jaxpr, [True] * len(jaxpr.out_avals))[at])
+    consts, carry, *_ = back.one.counts
+    if loop.length == 1:
+        program = back.one.program
+        read = _inputs_read(program, (True,) * len(program.out_avals))
+    else:
+        # A step that is one call is enough to see which inputs a block reads. JAX
+        # remembers the derivatives of a function that is called, so this is faster to
+        # trace.
+        called_back = back.with_steps(lambda step: step.rewritten(called))
+        program = past(called_back, loop).program
+        read = inputs_read(program, [True] * len(program.out_avals))
+    return tuple(read[consts : consts + carry])
 
 
 def rows_written(step: Step, loop: Loop) -> list[RowsOnce | RowList | None]:

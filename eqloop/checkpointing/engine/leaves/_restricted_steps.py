@@ -8,13 +8,14 @@ buffer at the start and the counter at the start, which are additional consts.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
-from ...._arrays import Arrays, Flags, pick, put, split, stack_type, union
+from ...._arrays import Arrays, Flags, put, split, stack_type
 from ...._programs import traced
 from ...._types import Aval, Value
 from ...steps._dce import dce
@@ -23,9 +24,8 @@ from ...steps._loop import Loop
 from ...steps._row_lists import RowList
 from ...steps._rows_once import RowsOnce
 from ...steps._step import Step
-from .._backward_step import BackwardStep, BlockEnds, BlockResult, Inputs, WrappedStep
+from .._backward_step import Back, BackwardStep
 from .._layout import Needs
-from ..reversals._known_products import Products
 from ._needed_leaves import rows_written, taking, without_leaves
 
 
@@ -140,113 +140,46 @@ def restricted(step: Step, leaves: StoredLeaves) -> Step:
         return without_leaves(step, leaves.held)
     # An inverse is not cut down: `rows_once` recognises no buffers in a step with one.
     types = step.const_types, step.carry_types, step.x_types
-    narrow = _of_held(dce(step.jaxpr, leaves.held), types, leaves)
+    more = leaves.const_types(*types)
+    narrow = _of_held(dce(step.jaxpr, leaves.held), types, more, leaves)
     return Step(narrow, step.num_consts + leaves.more, sum(leaves.held))
+
+
+def restricted_back(back: BackwardStep, leaves: StoredLeaves) -> BackwardStep:
+    """A backward step, cut down to these leaves. It reads no others."""
+    more = tuple(leaves.const_types(*back.one.types[:3]))
+    return back.changed(_restricted, leaves, more, takes_blocks=True, joins_steps=True)
+
+
+def _restricted(back: Back, leaves: StoredLeaves, more: tuple[Aval, ...]) -> Back:
+    consts, carry, *others = back.types
+    types = consts, carry, list(itertools.chain(*others))
+    program = _of_held(back.program, types, more, leaves, back.is_batch)
+    counts = len(consts) + len(more), sum(leaves.held), *back.counts[2:]
+    return dataclasses.replace(back, program=program, counts=counts)
 
 
 def _of_held(
     program: jex.ClosedJaxpr,
     types: tuple[list[Aval], list[Aval], list[Aval]],
+    more: Sequence[Aval],
     leaves: StoredLeaves,
+    is_batch: bool = False,
 ) -> jex.ClosedJaxpr:
     """A program of a step, cut down to the leaves that slots hold.
 
-    Its inputs are consts, those that leaves are made from, these leaves, and `x`.
+    Its inputs are consts, those that leaves are made from, these leaves, and the rest.
     """
     # The program reads no leaf that is not known.
-    consts, carry, x = types
-    more = leaves.const_types(*types)
+    consts, carry, rest = types
+    counts = len(consts), len(more), len(carry)
 
     def of_all(*flat: Value) -> list[Value]:
-        consts, more, carry, x = split(flat, *counts)
-        return run_reading(program, [*consts, *leaves.whole(carry, more), *x])
+        consts, more, carry, rest = split(flat, *counts)
+        carry = leaves.whole(carry, more, is_batch)
+        return run_reading(program, [*consts, *carry, *rest])
 
-    counts = len(consts), len(more), len(carry)
-    program_of_all = traced(of_all, [*consts, *more, *carry, *x])
-    kept = [*[True] * (counts[0] + counts[1]), *leaves.held, *[True] * len(x)]
+    program_of_all = traced(of_all, [*consts, *more, *carry, *rest])
+    kept = [*[True] * (counts[0] + counts[1]), *leaves.held, *[True] * len(rest)]
     outs = (True,) * len(program_of_all.out_avals)
     return taking(dce(program_of_all, outs), kept)
-
-
-@dataclasses.dataclass(frozen=True)
-class Restricted(WrappedStep):
-    """A backward step, cut down to the leaves of a carry that slots hold.
-
-    Attributes:
-        leaves: The leaves of a carry that are known. `inner` reads no others.
-    """
-
-    leaves: StoredLeaves
-
-    @property
-    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
-        consts, carry, x = self.inner.types
-        more = self.leaves.const_types(consts, carry, x)
-        return [*consts, *more], pick(carry, self.leaves.held), x
-
-    @property
-    def takes_blocks(self) -> bool:
-        return self.inner.takes_blocks
-
-    @property
-    def joins_steps(self) -> bool:
-        return self.inner.joins_steps
-
-    @property
-    def products(self) -> Products | None:
-        products = self.inner.products
-        if products is None:
-            return None
-        narrow = _of_held(products.program, self.inner.types, self.leaves)
-        return dataclasses.replace(products, program=narrow)
-
-    def with_products(self, products: Products) -> BackwardStep:
-        return dataclasses.replace(self, inner=self.inner.with_products(products))
-
-    def __call__(self, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        return self._without_others(self.inner, None, inputs, ends)
-
-    def block(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        take = functools.partial(self.inner.block, loop)
-        return self._without_others(take, None, inputs, ends)
-
-    def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
-        # The carries of the steps are stacked, the consts are shared.
-        take = functools.partial(self.inner.joined, loop)
-        return self._without_others(take, loop.length, inputs, ends)
-
-    def _without_others(
-        self,
-        take: Callable[[Inputs, BlockEnds], BlockResult],
-        batch: int | None,
-        inputs: Inputs,
-        ends: BlockEnds,
-    ) -> BlockResult:
-        """Traces a reversal for whole carries, and runs what it needs of that program.
-
-        `batch` is the number of steps, if it is given the carries of several.
-        """
-        leaves, (consts, carry, xs) = self.leaves, inputs
-        consts, more = split(consts, len(consts) - leaves.more)
-        types = self.inner.types[1]
-        if batch is not None:
-            types = [stack_type(aval, batch) for aval in types]
-        # A type is enough to trace with in place of a leaf that slots do not hold. No
-        # equation that is left reads it if it is not known, or `taking` would fail.
-        args = ([*consts], put(types, leaves.held, carry), [*xs], list(map(list, ends)))
-        flat, tree = jax.tree.flatten(args)
-        known = union(leaves.held, leaves.made)
-        given = [[True] * len(consts), known, [True] * len(xs)]
-        marks = [mark for group in given for mark in group]
-        marks += [True] * (len(flat) - len(marks))
-
-        def run(*flat: Value) -> BlockResult:
-            consts, carry, xs, ends = tree.unflatten(flat)
-            return take((consts, carry, xs), ends)
-
-        traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
-        program = taking(dce(traced, (True,) * len(traced.out_avals)), marks)
-        carry = leaves.whole(put(types, leaves.held, carry), more, batch is not None)
-        flat = [*consts, *carry, *flat[len(consts) + len(carry) :]]
-        outs = run_reading(program, pick(flat, marks))
-        return jax.tree.unflatten(jax.tree.structure(out), outs)

@@ -27,7 +27,6 @@ of its steps it was. So there, steps are taken back one by one.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 
 import jax
@@ -43,7 +42,6 @@ from ...._arrays import (
     is_type,
     pick,
     put,
-    split,
 )
 from ...._programs import (
     aval_of,
@@ -57,12 +55,11 @@ from ...._programs import (
     reached,
     run,
     sees_batch,
-    traced,
 )
-from ...._types import Aval, Index, Value
-from ...steps._loop import Loop, part
+from ...._types import Index, Value
+from ...steps._loop import part
 from ...steps._step import Step
-from .._backward_step import BackwardStep, BlockResult, program_of
+from .._backward_step import BackwardStep, BlockResult, past
 from .._costs import Rates, StepCost
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import DeviceSlots
@@ -252,30 +249,10 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
 
     # 3. All that is left, for the whole batch. The steps are evaluated once more here;
     #    XLA merges that with the first part.
-    inputs = [*consts, *before, *xs, *ends, *zs]
-    program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
+    inputs = [*consts, *before, *xs, *zs, *ends]
+    program = past(back, loop.part(count), is_batch=True).program
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
     return sweep.before(cts, BlockResult(sums, carried, ct_xs), steps.start, count)
-
-
-@functools.lru_cache(maxsize=128)
-def _joined_program(
-    back: BackwardStep, loop: Loop, types: tuple[Aval, ...]
-) -> jex.ClosedJaxpr:
-    """The third part, `BackwardStep.joined`, as a program to the sums and the `xs`.
-
-    It takes consts, carries, `xs`, `carried` and `zs`; all but the consts are stacked.
-    """
-    # Differentiating a batch takes longer than everything else that is traced for it,
-    # and a loop in several nests has batches of the same size in each of them.
-    counts = (*map(len, back.types), len(back.end_types[0]))
-
-    def take(*flat: Value) -> list[Value]:
-        *inputs, ends, zs = split(flat, *counts)
-        taken = back.joined(loop, inputs, (ends, zs))
-        return [*taken.sums, *taken.xs]
-
-    return traced(take, types)
 
 
 def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
@@ -295,14 +272,12 @@ def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr,
     """
     # The first takes consts, carry, `x` and `z` to the linear map of the step, as a
     # list of arrays. The second takes this map and `carried` to the new `carried`.
-    carried, z = back.end_types
-    counts = *map(len, back.types), len(z)
-    is_carried = BlockResult(
-        [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
-    )
+    one = back.one
+    (sums, carried), counts = one.outs, one.counts
     # Only what is carried has to wait for the step after it. The cotangents of consts
     # and `x` are left out here: the third part computes them for the whole batch.
-    program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))
-    known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
+    used = (False,) * sums + (True,) * carried + (False,) * len(one.x_of)
+    program = pruned(one.program, used)
+    known, linear = parted(program, (True,) * sum(counts) + (False,) * carried)
     varies = (False,) * counts[0] + (True,) * sum(counts[1:])
     return known, linear, reached(known, varies)
