@@ -18,10 +18,10 @@ from ._schedules import AbstractSchedule, Pinned, Recursive
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
+from .engine._leaves import StoredLeaves
 from .engine._packing import packing_of
 from .engine._problem import Counted, Placements, Problem
 from .engine._transformed import again, all_active, needs_of_gradient, settled_problem
-from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike

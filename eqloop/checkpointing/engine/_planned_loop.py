@@ -61,13 +61,20 @@ from ..rewrites._masked_writes import MaskableLoop, with_masked_writes, written_
 from ..steps._step import NoWayBackError, StepResult, reaching
 from ._forward import Active
 from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
+from ._leaves import leaves_computed, without_leaves
 from ._listing import is_listing, stands_for_residuals
 from ._packing import packing_of
-from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
+from ._primal import (
+    MaybeSaves,
+    Outputs,
+    residuals_of,
+    run_storing,
+    saves_of_gradient,
+    with_rows,
+)
 from ._problem import Problem
 from ._reverse import AbstractReverse
 from ._row_order import in_row_order
-from ._substitute import MaybeSaves, Outputs
 from ._transformed import (
     activity,
     batched_problem,
@@ -77,7 +84,6 @@ from ._transformed import (
     with_cotangents,
     without_stored,
 )
-from .leaves._needed_leaves import leaves_computed, without_leaves
 from .orders._all_at_once import pull_residuals, store_residuals
 
 

@@ -30,9 +30,9 @@ from ._derived import two_scans
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, AbstractRunner, Layout, Saves, Stored
+from ._leaves import USUAL_CARRIES
 from ._listing import unlisted
 from ._sweep import Cotangents, Sweep
-from .leaves._needed_leaves import USUAL_CARRIES
 from .orders._all_at_once import AllAtOnce
 
 # For arrays in groups, how each is split over devices, if that is known.

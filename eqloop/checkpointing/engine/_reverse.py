@@ -58,13 +58,11 @@ from ._derived import (
 )
 from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
-from ._primal import StoredResiduals, run_storing
+from ._leaves import StoredLeaves, needs_of, restricted, restricted_back
+from ._primal import MaybeSaves, Outputs, StoredResiduals, run_storing
 from ._problem import Problem
-from ._substitute import MaybeSaves, Outputs
 from ._sweep import Sweep
 from ._transformed import activity, again, all_active, settled_problem, tangent_problem
-from .leaves._needed_leaves import needs_of
-from .leaves._restricted_steps import StoredLeaves, restricted, restricted_back
 
 
 class AbstractReverse(Formula):

@@ -20,8 +20,8 @@ from ..steps._step import Step, reaching, without_outputs
 from ._backward_step import BackwardStep
 from ._forward import Active
 from ._layout import AbstractLayout, Needs
+from ._leaves import needs_of
 from ._problem import Problem
-from .leaves._needed_leaves import needs_of
 
 
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:

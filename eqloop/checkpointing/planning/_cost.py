@@ -10,6 +10,7 @@ from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
+from ..engine._leaves import StoredLeaves, leaves_read
 from ..engine._problem import Problem
 from ..engine._step_parts import StepParts, parts_of
 from ..engine._transformed import (
@@ -18,8 +19,6 @@ from ..engine._transformed import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine.leaves._needed_leaves import leaves_read
-from ..engine.leaves._restricted_steps import StoredLeaves
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..steps._loop import Loop

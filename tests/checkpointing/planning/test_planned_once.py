@@ -11,9 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing._schedules import Pinned
-from eqloop.checkpointing.engine import _backward_step
+from eqloop.checkpointing.engine import _backward_step, _leaves
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine.leaves import _needed_leaves
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._together import Together
@@ -218,13 +217,13 @@ def test_no_block_is_traced_where_slots_hold_all_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ):
     blocks = list[int]()
-    ask = _needed_leaves.leaves_read
+    ask = _leaves.leaves_read
 
     def asking(back: Any, loop: Any, block: int = 1) -> Any:
         blocks.append(block)
         return ask(back, loop, block)
 
-    monkeypatch.setattr(_needed_leaves, "leaves_read", asking)
+    monkeypatch.setattr(_leaves, "leaves_read", asking)
 
     def trace(step: Any) -> None:
         scan = el.Scan(step, schedule=el.Binomial(4, block=8))
