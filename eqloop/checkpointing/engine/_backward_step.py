@@ -40,12 +40,11 @@ from ..._arrays import (
     split,
     stack_type,
 )
-from ..._programs import adding_wide, inputs_read, pruned, run, traced
+from ..._programs import adding_wide, pruned, run, traced
 from ..._types import Aval, PyTree, Value
 from ..steps._loop import Loop
 from ..steps._step import NoWayBackError, Step
 from ._forward import Active, Saveable, stored, under_policy
-from .reversals._known_products import Products, products_of
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -151,37 +150,14 @@ class BackwardStep:
         changes = tuple(tuple(map(of, change)) for change in self.changes)
         return dataclasses.replace(self, step=rewrite(self.step), changes=changes)
 
+    def of(self, back: Back) -> Back:
+        """What its changes make of a way back of the gradient."""
+        return functools.reduce(lambda b, c: c[0](b, *c[1:]), self.changes, back)
+
     @property
     def one(self) -> Back:
         """The way back past a single step; `x`, `z` and `xs` have no rows."""
         return past(self)
-
-    @property
-    def products(self) -> Products | None:
-        """The products in the step that are worth keeping, `None` if there are none."""
-        found = products_of(self.step) if self.takes_blocks else None
-        if found is None:
-            return None
-        gradient = dataclasses.replace(self.with_products(found), changes=())
-        program, first = gradient.one.program, len(self.step.jaxpr.in_avals)
-        read = inputs_read(program, [True] * len(program.out_avals))
-        used = read[first : first + len(found.types)]
-        # The reversal need not read all of them: a product that is only added to an
-        # output has no influence on any derivative.
-        found = found if all(used) else products_of(self.step, tuple(used))
-        if found is None or not self.changes:
-            return found
-        groups = self.step.const_types, self.step.carry_types, self.step.x_types
-        back = _changed(Back(found.program, (*map(len, groups), 0)), self.changes)
-        return dataclasses.replace(found, program=back.program)
-
-    def with_products(self, products: Products) -> Self:
-        """This backward step, given these of its own products behind `x`."""
-        # The values behind `x` are not differentiated: the step takes derivatives
-        # through what they are computed from.
-        xs = (*self.active.xs, *[False] * len(products.types))
-        active = self.active._replace(xs=xs)
-        return dataclasses.replace(self, step=products.step, active=active)
 
 
 @functools.lru_cache(maxsize=256)
@@ -192,17 +168,11 @@ def past(back: BackwardStep, block: Loop | None = None, is_batch: bool = False) 
     # A loop in several nests has blocks of the same size in each of them.
     if back.changes:
         gradient = dataclasses.replace(back, changes=())
-        return _changed(past(gradient, block, is_batch), back.changes)
+        return back.of(past(gradient, block, is_batch))
     active, program = back.active, pruned(_differentiated(back, block, is_batch))
     step, of = back.step, (indices(active.consts), indices(active.xs))
     counts = step.num_consts, step.num_carry, len(step.x_types), sum(back.wanted)
     return Back(program, counts, *of, is_batch)
-
-
-def _changed(back: Back, changes: Sequence[tuple[Any, ...]]) -> Back:
-    for change, *args in changes:
-        back = change(back, *args)
-    return back
 
 
 @functools.lru_cache(maxsize=128)

@@ -335,13 +335,7 @@ class Layout(AbstractLayout):
     ) -> Cotangents | None:
         """The way back by what runs the loop in place of the engine, if that can do it.
 
-        Args:
-            sweep: The way back. `own` is how many steps examples have run.
-            stored: What the primal has stored.
-            ct_carry: What is carried back from the end of the loop.
-
-        Returns:
-            The cotangents of all inputs, or `None`.
+        It is given what `reverse` is; `own` is how many steps examples have run.
         """
         return self.runner and self.runner.reverse(
             sweep, self, stored.carries, ct_carry

@@ -165,7 +165,9 @@ class Packing:
         carry, ys, stored = cts
         return self.packed(carry, _joined_cotangents), ys, stored
 
-    def for_ends(self, problem: P, active: Active, cts: PyTree) -> Problem[Any]:
+    def for_ends(
+        self, problem: Problem[Any], active: Active, cts: PyTree
+    ) -> Problem[Any]:
         """The loop whose way back takes these cotangents of the original's outputs.
 
         `active` says which inputs of the original are differentiated.
@@ -219,7 +221,8 @@ def packing_of(
         return None
     # A bar finds the leaves that it shows by their places, and a loop that stops its
     # condition.
-    if problem.lead or problem.loop.meter.is_shown:
+    is_shown = problem.loop.meter.is_shown
+    if problem.lead or is_shown or problem.step.num_carry < LEAST_ROWS:
         return None
     packing = _packing_of_step(problem.step)
     return packing if packing and packing.is_even(active.carry) else None

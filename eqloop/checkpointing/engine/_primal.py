@@ -54,7 +54,17 @@ def saves_of_gradient(
 
     If it stores some for another way back, `shared`, the two share a layout.
     """
-    layout = shared.layout if shared else _decided(problem, active)
+    if shared is not None:
+        layout = shared.layout
+    else:
+        bare = without_stored(problem)
+        layout = bare.layout(active)
+        # JAX's own derivative of a scan has rows of all steps, or of none. And a
+        # reference that a step makes cannot be handed from the way there to the way
+        # back.
+        is_apart = layout.steps_with_residuals and makes_refs(problem.step.jaxpr)
+        if bare is not problem or is_apart:
+            layout = layout.by_carries()
     layout = listed(layout, active, problem.undifferentiated)
     if layout.stores_residuals:
         return (nothing := Saves(layout, Needs((), ()))), nothing
@@ -70,16 +80,6 @@ def saves_of_gradient(
     # and for the other it is as it is: part of what a loop stores that has lists.
     own = own._replace(held=every.held)
     return Saves(fitted, own), Saves(fitted, every)
-
-
-def _decided(problem: Problem, active: Active) -> AbstractLayout:
-    """The layout that the schedule decides on, if the loop can run by it."""
-    bare = without_stored(problem)
-    layout: AbstractLayout = bare.layout(active)
-    # JAX's own derivative of a scan has rows of all steps, or of none. And a reference
-    # that a step makes cannot be handed from the way there to the way back.
-    is_apart = layout.steps_with_residuals and makes_refs(problem.step.jaxpr)
-    return layout.by_carries() if bare is not problem or is_apart else layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,16 +194,16 @@ class Problem(abc.ABC, Generic[L]):
         return {name: vars(self)[name] for name in fields} | changes
 
     def layout(self, active: Active) -> Any:
-        """The `AbstractLayout` that the schedule decides on."""
+        """The `AbstractLayout` that the schedule decides on: it is asked here alone."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # so no schedule has to deal with length 0
         # A schedule may trace other loops to measure them; these are not the user's.
+        planned = self.as_planned
         with as_by_jit(), unlisted():
-            return self.decided(active)
-
-    def decided(self, active: Active) -> L:
-        """What the schedule decides for a loop that has any steps."""
-        return self.planner._decide(self, active)
+            layout = planned.planner._decide(planned, active)
+        # JAX cannot differentiate a loop that may end early in reverse mode, so the
+        # primal cannot store residuals.
+        return layout if planned is self else layout.by_carries()
 
     @property
     def as_planned(self) -> "Problem[Any]":

@@ -173,45 +173,28 @@ class AbstractReverse(Formula):
     def doubled(self, nonzeros: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(nonzeros)
         active, y_active = activity(self.problem.step, marks)
-        # If only `carried` and `zs` have tangents, the carries do not move, and the
-        # slots that are there will do.
-        if not any(map(any, active)):
-            return self._doubled_ends()
-        # The carries move, so their tangents are needed at every step. The slots that
-        # are there lack them: the forward loop is planned, and run, once more.
-        problem = tangent_problem(self.problem, active, y_active)
-        inputs, _, carried, zs = self.in_avals
-        in_avals = (
-            with_tangent_types(inputs, active),
-            Stored.of(),
-            carried * 2,
-            zs * 2,
-        )
-        back = self.back.changed(pushed, self._known(active))
-        formula = self._derived(problem, back, in_avals)
-        return self._as_doubled(formula, active, uses_stored=False)
-
-    def _doubled_ends(self) -> Doubled:
-        active = Active(*((False,) * len(group) for group in self.in_avals[0]))
         back = self.back.changed(pushed, self._known(active))
         inputs, stored, carried, zs = self.in_avals
-        in_avals = (inputs, stored, carried * 2, zs * 2)
-        settings = self.problem, back, self.layout, self.given
-        formula = type(self)(*settings, in_avals, self.more)
-        return self._as_doubled(formula.checked(), active, uses_stored=True)
-
-    def _as_doubled(self, formula: Self, active: Active, uses_stored: bool) -> Doubled:
-        _, stored, *ends = self.in_avals
+        moves = any(map(any, active))
+        # If only `carried` and `zs` have tangents, the carries do not move, and the
+        # slots that are there will do. Else their tangents are needed at every step,
+        # which these slots lack: the forward loop is planned, and run, once more.
+        known = Stored.of() if moves else stored
+        in_avals = with_tangent_types(inputs, active), known, carried * 2, zs * 2
+        if moves:
+            problem = tangent_problem(self.problem, active, y_active)
+            formula = self._derived(problem, back, in_avals)
+        else:
+            settings = self.problem, back, self.layout, self.given
+            formula = type(self)(*settings, in_avals, self.more).checked()
         all_of = lambda groups: tuple((True,) * len(group) for group in groups)
-        nothing, moving_ends = (False,) * len(stored.flat), all_of(ends)
-        nonzeros = (*active, nothing, *moving_ends)
-        doubled = Doubled.of(formula, nonzeros, all_of(self.out_aval))
-        if uses_stored:
+        nothing, ends = (False,) * len(stored.flat), all_of((carried, zs))
+        nonzeros_in = (*active, nothing, *ends)
+        doubled = Doubled.of(formula, nonzeros_in, all_of(self.out_aval))
+        if not moves:
             return doubled
-        uses = joined((*all_of(active), nothing, *moving_ends))
-        return dataclasses.replace(
-            doubled, uses=uses, ins=behind((*active, *moving_ends))
-        )
+        uses = joined((*all_of(active), nothing, *ends))
+        return dataclasses.replace(doubled, uses=uses, ins=behind((*active, *ends)))
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep."""

@@ -19,6 +19,7 @@ from ..engine._transformed import (
     needs_of_gradient,
     settled_problem,
 )
+from ..engine.reversals._known_products import products_of
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..steps._loop import Loop
@@ -40,8 +41,8 @@ def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> St
 def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     step, wanted = problem.step, outputs_wanted(problem)
     back = gradient_back(problem, active, wanted)
-    parts = parts_of(back)
-    pull = parts.rest.jaxpr
+    products = products_of(back) if can_join(step) else None
+    pull = parts_of(back).rest.jaxpr
     needs = needs_of_gradient(problem, active, wanted)
     forward = again(settled_problem(problem, active, reverse=True))
     known = StoredLeaves.of(needs, forward, problem.loop_back)
@@ -78,7 +79,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
             sum_type(aval, problem.loop.sums) for aval in pick(consts, active.consts)
         ),
         products=own(product_bytes(pull, sum(active.consts))),
-        known=own(_known_bytes(back)),
+        known=own(nbytes(products.types)) if products else 0,
         maps=own(_map_bytes(back, _residuals(back, problem.loop))),
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -144,12 +145,6 @@ def _residuals(back: BackwardStep, loop: Loop) -> int:
         if axis and first + i in parts.source
     ]
     return nbytes(parts.kept_types) + nbytes(moved)
-
-
-def _known_bytes(back: BackwardStep) -> int:
-    """Bytes of the products of a step that are kept for its reversal."""
-    products = back.products if can_join(back.step) else None
-    return nbytes(products.types) if products else 0
 
 
 def _map_bytes(back: BackwardStep, residuals: int) -> int:

@@ -65,6 +65,7 @@ from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._block_reversals import ByResiduals, run_again
+from ._known_products import products_of
 from ._products_in_parts import added_in_parts
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
@@ -92,13 +93,13 @@ class Together(AbstractReversal):
         if is_watched() or not sweep.back.joins_steps:
             return ByResiduals()(sweep, carry, start, count, cts)
         steps = StepsToRun(DeviceSlots(), start, carry, count, count)
-        return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)
+        return _joined(sweep, run_again(sweep, steps, products_of(sweep.back)), cts)
 
     def rerun(self, sweep: Sweep, steps: StepsToRun, cts: Cotangents) -> Cotangents:
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
         is_one_batch = self._size_of_batches(sweep, steps.most) == steps.most > 1
-        products = sweep.back.products if is_one_batch else None
+        products = products_of(sweep.back) if is_one_batch else None
         return self.each(sweep, run_again(sweep, steps, products), cts)
 
     def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
@@ -257,11 +258,11 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
 
 def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
     """The backward step for a batch, and the products of it that were kept, if any."""
-    found = sweep.back.products
-    if found is None or not steps.products:
+    found = products_of(sweep.back) if steps.products else None
+    if found is None:
         return sweep.back, []
     given = [part(row, steps.row, steps.count) for row in steps.products]
-    return sweep.back.with_products(found), given
+    return found.back, given
 
 
 @functools.lru_cache(maxsize=128)
