@@ -213,13 +213,8 @@ class Layout(AbstractLayout):
     def bytes_elsewhere(self, cost: StepCost) -> int:
         """The bytes of stored carries that are not on the device.
 
-        Args:
-            cost: What a step costs, see `stored_cost`.
-
-        Returns:
-            The bytes of all slots there, and of one more row: loops also write the
-            carries that are not kept, and these all go to that row. And the bytes of
-            what steps save.
+        They are those of all slots there, of what steps save, and of one more row:
+        loops also write the carries that are not kept, and these all go to that row.
         """
         if not self.is_elsewhere:
             return 0

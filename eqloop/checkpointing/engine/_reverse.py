@@ -173,7 +173,7 @@ class AbstractReverse(Formula):
     def doubled(self, nonzeros: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(nonzeros)
         active, y_active = activity(self.problem.step, marks)
-        back = self.back.changed(pushed, self._known(active))
+        back = self.back.changed(pushed, self._known(active), joins_steps=True)
         inputs, stored, carried, zs = self.in_avals
         moves = any(map(any, active))
         # If only `carried` and `zs` have tangents, the carries do not move, and the
