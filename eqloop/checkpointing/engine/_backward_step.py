@@ -157,12 +157,13 @@ class BackwardStep:
     @property
     def one(self) -> Back:
         """The way back past a single step; `x`, `z` and `xs` have no rows."""
-        return past(self)
+        return past(self, None, False)
 
 
 @functools.lru_cache(maxsize=256)
-def past(back: BackwardStep, block: Loop | None = None, is_batch: bool = False) -> Back:
+def past(back: BackwardStep, block: Loop | None, is_batch: bool) -> Back:
     """The way back past a single step, or past all steps of a block or of a batch."""
+    # No defaults: `lru_cache` takes one that is left out for another argument.
     # Differentiating a step takes longer than everything else that is traced for a
     # gradient. So it is done once, and all who reverse single steps run this program.
     # A loop in several nests has blocks of the same size in each of them.

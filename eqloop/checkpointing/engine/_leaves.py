@@ -68,7 +68,7 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
         # remembers the derivatives of a function that is called, so this is faster to
         # trace.
         called_back = back.with_steps(lambda step: step.rewritten(called))
-        program = past(called_back, loop).program
+        program = past(called_back, loop, False).program
         read = inputs_read(program, [True] * len(program.out_avals))
     return tuple(read[consts : consts + carry])
 

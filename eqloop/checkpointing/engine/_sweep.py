@@ -336,7 +336,7 @@ class Sweep:
         """Takes cotangents past `count` steps by the backward step."""
         # A single step has no stacks of one row. A block is run once more for its
         # residuals, so these live no longer than this call.
-        back = self.back.one if count == 1 else past(self.back, self.loop.part(count))
+        back = past(self.back, None if count == 1 else self.loop.part(count), False)
         x, z = self.step_at(start) if count == 1 else self.block(start, count)
         inputs, ends = (self.consts, carry, x), (cts.carry, z)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,

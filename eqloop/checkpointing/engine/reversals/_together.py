@@ -251,7 +251,7 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     # 3. All that is left, for the whole batch. The steps are evaluated once more here;
     #    XLA merges that with the first part.
     inputs = [*consts, *before, *xs, *zs, *ends]
-    program = past(back, loop.part(count), is_batch=True).program
+    program = past(back, loop.part(count), True).program
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
     return sweep.before(cts, BlockResult(sums, carried, ct_xs), steps.start, count)
 
