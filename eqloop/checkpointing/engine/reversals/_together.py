@@ -218,7 +218,9 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     loop, consts, count = sweep.loop, sweep.consts, steps.count
     xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
-    back, given = _with_known(sweep, steps)
+    back, given = sweep.back, list[Value]()
+    if steps.products and (found := products_of(back)) is not None:
+        back, given = found.back, [part(x, steps.row, count) for x in steps.products]
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before, given = ([jnp.flip(x, 0) for x in e] for e in (before, given))
     x_axes = loop.x_axes[: len(xs)]
@@ -254,15 +256,6 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     program = past(back, loop.part(count), True).program
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
     return sweep.before(cts, BlockResult(sums, carried, ct_xs), steps.start, count)
-
-
-def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
-    """The backward step for a batch, and the products of it that were kept, if any."""
-    found = products_of(sweep.back) if steps.products else None
-    if found is None:
-        return sweep.back, []
-    given = [part(row, steps.row, steps.count) for row in steps.products]
-    return found.back, given
 
 
 @functools.lru_cache(maxsize=128)
