@@ -320,7 +320,7 @@ def _is_derived(back: jex.JaxprEqn) -> bool:
     formula = formula_of(back)
     assert formula is not None
     loop, _ = _unwrapped(formula)
-    return isinstance(loop, Reverse) and loop.back.base is not loop.back
+    return isinstance(loop, Reverse) and bool(loop.back.changes)
 
 
 def _compiled(

@@ -14,9 +14,9 @@ from ._schedules import AbstractSchedule, LoopPolicy, Pinned, Recursive
 from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
+from .engine._leaves import StoredLeaves
 from .engine._problem import Placements, Problem
 from .engine._transformed import again, needs_of_gradient, settled_problem
-from .engine.leaves._restricted_steps import StoredLeaves
 from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike

@@ -21,8 +21,8 @@ which one to choose. In the order in which to read it:
   programs with the residuals in between (`_step_parts.py`), and the derivatives of that
   (`_derived.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
-  (`leaves/`).
-- **Other loops in its place** (`_substitute.py`) run for a gradient. Many leaves that a
-  step computes alike are packed into one array there (`_packing.py`). What is alike is
-  found and run in `_alike_equations.py`.
+  (`_leaves.py`).
+- **Other loops in its place** run for a gradient. Many leaves that a step computes
+  alike are packed into one array there (`_packing.py`). What is alike is found and run
+  in `_alike_equations.py`.
 """

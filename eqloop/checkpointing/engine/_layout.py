@@ -213,13 +213,8 @@ class Layout(AbstractLayout):
     def bytes_elsewhere(self, cost: StepCost) -> int:
         """The bytes of stored carries that are not on the device.
 
-        Args:
-            cost: What a step costs, see `stored_cost`.
-
-        Returns:
-            The bytes of all slots there, and of one more row: loops also write the
-            carries that are not kept, and these all go to that row. And the bytes of
-            what steps save.
+        They are those of all slots there, of what steps save, and of one more row:
+        loops also write the carries that are not kept, and these all go to that row.
         """
         if not self.is_elsewhere:
             return 0
@@ -335,13 +330,7 @@ class Layout(AbstractLayout):
     ) -> Cotangents | None:
         """The way back by what runs the loop in place of the engine, if that can do it.
 
-        Args:
-            sweep: The way back. `own` is how many steps examples have run.
-            stored: What the primal has stored.
-            ct_carry: What is carried back from the end of the loop.
-
-        Returns:
-            The cotangents of all inputs, or `None`.
+        It is given what `reverse` is; `own` is how many steps examples have run.
         """
         return self.runner and self.runner.reverse(
             sweep, self, stored.carries, ct_carry

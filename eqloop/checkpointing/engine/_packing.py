@@ -56,8 +56,8 @@ from ..steps._step import Step, make_step
 from ._alike_equations import LEAST_ROWS, AlikeEquations, Values, has_few, rows_of
 from ._forward import Active
 from ._layout import Saves, Stored
+from ._primal import Outputs
 from ._problem import Problem
-from ._substitute import Outputs, P, Substitute
 from ._transformed import with_cotangents
 from .reversals._together import can_join
 
@@ -75,7 +75,7 @@ _Packs = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packing(Substitute):
+class Packing:
     """A step whose carry is packed.
 
     It has maps for the way back of the original as well:
@@ -97,7 +97,8 @@ class Packing(Substitute):
     consts: _Packs
     tables: tuple[np.ndarray, ...]
 
-    def of(self, problem: P) -> P:
+    def of(self, problem: Problem[Any]) -> Problem[Any]:
+        """The loop in place of one whose carry is not packed."""
         loop, count = problem.loop, self.original.num_carry
         starts, paths = loop.padded_starts(count), loop.carry_paths
         starts = self.packed(starts, lambda own: None)
@@ -142,6 +143,7 @@ class Packing(Substitute):
         return leaves
 
     def inputs(self, inputs: PyTree) -> PyTree:
+        """Its consts, initial carry and `xs`, from those of the original."""
         consts, init, xs = inputs
         packs = _joined(consts, self.consts, jnp.stack)
         tables = map(jnp.asarray, self.tables)
@@ -163,7 +165,9 @@ class Packing(Substitute):
         carry, ys, stored = cts
         return self.packed(carry, _joined_cotangents), ys, stored
 
-    def for_ends(self, problem: P, active: Active, cts: PyTree) -> P:
+    def for_ends(
+        self, problem: Problem[Any], active: Active, cts: PyTree
+    ) -> Problem[Any]:
         """The loop whose way back takes these cotangents of the original's outputs.
 
         `active` says which inputs of the original are differentiated.
@@ -217,7 +221,8 @@ def packing_of(
         return None
     # A bar finds the leaves that it shows by their places, and a loop that stops its
     # condition.
-    if problem.lead or problem.loop.meter.is_shown:
+    is_shown = problem.loop.meter.is_shown
+    if problem.lead or is_shown or problem.step.num_carry < LEAST_ROWS:
         return None
     packing = _packing_of_step(problem.step)
     return packing if packing and packing.is_even(active.carry) else None

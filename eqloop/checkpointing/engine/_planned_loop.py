@@ -19,13 +19,7 @@ methods of the base class, `Formula`, or calls `expand` where a primitive is low
     vjp_fwd          PlannedLoop.sweep_forward    a layout, and what the slots hold
     expand           PlannedLoop.expand           `Problem.forward` fills the slots
     vjp_bwd_retval   PlannedLoop.sweep_back       which cotangents there are
-    expand           Reverse.expand               `Problem.reverse`, as follows
-
-From there on the way back goes through `Layout.reverse` to its order, which goes back
-by a `Sweep`; through the reversal, `Sweep.take` and `BackwardStep`, to the `vjp` of the
-step (`Pull.__call__`); and with its cotangents through `Sweep.added` to the next block.
-Steps that are reversed together bypass `Sweep.take` (`_joined` in
-`reversals/_together.py`).
+    expand           Reverse.expand               `Problem.reverse`, by a `Sweep`
 """
 
 import dataclasses
@@ -60,14 +54,21 @@ from ...progress import Again, BarChange
 from ..rewrites._masked_writes import MaskableLoop, with_masked_writes, written_leaves
 from ..steps._step import NoWayBackError, StepResult, reaching
 from ._forward import Active
-from ._layout import AbstractLayout, AbstractRunner, Saves, Stored
+from ._layout import AbstractRunner, Stored
+from ._leaves import leaves_computed, without_leaves
 from ._listing import is_listing, stands_for_residuals
 from ._packing import packing_of
-from ._primal import residuals_of, run_storing, saves_of_gradient, with_rows
+from ._primal import (
+    MaybeSaves,
+    Outputs,
+    residuals_of,
+    run_storing,
+    saves_of_gradient,
+    with_rows,
+)
 from ._problem import Problem
 from ._reverse import AbstractReverse
 from ._row_order import in_row_order
-from ._substitute import MaybeSaves, Outputs
 from ._transformed import (
     activity,
     batched_problem,
@@ -77,7 +78,6 @@ from ._transformed import (
     with_cotangents,
     without_stored,
 )
-from .leaves._needed_leaves import leaves_computed, without_leaves
 from .orders._all_at_once import pull_residuals, store_residuals
 
 
@@ -226,7 +226,7 @@ class PlannedLoop(MaskableLoop):
             if is_listing():
                 primal = dataclasses.replace(primal, original=problem)
             settings = primal, every.at_primal, inputs, more, self.saves
-            carry, ys, stored = run_storing(_run, *settings)
+            carry, ys, stored = run_storing(forward_loop, *settings)
             # JAX holds the inputs until the way back. That takes no copies.
             residuals = (inputs, every.of_these(stored, saves))
         # 3. What JAX gets: outputs, residuals, and which outputs have a tangent.
@@ -247,29 +247,43 @@ class PlannedLoop(MaskableLoop):
         if all(map(is_zero, self.flat_out(cts))):
             return self.zero_cts()
         packing, swept = static.value
-        if packing is None:
-            return self._cotangents(swept, residuals, cts)
-        loop, active = swept
-        problem = packing.for_ends(loop.problem, active, cts)
-        loop = loop.with_params(problem=problem)
-        return packing.cotangents(loop.sweep_back(residuals, packing.ends(cts)))
-
-    def _cotangents(
-        self,
-        swept: tuple[Saves[AbstractLayout], Active, Flags],
-        residuals: PyTree,
-        outgrad: PyTree,
-    ) -> PyTree:
-        saves, active, y_active = swept
-        ct_carry, ct_ys, _ = outgrad
+        if packing is not None:
+            loop, active = swept
+            problem = packing.for_ends(loop.problem, active, cts)
+            loop = loop.with_params(problem=problem)
+            return packing.cotangents(loop.sweep_back(residuals, packing.ends(cts)))
+        (saves, active, y_active), (ct_carry, ct_ys, _) = swept, cts
+        # Zeros that are only symbols: JAX adds up no arrays for them.
+        zeros = self.zero_cts()
         if saves.layout.stores_residuals:
             ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
             loop = self.problem.loop
             cts = pull_residuals(loop, residuals, *map(instantiated, ends))
-        else:
-            active, cts = self._reversed(swept, residuals, ct_carry, ct_ys)
-        # Zeros that are only symbols: JAX adds up no arrays for them.
-        return tuple(map(put, self.zero_cts(), active, cts))
+            return tuple(map(put, zeros, active, cts))
+        inputs, stored = residuals
+        # A callback is refused here and not in the forward sweep: without a cotangent,
+        # no step is run again.
+        if not stands_for_residuals(saves.layout):
+            again = "The gradient of this loop runs steps again"
+            instead = self.problem.instead_of_effects
+            refuse_callbacks(self.effects, again, instead)
+        problem, layout = self.problem.under(saves.layout), saves.layout
+        # Only now is it known which outputs have a cotangent. The slots may hold more
+        # than that needs.
+        has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
+        needed = with_cotangents(self.problem.step, active, *has_ct)
+        both = [a and has for a, has in zip(y_active, has_ct[1], strict=True)]
+        wanted = with_rows(problem, both)
+        ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
+        more = residuals_of(layout, problem, active, y_active)
+        primal = settled_problem(problem, active, reverse=True)
+        back = gradient_back(problem, needed, wanted)
+        args = (inputs, stored, *ends)
+        settings = without_stored(primal), back, layout, saves.given, args, more
+        # It is called, and so becomes an equation. For a second derivative JAX finds a
+        # primitive here, and no loops whose every step it would store.
+        cts = Reverse(*settings).checked()(*args)
+        return tuple(map(put, zeros, needed, cts))
 
     def settled(self, nonzeros: Flags, reverse: bool) -> Self:
         active, _ = self._activity(nonzeros)
@@ -422,45 +436,14 @@ class PlannedLoop(MaskableLoop):
     def _nothing_stored(self) -> Stored:
         return Stored(*([False] * len(group) for group in self.out_aval[2]))
 
-    def _reversed(
-        self,
-        swept: tuple[Saves[AbstractLayout], Active, Flags],
-        residuals: PyTree,
-        ct_carry: Arrays,
-        ct_ys: Arrays,
-    ) -> tuple[Active, PyTree]:
-        """Which inputs have a cotangent other than zero, and these cotangents."""
-        (saves, active, y_active), (inputs, stored) = swept, residuals
-        # A callback is refused here and not in the forward sweep: without a cotangent,
-        # no step is run again.
-        if not stands_for_residuals(saves.layout):
-            again = "The gradient of this loop runs steps again"
-            instead = self.problem.instead_of_effects
-            refuse_callbacks(self.effects, again, instead)
-        problem, layout = self.problem.under(saves.layout), saves.layout
-        # Only now is it known which outputs have a cotangent. The slots may hold more
-        # than that needs.
-        has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
-        needed = with_cotangents(self.problem.step, active, *has_ct)
-        both = [a and has for a, has in zip(y_active, has_ct[1], strict=True)]
-        wanted = with_rows(problem, both)
-        ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
-        more = residuals_of(layout, problem, active, y_active)
-        primal = settled_problem(problem, active, reverse=True)
-        back = gradient_back(problem, needed, wanted)
-        args = (inputs, stored, *ends)
-        settings = without_stored(primal), back, layout, saves.given, args, more
-        # It is called, and so becomes an equation. For a second derivative JAX finds a
-        # primitive here, and no loops whose every step it would store.
-        return needed, Reverse(*settings).checked()(*args)
+
+def forward_loop(problem: Problem, saves: MaybeSaves, inputs: PyTree) -> Outputs:
+    """The loop within a forward sweep, whose derivatives are planned in turn."""
+    return PlannedLoop(problem, saves, inputs)(*inputs)
 
 
 class Reverse(AbstractReverse):
     """The way back, whose derivatives run planned loops."""
 
     def run(self, problem: Problem, saves: MaybeSaves, inputs: PyTree) -> Outputs:
-        return _run(problem, saves, inputs)
-
-
-def _run(problem: Problem, saves: MaybeSaves, inputs: PyTree) -> Outputs:
-    return PlannedLoop(problem, saves, inputs)(*inputs)
+        return forward_loop(problem, saves, inputs)

@@ -1,7 +1,7 @@
 """The forward sweep of a gradient: what it stores, and the loop that stores it.
 
 A reverse sweep needs carries, which slots hold. It may need more, and then another loop
-runs, which has that in its carry or among its outputs:
+runs in place of the original, which has that in its carry or among its outputs:
 
 - lists of rows in place of buffers (`steps/_row_lists.py`). They are leaves of the
   carry, as a loop writes to these in place, and are then stored as leaves of the last
@@ -10,12 +10,15 @@ runs, which has that in its carry or among its outputs:
   is stored of them is free for the others. Nothing of them is run again
   (`_step_parts.py`). The step returns its residuals as the first of its outputs, and
   the loop keeps rows of these for its last steps alone (`Loop.stored`).
+
+There are maps for what goes in and comes out of it. To the rest of the program the loop
+stays what it was: it is batched, and its outputs are left out, as the user wrote it.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax import lax
 
@@ -25,16 +28,20 @@ from ..._types import PyTree, Value
 from ..steps._loop import zero
 from ..steps._row_lists import RowList, listing
 from ..steps._step import Step, StepResult, make_step
-from ._backward_step import Pull
+from ._backward_step import BackwardStep
 from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
+from ._leaves import StoredLeaves
 from ._listing import is_listing, listed
 from ._problem import Problem
 from ._step_parts import KnownResiduals, StepParts, step_with_residuals
-from ._substitute import MaybeSaves, Outputs, P, Substitute, run_in_place_of
 from ._transformed import again, gradient_back, needs_of_gradient, without_stored
-from .leaves._restricted_steps import StoredLeaves
 from .slots._slots import DeviceSlots
+
+# The final carry, `ys`, and what is stored.
+Outputs: TypeAlias = tuple[list[Value], list[Value], Stored]
+# What a loop stores, if anything.
+MaybeSaves: TypeAlias = Saves[AbstractLayout] | None
 
 # Residuals are stored in the form of slots on the device.
 _SLOTS = DeviceSlots()
@@ -47,7 +54,17 @@ def saves_of_gradient(
 
     If it stores some for another way back, `shared`, the two share a layout.
     """
-    layout = shared.layout if shared else _decided(problem, active)
+    if shared is not None:
+        layout = shared.layout
+    else:
+        bare = without_stored(problem)
+        layout = bare.layout(active)
+        # JAX's own derivative of a scan has rows of all steps, or of none. And a
+        # reference that a step makes cannot be handed from the way there to the way
+        # back.
+        is_apart = layout.steps_with_residuals and makes_refs(problem.step.jaxpr)
+        if bare is not problem or is_apart:
+            layout = layout.by_carries()
     layout = listed(layout, active, problem.undifferentiated)
     if layout.stores_residuals:
         return (nothing := Saves(layout, Needs((), ()))), nothing
@@ -65,18 +82,8 @@ def saves_of_gradient(
     return Saves(fitted, own), Saves(fitted, every)
 
 
-def _decided(problem: Problem, active: Active) -> AbstractLayout:
-    """The layout that the schedule decides on, if the loop can run by it."""
-    bare = without_stored(problem)
-    layout: AbstractLayout = bare.layout(active)
-    # JAX's own derivative of a scan has rows of all steps, or of none. And a reference
-    # that a step makes cannot be handed from the way there to the way back.
-    is_apart = layout.steps_with_residuals and makes_refs(problem.step.jaxpr)
-    return layout.by_carries() if bare is not problem or is_apart else layout
-
-
 @dataclasses.dataclass(frozen=True)
-class StoredLists(Substitute):
+class StoredLists:
     """The `lists` that a loop stores of some leaves, all of them `final` in `needs`."""
 
     lists: tuple[tuple[int, RowList], ...]
@@ -95,23 +102,27 @@ class StoredLists(Substitute):
         pairs = zip(self.needs.final, self.of_lists, strict=True)
         return tuple(stored and not listed for stored, listed in pairs)
 
-    def of(self, problem: P) -> P:
+    def of(self, problem: Problem[Any]) -> Problem[Any]:
+        """The loop in place of another one."""
         starts = (*problem.loop.padded_starts(problem.step.num_carry), 0)
         loop = dataclasses.replace(problem.loop, starts=starts, carry_paths=())
         step = listing(problem.step, self.lists, self.lead)
         return dataclasses.replace(problem, step=step, loop=loop)
 
     def saves(self, saves: MaybeSaves) -> MaybeSaves:
+        """What it stores in place of the original."""
         held = (*self.needs.held, *[False] * (1 + len(self.lists)))
         final = (*self.others, False, *[True] * len(self.lists))
         return saves and dataclasses.replace(saves, needs=Needs(held, final))
 
     def inputs(self, inputs: PyTree) -> PyTree:
+        """Its consts, initial carry and `xs`, from those of the original."""
         consts, init, xs = inputs
         lists = (own.started(init[self.lead + leaf]) for leaf, own in self.lists)
         return consts, [*init, zero(), *lists], xs
 
     def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
+        """The outputs of the original, from its own."""
         own, _ = split(carry, len(carry) - 1 - len(self.lists))
         last, rows = split(stored.last, sum(self.others))
         final = put(
@@ -137,10 +148,10 @@ def lists_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredResiduals(Substitute):
+class StoredResiduals:
     """The residuals of the last `steps` of a loop, for its backward step `back`."""
 
-    back: Pull
+    back: BackwardStep
     steps: int
 
     @property
@@ -153,7 +164,8 @@ class StoredResiduals(Substitute):
         """How many arrays that is."""
         return len(self.parts.kept_types)
 
-    def of(self, problem: P) -> P:
+    def of(self, problem: Problem[Any]) -> Problem[Any]:
+        """The loop in place of another one, of the same inputs."""
         # If the loop is itself the forward sweep of a gradient, it has some already, of
         # as many steps.
         leaves = self.leaves + problem.loop.stored[1]
@@ -162,6 +174,7 @@ class StoredResiduals(Substitute):
         return dataclasses.replace(problem, step=step, loop=loop)
 
     def outputs(self, carry: Arrays, ys: Arrays, stored: Stored) -> Outputs:
+        """The outputs of the original, from its own."""
         rows, own = split(ys, self.leaves)
         return list(carry), own, stored._replace(rows=rows)
 
@@ -170,7 +183,7 @@ class StoredResiduals(Substitute):
 
         Behind the consts of the step there may be others.
         """
-        consts = consts[: len(self.back.types[0])]
+        consts = consts[: self.back.step.num_consts]
         first, fixed = length - self.steps, self.parts.fixed(consts)
         return KnownResiduals(rows, first, self.back, self.parts, _SLOTS, fixed)
 
@@ -190,7 +203,7 @@ def residuals_of(
 
 
 @functools.lru_cache(maxsize=128)
-def _returning_residuals(back: Pull) -> Step:
+def _returning_residuals(back: BackwardStep) -> Step:
     step, parts = step_with_residuals(back)
 
     def move(consts: list[Value], carry: list[Value], x: list[Value]) -> StepResult:
@@ -214,8 +227,13 @@ def run_storing(
 
     `shared` is what of that is for another way back.
     """
-    kinds = (lambda *_: residuals, functools.partial(lists_of, shared=shared))
-    return run_in_place_of(run, kinds, problem, saves, inputs)
+    if residuals is not None:
+        loop = residuals.of(problem), saves, inputs
+        return residuals.outputs(*run_storing(run, *loop, shared=shared))
+    if (lists := lists_of(problem, saves, shared)) is None:
+        return run(problem, saves, inputs)
+    loop = lists.of(problem), lists.saves(saves), lists.inputs(inputs)
+    return lists.outputs(*run(*loop))
 
 
 def with_rows(problem: Problem[Any], ys: Sequence[bool]) -> Flags:

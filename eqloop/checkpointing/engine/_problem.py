@@ -25,14 +25,14 @@ from ...progress import BarChange
 from ..steps._loop import Loop, count_type, zero
 from ..steps._step import Step
 from . import _forward
-from ._backward_step import BackwardStep, BlockResult
+from ._backward_step import Back, BlockResult
 from ._derived import two_scans
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, AbstractRunner, Layout, Saves, Stored
+from ._leaves import USUAL_CARRIES
 from ._listing import unlisted
 from ._sweep import Cotangents, Sweep
-from .leaves._needed_leaves import USUAL_CARRIES
 from .orders._all_at_once import AllAtOnce
 
 # For arrays in groups, how each is split over devices, if that is known.
@@ -179,7 +179,7 @@ class Problem(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def written_out(
-        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+        self, back: Back, step: Step, inputs: PyTree, ends: PyTree
     ) -> BlockResult:
         """A whole reverse sweep for JAX to differentiate, see `two_scans`.
 
@@ -194,16 +194,16 @@ class Problem(abc.ABC, Generic[L]):
         return {name: vars(self)[name] for name in fields} | changes
 
     def layout(self, active: Active) -> Any:
-        """The `AbstractLayout` that the schedule decides on."""
+        """The `AbstractLayout` that the schedule decides on: it is asked here alone."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # so no schedule has to deal with length 0
         # A schedule may trace other loops to measure them; these are not the user's.
+        planned = self.as_planned
         with as_by_jit(), unlisted():
-            return self.decided(active)
-
-    def decided(self, active: Active) -> L:
-        """What the schedule decides for a loop that has any steps."""
-        return self.planner._decide(self, active)
+            layout = planned.planner._decide(planned, active)
+        # JAX cannot differentiate a loop that may end early in reverse mode, so the
+        # primal cannot store residuals.
+        return layout if planned is self else layout.by_carries()
 
     @property
     def as_planned(self) -> "Problem[Any]":
@@ -325,7 +325,7 @@ class Counted(Problem[Layout]):
         """Nothing is refused."""
 
     def written_out(
-        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+        self, back: Back, step: Step, inputs: PyTree, ends: PyTree
     ) -> BlockResult:
         return two_scans(back, step, self.loop, inputs, ends)
 

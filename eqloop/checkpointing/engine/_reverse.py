@@ -16,7 +16,7 @@ respect to them, the second line, needs no values of the first.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -48,23 +48,21 @@ from ..._programs import (
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange, tied
 from ..steps._step import Step, reaching, without_outputs
-from ._backward_step import BackwardStep, BlockResult, program_of
+from ._backward_step import BackwardStep, BlockResult
 from ._derived import (
     NotLinearError,
-    Pulled,
-    Pushed,
     differentiated_once,
     forward_step_of_reverse,
+    pulled,
+    pushed,
 )
 from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
-from ._primal import StoredResiduals, run_storing
+from ._leaves import StoredLeaves, needs_of, restricted, restricted_back
+from ._primal import MaybeSaves, Outputs, StoredResiduals, run_storing
 from ._problem import Problem
-from ._substitute import MaybeSaves, Outputs
 from ._sweep import Sweep
 from ._transformed import activity, again, all_active, settled_problem, tangent_problem
-from .leaves._needed_leaves import needs_of
-from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 
 
 class AbstractReverse(Formula):
@@ -114,9 +112,9 @@ class AbstractReverse(Formula):
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
         self.in_avals = in_avals
         self.out_aval = (
-            ct_types(consts, back.const_of),
+            ct_types(consts, back.one.const_of),
             list(carried),
-            ct_types(xs, back.x_of),
+            ct_types(xs, back.one.x_of),
         )
         params = dict(problem=problem, back=back, layout=layout)
         self.params = params | dict(given=given, more=more)
@@ -146,7 +144,7 @@ class AbstractReverse(Formula):
             last = put(none, given.final, stored.last)
             made = known.consts(last, init, consts, xs, problem.loop)
             consts = [*consts, *made]
-            step, back = restricted(step, known), Restricted(back, known)
+            step, back = restricted(step, known), restricted_back(back, known)
         rows, length = stored.rows, problem.loop.length
         residuals = self.more and self.more.known(rows, length, consts)
         first = pick(init, given.held)
@@ -175,44 +173,28 @@ class AbstractReverse(Formula):
     def doubled(self, nonzeros: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(nonzeros)
         active, y_active = activity(self.problem.step, marks)
-        # If only `carried` and `zs` have tangents, the carries do not move, and the
-        # slots that are there will do.
-        if not any(map(any, active)):
-            return self._doubled_ends()
-        # The carries move, so their tangents are needed at every step. The slots that
-        # are there lack them: the forward loop is planned, and run, once more.
-        problem = tangent_problem(self.problem, active, y_active)
-        inputs, _, carried, zs = self.in_avals
-        in_avals = (
-            with_tangent_types(inputs, active),
-            Stored.of(),
-            carried * 2,
-            zs * 2,
-        )
-        formula = self._derived(problem, Pushed, active, in_avals)
-        return self._as_doubled(formula, active, uses_stored=False)
-
-    def _doubled_ends(self) -> Doubled:
-        active = Active(*((False,) * len(group) for group in self.in_avals[0]))
-        back = Pushed(self.back, self.again, self._known(active))
+        back = self.back.changed(pushed, self._known(active), joins_steps=True)
         inputs, stored, carried, zs = self.in_avals
-        in_avals = (inputs, stored, carried * 2, zs * 2)
-        settings = self.problem, back, self.layout, self.given
-        formula = type(self)(*settings, in_avals, self.more)
-        return self._as_doubled(formula.checked(), active, uses_stored=True)
-
-    def _as_doubled(self, formula: Self, active: Active, uses_stored: bool) -> Doubled:
-        _, stored, *ends = self.in_avals
+        moves = any(map(any, active))
+        # If only `carried` and `zs` have tangents, the carries do not move, and the
+        # slots that are there will do. Else their tangents are needed at every step,
+        # which these slots lack: the forward loop is planned, and run, once more.
+        known = Stored.of() if moves else stored
+        in_avals = with_tangent_types(inputs, active), known, carried * 2, zs * 2
+        if moves:
+            problem = tangent_problem(self.problem, active, y_active)
+            formula = self._derived(problem, back, in_avals)
+        else:
+            settings = self.problem, back, self.layout, self.given
+            formula = type(self)(*settings, in_avals, self.more).checked()
         all_of = lambda groups: tuple((True,) * len(group) for group in groups)
-        nothing, moving_ends = (False,) * len(stored.flat), all_of(ends)
-        nonzeros = (*active, nothing, *moving_ends)
-        doubled = Doubled.of(formula, nonzeros, all_of(self.out_aval))
-        if uses_stored:
+        nothing, ends = (False,) * len(stored.flat), all_of((carried, zs))
+        nonzeros_in = (*active, nothing, *ends)
+        doubled = Doubled.of(formula, nonzeros_in, all_of(self.out_aval))
+        if not moves:
             return doubled
-        uses = joined((*all_of(active), nothing, *moving_ends))
-        return dataclasses.replace(
-            doubled, uses=uses, ins=behind((*active, *moving_ends))
-        )
+        uses = joined((*all_of(active), nothing, *ends))
+        return dataclasses.replace(doubled, uses=uses, ins=behind((*active, *ends)))
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep."""
@@ -226,15 +208,13 @@ class AbstractReverse(Formula):
             # The forward loop and the backward step have been differentiated once, so
             # what is differentiated now are the rules of custom derivatives in them.
             primal = settled_problem(problem, active, reverse=True)
-            back = differentiated_once(
-                self.back, self.again, self._known(active), reverse=True
-            )
-            step = forward_step_of_reverse(back, primal.step.rewritten(Again()))
+            back = differentiated_once(self.back, self._known(active), reverse=True)
+            step = forward_step_of_reverse(back.one, primal.step.rewritten(Again()))
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         # The forward loop carries the carry and `b`, see `_derived.py`. The cotangents
         # of the returned `xs` are scanned along with `xs`, by the same axes.
-        axes = [problem.loop.x_axes[i] for i in self.back.x_of]
+        axes = [problem.loop.x_axes[i] for i in self.back.one.x_of]
         meter = problem.loop.meter.again.tangents
         loop = dataclasses.replace(
             problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
@@ -256,7 +236,8 @@ class AbstractReverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         # This first formula is only asked for its layout, and for which leaves its
         # backward step reads. The forward loop then stores these for the second one.
-        formula = self._derived(problem, Pulled, active, (args, Stored.of(), *ends))
+        back = self.back.changed(pulled, self.again, self._known(active))
+        formula = self._derived(problem, back, (args, Stored.of(), *ends))
         saves = Saves(formula.layout, formula.needed)
         carry, ct_zs, stored = run_storing(self.run, problem, saves.at_primal, args)
         given = (args, stored, *ends)
@@ -271,7 +252,7 @@ class AbstractReverse(Formula):
     def settled(self, nonzeros: Flags, reverse: bool) -> Self:
         active, _ = activity(self.problem.step, self.in_tree.unflatten(nonzeros)[0])
         problem = settled_problem(self.problem, active, reverse)
-        back = differentiated_once(self.back, self.again, self._known(active), reverse)
+        back = differentiated_once(self.back, self._known(active), reverse)
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
@@ -279,7 +260,7 @@ class AbstractReverse(Formula):
 
         That happens where a derivative reads leaves that the gradient did not.
         """
-        if self.more is not None and self.back.base is not self.back:
+        if self.more is not None and self.back.changes:
             # It takes more back than cotangents, and needs the carries for that.
             layout = self.layout.by_carries()
             new = self.with_params(given=None, more=None, layout=layout)
@@ -314,7 +295,7 @@ class AbstractReverse(Formula):
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
+        return [self.problem.step.jaxpr, self.back.step.jaxpr]
 
     def with_bars(self, change: BarChange) -> Self:
         change = change.in_reverse
@@ -332,7 +313,7 @@ class AbstractReverse(Formula):
         # carry in a slot, so is everything.
         if axis_name is not None or any((*carry[:lead], *stored.flat)):
             return super().reached_out(marks, axis_name)
-        program, around = program_of(self.back), (*consts, *carry[lead:], *xs, *zs)
+        program, around = self.back.one.program, (*consts, *carry[lead:], *xs, *zs)
         counts = len(self.out_aval[0]), len(carried)
         outs = lambda carried: split(reached(program, (*around, *carried)), *counts)
         carried = closed_under(carried, lambda carried: outs(carried)[1])
@@ -356,11 +337,7 @@ class AbstractReverse(Formula):
         return StoredLeaves.of(given, self.again, self.problem.loop_back)
 
     def _derived(
-        self,
-        problem: Problem[Any],
-        kind: Callable[..., BackwardStep],
-        active: Active,
-        in_avals: PyTree,
+        self, problem: Problem[Any], back: BackwardStep, in_avals: PyTree
     ) -> Self:
         """The derivative whose forward loop is given; it has no slots yet."""
         # What is only transposed is never run, and no schedule could differentiate it.
@@ -369,7 +346,6 @@ class AbstractReverse(Formula):
         # `by_carries`, as a `Reverse` goes back from stored carries. By `StoreAll` it
         # stores all of them, and no residuals.
         layout = layout.by_carries()
-        back = kind(self.back, self.again, self._known(active))
         formula = type(self)(problem, back, layout, None, in_avals)
         layout = layout.for_needs(problem.step, formula.needed)
         return formula.with_params(layout=layout)
@@ -394,7 +370,7 @@ class AbstractReverse(Formula):
         # This is for a custom rule that is not linear in its cotangents. Then the
         # derivative with respect to these depends on their values at every step.
         primals, _, *ends = inputs
-        run = functools.partial(self.problem.written_out, self.back, self.again)
+        run = functools.partial(self.problem.written_out, self.back.one, self.again)
         marks = Active(*map(inexact_only, perturbed[0], primals))
         of_marked = lambda m, ends: run(tuple(map(put, primals, marks, m)), ends)
         _, pull = jax.vjp(of_marked, tuple(map(pick, primals, marks)), tuple(ends))

@@ -30,11 +30,10 @@ from ..._types import Aval, Index, Value
 from ..steps._loop import element
 from ..steps._step import Step, computing, of_consts
 from ._backward_step import (
+    Back,
     BackwardStep,
     BlockEnds,
     BlockResult,
-    Pull,
-    program_of,
     program_with_outputs,
 )
 from .slots._slots import AbstractSlots
@@ -47,7 +46,7 @@ class StepParts:
     Attributes:
         ahead: From consts, a carry and `x` to the residuals.
         rest: From the residuals, `z` and `carried` to the outputs, see `BlockResult`.
-        counts: How many sums and how many leaves of `carried` are among these outputs.
+        outs: How many sums and how many leaves of `carried` are among these outputs.
         source: For each residual that is itself a const or a leaf of `x`, the place of
             that input: it need not be kept. `None` for the others.
         varies: Which residuals differ from step to step.
@@ -55,7 +54,7 @@ class StepParts:
 
     ahead: jex.ClosedJaxpr
     rest: jex.ClosedJaxpr
-    counts: tuple[int, int]
+    outs: tuple[int, int]
     source: tuple[int | None, ...]
     varies: tuple[bool, ...]
 
@@ -100,17 +99,17 @@ class StepParts:
         arrived = tuple(end is not None for end in (*z, *carried))
         rest = self.rest if all(arrived) else _rest_for(self.rest, arrived)
         outs = run(rest, *residuals, *pick([*z, *carried], arrived))
-        return BlockResult(*split(outs, *self.counts))
+        return BlockResult(*split(outs, *self.outs))
 
 
 @functools.lru_cache(maxsize=128)
 def parts_of(back: BackwardStep) -> StepParts:
     """Divides a backward step into two programs."""
-    return _parts_in(program_of(back), back)
+    return _parts_in(back.one)
 
 
 @functools.lru_cache(maxsize=128)
-def step_with_residuals(back: Pull) -> tuple[Step, StepParts]:
+def step_with_residuals(back: BackwardStep) -> tuple[Step, StepParts]:
     """A step whose `y` begin with the residuals that are kept, and its `StepParts`."""
     # The step and its residuals are one program, so that nothing is computed twice. Of
     # a loop in the step XLA would not see that two programs run the same.
@@ -118,7 +117,8 @@ def step_with_residuals(back: Pull) -> tuple[Step, StepParts]:
     num_y = len(step.y_types)
     outs = [False] * (step.num_carry + num_y)
     outs += [True] * (len(program.out_avals) - len(outs))
-    parts = _parts_in(pruned(program, tuple(outs)), back)
+    of_back = pruned(program, tuple(outs))
+    parts = _parts_in(dataclasses.replace(back.one, program=of_back))
     # Without the equations that need cotangents: what is left are the way there, and
     # the residuals.
     jaxpr, known = program.jaxpr, len(step.jaxpr.in_avals)
@@ -162,9 +162,9 @@ def _rest_for(rest: jex.ClosedJaxpr, arrived: Flags) -> jex.ClosedJaxpr:
     return traced(of_all, [*types[:known], *pick(types[known:], arrived)])
 
 
-def _parts_in(program: jex.ClosedJaxpr, back: BackwardStep) -> StepParts:
+def _parts_in(back: Back) -> StepParts:
     """Divides the program of a backward step into two."""
-    consts, carry, x = map(len, back.types)
+    program, (consts, carry, x, _) = back.program, back.counts
     known = consts + carry + x
     others = len(program.in_avals) - known
     # What follows from consts, carry and `x` goes ahead; what needs `z` or cotangents
@@ -180,8 +180,7 @@ def _parts_in(program: jex.ClosedJaxpr, back: BackwardStep) -> StepParts:
         varies or _reads_more(ahead, i, consts)
         for i, varies in enumerate(reached(ahead, varies))
     )
-    counts = len(back.const_of), len(back.end_types[0])
-    return StepParts(ahead, rest, counts, source, varies)
+    return StepParts(ahead, rest, back.outs, source, varies)
 
 
 def _reads_more(ahead: jex.ClosedJaxpr, output: int, consts: int) -> bool:
@@ -208,13 +207,18 @@ class KnownResiduals:
 
     rows: Arrays
     first: int
-    back: Pull
+    back: BackwardStep
     parts: StepParts
     slots: AbstractSlots
     fixed: Arrays
 
     def take(
-        self, consts: Arrays, x: Arrays, ends: BlockEnds, position: Index, now: Pull
+        self,
+        consts: Arrays,
+        x: Arrays,
+        ends: BlockEnds,
+        position: Index,
+        now: BackwardStep,
     ) -> BlockResult:
         """Takes cotangents past the step at a position.
 

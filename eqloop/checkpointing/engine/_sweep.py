@@ -41,7 +41,7 @@ from ...progress import NO_BAR, Gauge
 from ..rewrites._in_place import run_in_place
 from ..steps._loop import Loop, opaque, part, put_part, zero
 from ..steps._step import Step
-from ._backward_step import BackwardStep, BlockResult, take_one
+from ._backward_step import BackwardStep, BlockResult, past
 from ._costs import Rates, StepCost
 from ._forward import iterate
 from ._step_parts import KnownResiduals
@@ -188,10 +188,10 @@ class Sweep:
         return Cotangents(
             [
                 zero_cotangent_of(self.consts[i], self.loop.sums)
-                for i in self.back.const_of
+                for i in self.back.one.const_of
             ],
             list(ct_carry),
-            [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
+            [jnp.zeros_like(self.xs[i]) for i in self.back.one.x_of],
             self.gauge.open([*after, *self.zs, *ct_carry]),
         )
 
@@ -334,24 +334,16 @@ class Sweep:
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past `count` steps by the backward step."""
-        if count == 1:
-            return self._take_one(carry, start, cts)
-        # The next one to be called is `Pull.block`. It runs
-        # the block once more for its residuals, so these live no longer than this call.
-        xs, zs = self.block(start, count)
-        inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
+        # A single step has no stacks of one row. A block is run once more for its
+        # residuals, so these live no longer than this call.
+        back = past(self.back, None if count == 1 else self.loop.part(count), False)
+        x, z = self.step_at(start) if count == 1 else self.block(start, count)
+        inputs, ends = (self.consts, carry, x), (cts.carry, z)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,
         # but runs `back`, which may be a derivative of it.
-        back = functools.partial(self.back.block, self.loop.part(count))
-        taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
-        return self.added(cts, taken, start, count)
-
-    def _take_one(self, carry: Arrays, start: Index, cts: Cotangents) -> Cotangents:
-        # Without stacks of one row, by a program that was traced once (`program_of`).
-        x, z = self.step_at(start)
-        inputs, ends = (self.consts, carry, x), (cts.carry, z)
-        back = functools.partial(take_one, self.back)
-        taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
+        taken = run_in_place(self.back.step.jaxpr, back, inputs, ends)
+        if count > 1:
+            return self.added(cts, taken, start, count)
         if self.own is not None:
             taken = self._if_run(start, taken, cts)
         return self.added_step(cts, taken, start)
@@ -360,8 +352,8 @@ class Sweep:
         """Takes cotangents past a step whose residuals are stored."""
         assert self.residuals is not None
         x, z = self.step_at(position)
-        ends, now = (cts.carry, z), self.back.base
-        taken = self.residuals.take(self.consts, x, ends, position, now)
+        ends = cts.carry, z
+        taken = self.residuals.take(self.consts, x, ends, position, self.back)
         return self.added_step(cts, taken, position)
 
     def block(self, start: Index, count: int) -> tuple[list[Value], list[Value]]:
@@ -392,7 +384,7 @@ class Sweep:
         self, cts: Cotangents, taken: BlockResult, position: Index
     ) -> Cotangents:
         """The state before a single step, whose `taken.xs` have no axis for steps."""
-        axes = [self.loop.x_axes[i] for i in self.back.x_of]
+        axes = [self.loop.x_axes[i] for i in self.back.one.x_of]
         xs = list(map(jnp.expand_dims, taken.xs, axes))
         return self.added(cts, taken._replace(xs=xs), position, 1)
 
@@ -400,7 +392,7 @@ class Sweep:
         self, cts: Cotangents, taken: BlockResult, start: Index, count: int
     ) -> Cotangents:
         """The state before a block, if `taken.sums` are the new totals already."""
-        axes = [self.loop.x_axes[i] for i in self.back.x_of]
+        axes = [self.loop.x_axes[i] for i in self.back.one.x_of]
         # In a loop in reverse, the first of these steps has the last of their rows.
         start = self.position(start)
         at = self.loop.block_start(start, count)

@@ -17,11 +17,11 @@ from ..._types import BatchAxis, PyTree
 from ...progress import Again
 from ..rewrites._short_sums import NOTE, with_short_sums
 from ..steps._step import Step, reaching, without_outputs
-from ._backward_step import Pull
+from ._backward_step import BackwardStep
 from ._forward import Active
 from ._layout import AbstractLayout, Needs
+from ._leaves import needs_of
 from ._problem import Problem
-from .leaves._needed_leaves import needs_of
 
 
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
@@ -83,7 +83,7 @@ def again(problem: Problem) -> Step:
     return without_outputs(problem.reversed_step(step))
 
 
-def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
+def gradient_back(problem: Problem, active: Active, wanted: Flags) -> BackwardStep:
     """The backward step of a gradient.
 
     `wanted` says which leaves of `y` have a cotangent.
@@ -92,7 +92,7 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
     step = problem.reversed_step(problem.step.rewritten(Again()))
     carry = active.carry[problem.lead :]
     active = active._replace(carry=carry)
-    return Pull(step, problem.policy, active, wanted, problem.loop.sums)
+    return BackwardStep(step, problem.policy, active, wanted, problem.loop.sums)
 
 
 def with_cotangents(

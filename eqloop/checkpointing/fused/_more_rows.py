@@ -19,7 +19,7 @@ import numpy as np
 from ..._arrays import Arrays, Flags, split
 from ..._programs import run
 from ..._types import Aval, PyTree, Value
-from ..engine._backward_step import BackwardStep, program_of
+from ..engine._backward_step import BackwardStep
 from ..engine.orders._levels import Nest
 from ..steps._loop import Loop
 from ..steps._step import Step
@@ -43,10 +43,9 @@ def backward_kernel(way: WayBack, loop: Loop, settings: Settings) -> Backward:
 @functools.lru_cache(maxsize=64)
 def way_back(step: Step, back: BackwardStep, own: Aval | None = None) -> WayBack:
     """The programs of a way back. `own` is the type of how many steps were run."""
-    (_, carry, x), (_, z) = back.types, back.end_types
-    counts = step.num_consts, len(carry), len(x), len(z)
-    programs = step.jaxpr, program_of(back)
-    return WayBack(*programs, counts, back.const_of, back.x_of, own)
+    one = back.one
+    counts = step.num_consts, *one.counts[1:]
+    return WayBack(step.jaxpr, one.program, counts, one.const_of, one.x_of, own)
 
 
 def run_forward(

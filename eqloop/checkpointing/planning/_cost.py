@@ -10,6 +10,7 @@ from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
+from ..engine._leaves import StoredLeaves, leaves_read
 from ..engine._problem import Problem
 from ..engine._step_parts import StepParts, parts_of
 from ..engine._transformed import (
@@ -18,8 +19,7 @@ from ..engine._transformed import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine.leaves._needed_leaves import leaves_read
-from ..engine.leaves._restricted_steps import StoredLeaves
+from ..engine.reversals._known_products import products_of
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..steps._loop import Loop
@@ -41,8 +41,8 @@ def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> St
 def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     step, wanted = problem.step, outputs_wanted(problem)
     back = gradient_back(problem, active, wanted)
-    parts = parts_of(back)
-    pull = parts.rest.jaxpr
+    products = products_of(back) if can_join(step) else None
+    pull = parts_of(back).rest.jaxpr
     needs = needs_of_gradient(problem, active, wanted)
     forward = again(settled_problem(problem, active, reverse=True))
     known = StoredLeaves.of(needs, forward, problem.loop_back)
@@ -79,7 +79,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
             sum_type(aval, problem.loop.sums) for aval in pick(consts, active.consts)
         ),
         products=own(product_bytes(pull, sum(active.consts))),
-        known=own(_known_bytes(back)),
+        known=own(nbytes(products.types)) if products else 0,
         maps=own(_map_bytes(back, _residuals(back, problem.loop))),
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -157,7 +157,7 @@ def outputs_wanted(problem: Problem) -> Flags:
 
 def _residuals(back: BackwardStep, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
-    consts, carry, x = back.types
+    consts, carry, x, *_ = back.one.types
     parts, first = parts_of(back), len(consts) + len(carry)
     # Rows of `xs` are read where they are, unless they have to be moved for that.
     moved = [
@@ -168,15 +168,9 @@ def _residuals(back: BackwardStep, loop: Loop) -> int:
     return nbytes(parts.kept_types) + nbytes(moved)
 
 
-def _known_bytes(back: BackwardStep) -> int:
-    """Bytes of the products of a step that are kept for its reversal."""
-    products = back.products if can_join(back.base.step) else None
-    return nbytes(products.types) if products else 0
-
-
 def _map_bytes(back: BackwardStep, residuals: int) -> int:
     """Bytes of what is known of a step before the cotangent of its carry is."""
-    step = back.base.step
+    step = back.step
     if not can_join(step):
         return 0
     known, _, varies = parts_in_turn(back)

@@ -21,6 +21,7 @@ from ..engine._transformed import gradient_back
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested
+from ..engine.reversals._known_products import products_of
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._compile_times import compiles_slowly, largeness
@@ -315,7 +316,7 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
     step = problem.step
     if problem.as_run.loop.stops or step.inverse is not None or not can_join(step):
         return None
-    products = gradient_back(problem, active, outputs_wanted(problem)).products
+    products = products_of(gradient_back(problem, active, outputs_wanted(problem)))
     if products is None:
         return None
     count, loop = len(products.types), problem.loop
@@ -324,7 +325,9 @@ def _cost_with_products(problem: Problem, active: Active) -> StepCost | None:
     if placed:
         *others, xs = placed
         placed = (*others, (*xs, *[None] * count))
-    given = dataclasses.replace(problem, step=products.step, loop=loop, placed=placed)
+    given = dataclasses.replace(
+        problem, step=products.back.step, loop=loop, placed=placed
+    )
     return step_cost(given, active._replace(xs=(*active.xs, *[False] * count)))
 
 

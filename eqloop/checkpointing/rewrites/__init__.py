@@ -36,7 +36,6 @@ On the way back of any loop (`Sweep.take`):
 Where any of this library's primitives is run on a CPU (`_programs/_layouts.py`),
 convolutions and products are laid out for XLA's library: 10 to 60 x the time.
 
-What changes the carry for a gradient alone is another loop in place of this one
-(`engine/_substitute.py`): leaves that are computed alike are packed into one array
-(`engine/_packing.py`).
+What changes the carry for a gradient alone is another loop in place of this one: leaves
+that are computed alike are packed into one array (`engine/_packing.py`).
 """

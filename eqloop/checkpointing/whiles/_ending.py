@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ..._arrays import Arrays, over_examples
 from ..._types import PyTree, Value
 from ...progress import NO_BARS, while_with_bar
-from ..engine._forward import Active, primal
+from ..engine._forward import primal
 from ..engine._layout import Layout, Saves, Stored
 from ..engine._problem import Counted, slot_types
 from ..engine._sweep import Cotangents, Sweep
@@ -56,11 +56,6 @@ class Ending(AbstractStopping[Layout]):
     def in_lockstep(self) -> Self:
         # The number of steps is one of the leaves that are added.
         return dataclasses.replace(self, count_at=1, joints=0)
-
-    def decided(self, active: Active) -> Layout:
-        # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
-        # store residuals.
-        return self.as_planned.layout(active).by_carries()
 
     @property
     def as_planned(self) -> Counted:

@@ -15,7 +15,7 @@ from ..._arrays import Arrays, axes_of, pick
 from ..._programs import Formula, Selected, is_watched, vmapped, without_dead_code
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import while_with_bar
-from ..engine._backward_step import BackwardStep
+from ..engine._backward_step import Back
 from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
 from ..engine._planned_loop import PlannedLoop
@@ -107,7 +107,7 @@ class AbstractStopping(Problem[L]):
         return Selected.of(joint, shown), args, out_dims
 
     def written_out(
-        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+        self, back: Back, step: Step, inputs: PyTree, ends: PyTree
     ) -> NoReturn:
         raise ValueError(
             "A while loop cannot be differentiated twice in reverse mode if there is a "

@@ -128,12 +128,13 @@ def test_loops_that_store_more(kind: Any, schedule: Any, seed: int):
     active, y_active = activity(problem.step, marks)
     saves, _ = saves_of_gradient(problem, None, active, y_active)
     residuals = residuals_of(saves.layout, problem, active, y_active)
-    instead = residuals or lists_of(problem, saves)
+    lists = lists_of(problem, saves)
+    instead = residuals or lists
     assert instead is not None
 
     def stored(*inputs: Any) -> Any:
-        more = instead.saves(saves)
-        given = instead.inputs(inputs)
+        more = lists.saves(saves) if lists else saves
+        given = lists.inputs(inputs) if lists else inputs
         loop = PlannedLoop(instead.of(problem), more, given)
         *out, stored = instead.outputs(*loop(*given))
         assert stored.rows if residuals else stored.last

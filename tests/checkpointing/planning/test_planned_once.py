@@ -11,9 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing._schedules import Pinned
-from eqloop.checkpointing.engine import _backward_step
+from eqloop.checkpointing.engine import _backward_step, _leaves
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine.leaves import _needed_leaves
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._together import Together
@@ -49,18 +48,15 @@ def plan(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks of steps that are differentiated: how many steps each has."""
     blocks: list[int] = []
-    of_step, of_block = _backward_step.Pull.__call__, _backward_step.Pull.block
+    differentiate = _backward_step._differentiated
 
-    def counting_steps(back: Any, *args: Any) -> Any:
-        blocks.append(1)
-        return of_step(back, *args)
+    def counting(back: Any, block: Any = None, *args: Any, **settings: Any) -> Any:
+        # With its outputs it is the step of the way there as well.
+        if not settings:
+            blocks.append(1 if block is None else block.length)
+        return differentiate(back, block, *args, **settings)
 
-    def counting_blocks(back: Any, loop: Any, *args: Any) -> Any:
-        blocks.append(loop.length)
-        return of_block(back, loop, *args)
-
-    monkeypatch.setattr(_backward_step.Pull, "__call__", counting_steps)
-    monkeypatch.setattr(_backward_step.Pull, "block", counting_blocks)
+    monkeypatch.setattr(_backward_step, "_differentiated", counting)
     return blocks
 
 
@@ -181,13 +177,14 @@ def test_a_gradient_differentiates_batches_of_one_size_once(
 ):
     """Though they are in the program twice: of steps run again, and of stored ones."""
     batches = list[int]()
-    differentiate = _backward_step.Pull.joined
+    differentiate = _backward_step._differentiated
 
-    def counting(back: Any, loop: Any, *args: Any) -> Any:
-        batches.append(loop.length)
-        return differentiate(back, loop, *args)
+    def counting(back: Any, block: Any = None, is_batch: bool = False) -> Any:
+        if is_batch:
+            batches.append(block.length)
+        return differentiate(back, block, is_batch)
 
-    monkeypatch.setattr(_backward_step.Pull, "joined", counting)
+    monkeypatch.setattr(_backward_step, "_differentiated", counting)
     order = Nested((Nest((12, 16)), Nest((64,))))
     schedule = Pinned(Layout(order, reversal=Together(16)))
     w = jnp.eye(8)
@@ -222,13 +219,13 @@ def test_no_block_is_traced_where_slots_hold_all_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ):
     blocks = list[int]()
-    ask = _needed_leaves.leaves_read
+    ask = _leaves.leaves_read
 
     def asking(back: Any, loop: Any, block: int = 1) -> Any:
         blocks.append(block)
         return ask(back, loop, block)
 
-    monkeypatch.setattr(_needed_leaves, "leaves_read", asking)
+    monkeypatch.setattr(_leaves, "leaves_read", asking)
 
     def trace(step: Any) -> None:
         scan = el.Scan(step, schedule=el.Binomial(4, block=8))

@@ -18,16 +18,25 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.core
 import jax.extend.core as jex
 from jax.custom_derivatives import SymbolicZero
 
-from ...._arrays import Flags, is_symbolic, nbytes, pick, put
-from ...._programs import aval_of, program_from, pruned, run, with_parts
+from ...._arrays import is_symbolic, nbytes, pick, put
+from ...._programs import (
+    aval_of,
+    inputs_read,
+    program_from,
+    pruned,
+    run,
+    with_parts,
+)
 from ...._types import Aval, Value
 from ...steps._step import Step
+from .._backward_step import Back, BackwardStep
 
 # Products that add up fewer terms are not kept: they are quickly computed again.
 _LEAST_TERMS = 16
@@ -35,18 +44,20 @@ _LEAST_TERMS = 16
 # that value is kept instead.
 _LINEAR = frozenset({"add", "sub", "transpose", "reshape"})
 
+# Values, each with the equations that compute it.
+Groups = dict[jax.core.Atom, list[jex.JaxprEqn]]
 
-@dataclasses.dataclass(frozen=True)
-class Products:
+
+class Products(NamedTuple):
     """The products of a step.
 
     Attributes:
         program: From consts, carry and `x` to their values.
-        step: The step that is given these values behind its `x`.
+        back: The backward step of the step that is given these values behind its `x`.
     """
 
     program: jex.ClosedJaxpr
-    step: Step
+    back: BackwardStep
 
     @property
     def types(self) -> list[Aval]:
@@ -55,18 +66,36 @@ class Products:
 
 
 @functools.lru_cache(maxsize=128)
-def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
-    """The products of a step that may be worth keeping, if there are any.
-
-    `chosen` says which of these to keep; all of them by default.
-    """
-    jaxpr = step.jaxpr.jaxpr
-    groups = _groups(jaxpr, jaxpr.invars[step.num_consts :])
-    if chosen is not None:
-        groups = dict(pick(list(groups.items()), chosen))
+def products_of(back: BackwardStep) -> Products | None:
+    """The products of a step that are worth keeping, if there are any."""
+    step = back.step
+    groups = groups_of(step) if back.takes_blocks else {}
     if not groups:
         return None
+    if back.changes:
+        found = products_of(dataclasses.replace(back, changes=()))
+        if found is None:
+            return None
+        counts = step.num_consts, step.num_carry, len(step.x_types), 0
+        program = back.of(Back(found.program, counts)).program
+        return Products(program, dataclasses.replace(found.back, changes=back.changes))
+    given = _given(back, groups)
+    program = given.one.program
+    read = inputs_read(program, [True] * len(program.out_avals))
+    # The reversal need not read all of them: a product that is only added to an output
+    # has no influence on any derivative.
+    used = read[len(step.jaxpr.in_avals) :][: len(groups)]
+    if not all(used):
+        groups = dict(pick(list(groups.items()), used))
+        given = _given(back, groups)
+    bare = pruned(with_parts(step.jaxpr, outvars=groups))
+    return Products(bare, given) if groups else None
+
+
+def _given(back: BackwardStep, groups: Groups) -> BackwardStep:
+    """A backward step that is given some products, behind `x`."""
     # The step without the equations of each group, in whose place is a single one.
+    jaxpr = back.step.jaxpr.jaxpr
     within = {id(eqn) for group in groups.values() for eqn in group}
     eqns, values = list[jex.JaxprEqn](), list[jex.Var]()
     for eqn in jaxpr.eqns:
@@ -77,25 +106,26 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
             eqn, value = _known_value(group)
             values.append(value)
         elif id(eqn) in within:
-            continue  # nothing outside of its group reads this one, see `_groups`
+            continue  # nothing outside of its group reads this one, see `groups_of`
         eqns.append(eqn)
-    bare = pruned(with_parts(step.jaxpr, outvars=groups))
-    given = with_parts(step.jaxpr, invars=[*jaxpr.invars, *values], eqns=eqns)
-    return Products(bare, dataclasses.replace(step, jaxpr=given))
+    given = with_parts(back.step.jaxpr, invars=[*jaxpr.invars, *values], eqns=eqns)
+    step = dataclasses.replace(back.step, jaxpr=given)
+    # The values behind `x` are not differentiated: the step takes derivatives through
+    # what they are computed from.
+    xs = (*back.active.xs, *[False] * len(values))
+    active = back.active._replace(xs=xs)
+    return dataclasses.replace(back, step=step, active=active)
 
 
-def _groups(
-    jaxpr: jex.Jaxpr, varying: Sequence[jex.Var]
-) -> dict[jax.core.Atom, list[jex.JaxprEqn]]:
-    """The values that may be kept, in order, with the equations that compute each.
-
-    `varying` are the inputs that differ from step to step.
-    """
+def groups_of(step: Step) -> Groups:
+    """The values that may be kept, in order, with the equations that compute each."""
     # A value is a product, or a linear combination of products that nothing else reads:
     # of `W h + U x`, the sum is kept, and not its two terms.
+    jaxpr = step.jaxpr.jaxpr
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + list(jaxpr.outvars)
     times = Counter(var for var in read if isinstance(var, jex.Var))
-    varies, groups = set(varying), dict[jax.core.Atom, list[jex.JaxprEqn]]()
+    # The inputs that differ from step to step, and what depends on them.
+    varies, groups = set(jaxpr.invars[step.num_consts :]), Groups()
     # A value so far that only one equation reads: it can become a part of that one's.
     is_free = lambda x: isinstance(x, jex.Var) and times[x] == 1 and x in groups
     for eqn in jaxpr.eqns:

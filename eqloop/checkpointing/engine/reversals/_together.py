@@ -27,7 +27,6 @@ of its steps it was. So there, steps are taken back one by one.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 
 import jax
@@ -43,7 +42,6 @@ from ...._arrays import (
     is_type,
     pick,
     put,
-    split,
 )
 from ...._programs import (
     aval_of,
@@ -57,17 +55,17 @@ from ...._programs import (
     reached,
     run,
     sees_batch,
-    traced,
 )
-from ...._types import Aval, Index, Value
-from ...steps._loop import Loop, part
+from ...._types import Index, Value
+from ...steps._loop import part
 from ...steps._step import Step
-from .._backward_step import BackwardStep, BlockResult, program_of
+from .._backward_step import BackwardStep, BlockResult, past
 from .._costs import Rates, StepCost
 from .._sweep import AbstractReversal, Cotangents, Sweep
 from ..slots._slots import DeviceSlots
 from ..slots._stored_steps import StepsToRun, StoredSteps
 from ._block_reversals import ByResiduals, run_again
+from ._known_products import products_of
 from ._products_in_parts import added_in_parts
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
@@ -95,13 +93,13 @@ class Together(AbstractReversal):
         if is_watched.value or not sweep.back.joins_steps:
             return ByResiduals()(sweep, carry, start, count, cts)
         steps = StepsToRun(DeviceSlots(), start, carry, count, count)
-        return _joined(sweep, run_again(sweep, steps, sweep.back.products), cts)
+        return _joined(sweep, run_again(sweep, steps, products_of(sweep.back)), cts)
 
     def rerun(self, sweep: Sweep, steps: StepsToRun, cts: Cotangents) -> Cotangents:
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
         is_one_batch = self._size_of_batches(sweep, steps.most) == steps.most > 1
-        products = sweep.back.products if is_one_batch else None
+        products = products_of(sweep.back) if is_one_batch else None
         return self.each(sweep, run_again(sweep, steps, products), cts)
 
     def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
@@ -220,7 +218,9 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     loop, consts, count = sweep.loop, sweep.consts, steps.count
     xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
-    back, given = _with_known(sweep, steps)
+    back, given = sweep.back, list[Value]()
+    if steps.products and (found := products_of(back)) is not None:
+        back, given = found.back, [part(x, steps.row, count) for x in steps.products]
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before, given = ([jnp.flip(x, 0) for x in e] for e in (before, given))
     x_axes = loop.x_axes[: len(xs)]
@@ -252,39 +252,10 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
 
     # 3. All that is left, for the whole batch. The steps are evaluated once more here;
     #    XLA merges that with the first part.
-    inputs = [*consts, *before, *xs, *ends, *zs]
-    program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
+    inputs = [*consts, *before, *xs, *zs, *ends]
+    program = past(back, loop.part(count), True).program
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
     return sweep.before(cts, BlockResult(sums, carried, ct_xs), steps.start, count)
-
-
-@functools.lru_cache(maxsize=128)
-def _joined_program(
-    back: BackwardStep, loop: Loop, types: tuple[Aval, ...]
-) -> jex.ClosedJaxpr:
-    """The third part, `BackwardStep.joined`, as a program to the sums and the `xs`.
-
-    It takes consts, carries, `xs`, `carried` and `zs`; all but the consts are stacked.
-    """
-    # Differentiating a batch takes longer than everything else that is traced for it,
-    # and a loop in several nests has batches of the same size in each of them.
-    counts = (*map(len, back.types), len(back.end_types[0]))
-
-    def take(*flat: Value) -> list[Value]:
-        *inputs, ends, zs = split(flat, *counts)
-        taken = back.joined(loop, inputs, (ends, zs))
-        return [*taken.sums, *taken.xs]
-
-    return traced(take, types)
-
-
-def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
-    """The backward step for a batch, and the products of it that were kept, if any."""
-    found = sweep.back.products
-    if found is None or not steps.products:
-        return sweep.back, []
-    given = [part(row, steps.row, steps.count) for row in steps.products]
-    return sweep.back.with_products(found), given
 
 
 @functools.lru_cache(maxsize=128)
@@ -295,14 +266,12 @@ def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr,
     """
     # The first takes consts, carry, `x` and `z` to the linear map of the step, as a
     # list of arrays. The second takes this map and `carried` to the new `carried`.
-    carried, z = back.end_types
-    counts = *map(len, back.types), len(z)
-    is_carried = BlockResult(
-        [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
-    )
+    one = back.one
+    (sums, carried), counts = one.outs, one.counts
     # Only what is carried has to wait for the step after it. The cotangents of consts
     # and `x` are left out here: the third part computes them for the whole batch.
-    program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))
-    known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
+    used = (False,) * sums + (True,) * carried + (False,) * len(one.x_of)
+    program = pruned(one.program, used)
+    known, linear = parted(program, (True,) * sum(counts) + (False,) * carried)
     varies = (False,) * counts[0] + (True,) * sum(counts[1:])
     return known, linear, reached(known, varies)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop.checkpointing.engine import _backward_step
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning._search import layouts
@@ -327,3 +328,24 @@ def test_gradients_of_gradients_under_all_that_a_budget_may_find(layout):
     ours = lambda step: el.Scan(step, schedule=Fixed(layout))
     plain = lambda step: lambda h, xs: jax.lax.scan(step, h, xs)
     assert_close(of_gradient(ours), of_gradient(plain), 1e-5, 1e-6)
+
+
+def test_a_jvp_of_a_gradient_takes_steps_back_together(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps = list[int]()
+    differentiate = _backward_step._differentiated
+
+    def counting(back, block, is_batch):
+        steps.append(1 if block is None else block.length)
+        return differentiate(back, block, is_batch)
+
+    monkeypatch.setattr(_backward_step, "_differentiated", counting)
+    scan = el.Scan(
+        lambda h, x: (jnp.tanh(h + x), None), schedule=el.Recursive(3, batch=3)
+    )
+    first = jax.grad(lambda h: jnp.sum(scan(h, jnp.ones((9, 4)))[0]))
+    h = jnp.ones(4)
+    jax.jit(lambda h: jax.jvp(first, (h,), (h,))).lower(h)
+    # The batch that is differentiated is that of the gradient, and only once.
+    assert steps.count(3) == 1
