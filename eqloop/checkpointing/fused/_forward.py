@@ -66,7 +66,11 @@ class Forward:
     @functools.cached_property
     def of_row(self) -> jex.ClosedJaxpr:
         """The program of a step of one row."""
-        return self.programs.program(self._program)
+        of, (c, h, x, _, y) = self.programs, self.vals
+        leaves = list(map(of.leaf, (*c, *h, *y)))
+        leaves += [of.leaf(v, (i, 1)) for v, i in zip(x, self.loop.x_axes, strict=True)]
+        (program,) = of.for_backend([of.program(self._program)], leaves)
+        return program
 
     @property
     def work(self) -> float:

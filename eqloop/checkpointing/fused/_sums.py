@@ -138,5 +138,5 @@ class _OfBlock:
 
     rows: RowNumbers
 
-    def along(self, first: int, last: int | None) -> Value:
+    def index(self, first: int, last: int | None) -> Value:
         return self.rows.number
