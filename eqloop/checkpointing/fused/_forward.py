@@ -73,6 +73,15 @@ class Forward:
         return program
 
     @property
+    def backend(self) -> str:
+        """What a plan says of the backend of Pallas that compiles it."""
+        settings = self.programs.settings
+        if settings.interpret or not settings.mosaic or not self.of_row:
+            return ""
+        why = self.programs.why_not_mosaic
+        return f"; by Triton and not by Mosaic GPU: {why}" if why else "; by Mosaic GPU"
+
+    @property
     def work(self) -> float:
         """How many operations a step has on numbers of each row."""
         return operations(self.of_row)

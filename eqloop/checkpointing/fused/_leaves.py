@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._types import Aval, Value
 from ._entries import InMemory, Parts, parts_of
-from ._pallas import rows_from
+from ._pallas import places, rows_from
 from ._scope import objects, one_of
 
 
@@ -208,7 +208,7 @@ class RowNumbers:
     @property
     def own(self) -> Value:
         """The place of each row among those that blocks have, which may be more."""
-        return self.number * self.block + jnp.arange(self.block, dtype=jnp.int32)
+        return self.number * self.block + places(self.block)
 
     @property
     def place(self) -> Any:
@@ -227,7 +227,7 @@ class RowNumbers:
         """The number of each row. Rows too many are the last one again."""
         count = math.prod(self.sizes)
         if self.are_sliced:
-            return self._first + jnp.arange(self.block, dtype=jnp.int32)
+            return self._first + places(self.block)
         return jnp.minimum(self.own, count - 1) if count % self.block else self.own
 
     @property

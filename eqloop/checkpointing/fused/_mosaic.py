@@ -46,12 +46,12 @@ def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
             name = eqn.primitive.name
             is_there = name in _HAS and not (name == "rem" and avals[0].dtype.kind == "f")
             if not is_there and _rule(eqn) is None:
-                return f"that has no `{name}`"
+                return f"it has no `{name}`"
             sizes = {a.dtype.itemsize for a in avals if _is_number(a.dtype)}
             if 8 in sizes or (1 in sizes and name not in _OF_BYTES):
-                return f"that has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
+                return f"it has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
             if name == "dynamic_slice" and avals[0].size > _MOST_CHOSEN:
-                return f"it reads one of {avals[0].size} numbers, at a computed place"
+                return f"one of {avals[0].size} numbers is read, at a computed place"
     return None
 
 

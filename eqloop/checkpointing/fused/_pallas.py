@@ -10,6 +10,7 @@ one of two backends of Pallas, and anywhere they are run by its interpreter:
 """
 
 import contextlib
+import contextvars
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
@@ -129,7 +131,11 @@ def _of_mosaic(
                 ins[given_as[i]] if i in given_as else next(made)
                 for i in range(len(types))
             ]
-            kernel(lax.axis_index("block"), *ins, *outs)
+            token = _is_mosaic.set(True)
+            try:
+                kernel(lax.axis_index("block"), *ins, *outs)
+            finally:
+                _is_mosaic.reset(token)
 
         body.__name__ = NAME
         made = iter(
@@ -141,8 +147,13 @@ def _of_mosaic(
                 grid=(blocks,),
                 grid_names=("block",),
                 interpret=interpret,
-                # A thread reads what it has written itself, and nothing of others.
-                compiler_params=mosaic_gpu.CompilerParams(unsafe_no_auto_barriers=True),
+                # It does not infer layouts, which takes a time quadratic in the
+                # operations. A thread reads what it has written itself, and nothing of
+                # others.
+                compiler_params=mosaic_gpu.CompilerParams(
+                    lowering_semantics=mosaic_gpu.LoweringSemantics.Lane,
+                    unsafe_no_auto_barriers=True,
+                ),
             )(*given)
         )
         found = [
@@ -170,6 +181,25 @@ class _Flags:
 
 def _some(shape: Sequence[int]) -> list[int]:
     return [max(n, 1) for n in shape]
+
+
+# Whether a kernel of Mosaic GPU is being traced.
+_is_mosaic = contextvars.ContextVar("_is_mosaic", default=False)
+
+
+def in_registers(x: Value) -> Value:
+    """A vector with a number for each thread, also if all of them are the same."""
+    if not _is_mosaic.get():
+        return x
+    from jax.experimental.pallas import mosaic_gpu
+
+    layout = mosaic_gpu.Layout.WG_STRIDED(x.shape, vec_size=1)
+    return mosaic_gpu.layout_cast(x, layout)
+
+
+def places(block: int) -> Value:
+    """The place of each row in its block."""
+    return in_registers(lax.iota(np.dtype("int32"), block))
 
 
 def rows_from(first: Value, count: int) -> Any:

@@ -138,13 +138,13 @@ class RowPrograms:
         """Programs of one row for the backend of Pallas that makes a kernel of them."""
         settings, count = self.settings, len(self.found.sizes)
         if not settings.mosaic:
-            why = "the device or JAX has no Mosaic GPU"
+            why = "it is not there"
         elif settings.block not in (None, BLOCK):
-            why = f"its blocks have {settings.block} rows, and those there {BLOCK}"
+            why = f"blocks have {settings.block} rows, and not {BLOCK}"
         elif self.found.count < BLOCK and not settings.interpret:
-            why = f"there a block has {BLOCK} rows"
+            why = f"there are fewer than {BLOCK} rows"
         elif any(map(_dot_sizes, _dots(programs))):
-            why = "it has larger products of matrices"
+            why = "there are products of larger matrices"
         elif not all(leaf.is_sliced(count) for leaf in (*leaves, *self.lifted)):
             why = "an array has some of the axes of rows, or has them in another order"
         else:

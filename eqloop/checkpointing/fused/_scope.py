@@ -23,6 +23,7 @@ from jax import lax
 from ..._compat import close
 from ..._types import Value
 from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
+from ._pallas import in_registers, places
 from ._tiles import Tiles
 
 
@@ -73,7 +74,8 @@ class BlockScope:
 
     def vector(self, x: Any, dtype: Any) -> Value:
         """An entry as a vector of the block."""
-        return jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
+        found = jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
+        return in_registers(found)
 
     def vectors(self, array: np.ndarray, dtype: Any) -> list[Value]:
         """All entries, and their parts, as vectors."""
@@ -164,7 +166,7 @@ def leaves_of(
 def one_of(x: Value) -> Value:
     """The number of a vector of equal ones."""
     wide = x.astype(jnp.int32) if x.dtype == bool else x
-    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
+    is_first = places(len(x)) == 0
     return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
 
 
