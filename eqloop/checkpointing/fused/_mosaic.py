@@ -29,9 +29,10 @@ _MOST_CHOSEN = 256
 # What moves numbers is not in a kernel, or is only what is made of selects there.
 _HAS = frozenset(
     """abs add and bitcast_convert_type clz complex cond convert_element_type cos
-    div dot_general dynamic_slice dynamic_update_slice eq exp exp2 ge gt imag integer_pow
-    iota le log log2 lt max min mul ne neg or random_unwrap random_wrap real reduce_sum
-    rem rsqrt scan select_n shift_left shift_right_arithmetic shift_right_logical sin
+    div dot_general dynamic_slice dynamic_update_slice eq exp exp2 ge gt imag
+    integer_pow iota le log log2 lt max min mul ne neg or random_unwrap random_wrap real
+    reduce_sum rem rsqrt scan select_n shift_left shift_right_arithmetic
+    shift_right_logical sin
     sqrt sub tanh unvmap_any while xor""".split()  # noqa: SIM905
 ).union(MOVES)
 # Of numbers of 8 bits.
@@ -39,13 +40,12 @@ _OF_BYTES = frozenset({"convert_element_type", "bitcast_convert_type", *MOVES})
 
 
 def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
-    """Why Mosaic GPU cannot make a kernel of programs of one row, if it cannot."""
+    """Why Mosaic GPU cannot make a kernel of what is `written`, if it cannot."""
     for program in programs:
         for eqn in equations(program):
             avals = [aval_of(x) for x in (*eqn.invars, *eqn.outvars)]
             name = eqn.primitive.name
-            is_there = name in _HAS and not (name == "rem" and avals[0].dtype.kind == "f")
-            if not is_there and _rule(eqn) is None:
+            if name not in _HAS or (name == "rem" and avals[0].dtype.kind == "f"):
                 return f"it has no `{name}`"
             sizes = {a.dtype.itemsize for a in avals if _is_number(a.dtype)}
             if 8 in sizes or (1 in sizes and name not in _OF_BYTES):
@@ -62,6 +62,11 @@ def written(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         rewriter = Rewriter(program)
         for eqn in program.jaxpr.eqns:
             eqn = rewriter.enter(eqn, rewrite)
+            known = [x.val for x in eqn.invars if isinstance(x, jex.Literal)]
+            if eqn.primitive.name == "sub" and len(known) == 2:  # of an exponent
+                (out,), value = eqn.outvars, np.subtract(*known)
+                if rewriter.replace(out, jex.Literal(value, out.aval)):
+                    continue
             if (rule := _rule(eqn)) is None:
                 rewriter.eqns.append(eqn)
                 continue
@@ -86,8 +91,9 @@ def _rule(eqn: jex.JaxprEqn) -> Rule | None:
     if name == "pow":
         y = eqn.invars[1]
         return _power(float(y.val)) if isinstance(y, jex.Literal) else None
-    is_there = aval_of(eqn.outvars[0]).dtype.kind in _KINDS.get(name, "f")
-    return _RULES.get(name) if is_there else None
+    if (rule := _RULES.get(name)) is None:
+        return None
+    return rule if aval_of(eqn.outvars[0]).dtype.kind in _KINDS.get(name, "f") else None
 
 
 def _converted(old: Any, new: Any) -> Rule | None:

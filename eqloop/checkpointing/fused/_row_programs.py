@@ -136,7 +136,7 @@ class RowPrograms:
         self, programs: Sequence[jex.ClosedJaxpr], leaves: Sequence[Leaf]
     ) -> list[jex.ClosedJaxpr]:
         """Programs of one row for the backend of Pallas that makes a kernel of them."""
-        settings, count = self.settings, len(self.found.sizes)
+        settings, count, made = self.settings, len(self.found.sizes), list(programs)
         if not settings.mosaic:
             why = "it is not there"
         elif settings.block not in (None, BLOCK):
@@ -148,9 +148,10 @@ class RowPrograms:
         elif not all(leaf.is_sliced(count) for leaf in (*leaves, *self.lifted)):
             why = "an array has some of the axes of rows, or has them in another order"
         else:
-            why = why_not(programs) or ""
+            made = list(map(written, programs))
+            why = why_not(made) or ""
         self.why_not_mosaic = why
-        return list(programs) if why else list(map(written, programs))
+        return list(programs) if why else made
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
         """How an array lies in memory."""
