@@ -115,54 +115,48 @@ def _of_mosaic(
 
     given_as = {out: at for at, out in aliases.items()}
     own = [t for i, t in enumerate(types) if i not in given_as]
+    in_memory = [t.update(dtype=jnp.int8) if _is_flag(t) else t for t in own]
+    of = lambda given, made: [
+        given[given_as[i]] if i in given_as else next(made) for i in range(len(types))
+    ]
 
     def run(*inputs: Value) -> list[Value]:
-        given = [x.astype(jnp.int8) if x.dtype == bool else x for x in inputs]
+        given = [x.astype(jnp.int8) if _is_flag(x) else x for x in inputs]
         # What an output is given as is written in place, and is no other output.
         given = [jax.new_ref(x) if i in aliases else x for i, x in enumerate(given)]
 
         def body(*refs: Any) -> None:
-            every = [*(x.dtype for x in inputs), *(t.dtype for t in own)]
-            pairs = zip(refs, every, strict=True)
-            refs = [_Flags(ref) if dtype == bool else ref for ref, dtype in pairs]
-            ins, outs = split(refs, len(inputs))
-            made = iter(outs)
-            outs = [
-                ins[given_as[i]] if i in given_as else next(made)
-                for i in range(len(types))
-            ]
+            pairs = zip(refs, [*inputs, *own], strict=True)
+            all_refs = [_Flags(ref) if _is_flag(x) else ref for ref, x in pairs]
+            ins, outs = split(all_refs, len(inputs))
             token = _is_mosaic.set(True)
             try:
-                kernel(lax.axis_index("block"), *ins, *outs)
+                kernel(lax.axis_index("block"), *ins, *of(ins, iter(outs)))
             finally:
                 _is_mosaic.reset(token)
 
         body.__name__ = NAME
-        made = iter(
-            mosaic_gpu.kernel(
-                body,
-                out_type=[
-                    t.update(dtype=jnp.int8) if t.dtype == bool else t for t in own
-                ],
-                grid=(blocks,),
-                grid_names=("block",),
-                interpret=interpret,
-                # It does not infer layouts, which takes a time quadratic in the
-                # operations. A thread reads what it has written itself, and nothing of
-                # others.
-                compiler_params=mosaic_gpu.CompilerParams(
-                    lowering_semantics=mosaic_gpu.LoweringSemantics.Lane,
-                    unsafe_no_auto_barriers=True,
-                ),
-            )(*given)
-        )
-        found = [
-            given[given_as[i]][...] if i in given_as else next(made)
-            for i in range(len(types))
-        ]
-        return [x.astype(t.dtype) for x, t in zip(found, types, strict=True)]
+        made = mosaic_gpu.kernel(
+            body,
+            out_type=in_memory,
+            grid=(blocks,),
+            grid_names=("block",),
+            interpret=interpret,
+            # It does not infer layouts, which takes a time quadratic in the operations.
+            # A thread reads what it has written itself, and nothing of others.
+            compiler_params=mosaic_gpu.CompilerParams(
+                lowering_semantics=mosaic_gpu.LoweringSemantics.Lane,
+                unsafe_no_auto_barriers=True,
+            ),
+        )(*given)
+        pairs = zip(of(given, iter(made)), types, strict=True)
+        return [x[...].astype(t.dtype) for x, t in pairs]
 
     return run
+
+
+def _is_flag(x: Any) -> bool:
+    return x.dtype == np.dtype(bool)
 
 
 class _Flags:
