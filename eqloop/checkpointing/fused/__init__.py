@@ -5,8 +5,9 @@
   it is a map. `_windows.py` has gathers and scatters as one. `_axis_maps.py` asks the
   same of one operation, for other rooms.
 - **A row**: `_one_row.py` makes the program of one row. `_lowered.py` writes it by few
-  operations: each other one is a function of JAX, of arrays there, and of numbers in
-  `_formulas.py`. `_numbers.py` evaluates that program, number by number, for a block
+  operations: each other one is a function of JAX, of arrays there, of what only moves
+  them in `_by_moves.py`, of numbers in `_formulas.py`, and of complex ones in
+  `_complex.py`. `_numbers.py` evaluates that program, number by number, for a block
   of rows. `_scope.py` has its arrays, and `_entries.py` the numbers that are yet to be
   read or computed. Its operations are in `_elementwise.py`, `_moves.py`,
   `_products.py`, `_indexing.py` and `_control.py`; `_tiles.py` multiplies by larger

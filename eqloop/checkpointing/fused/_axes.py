@@ -1,17 +1,13 @@
 """Puts the axes of a program into classes: calls in it are opened."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from ..._compat import close, scan_counts
+from ..._compat import CALLS, close, form_of, scan_counts
 from ..._programs import (
     ELEMENTWISE,
     Formula,
@@ -19,8 +15,7 @@ from ..._programs import (
     Vmapped,
     aval_of,
     formula_of,
-    place_of,
-    said,
+    inlined,
     simpler,
 )
 from ..engine._layout import AbstractLayout, Layout
@@ -36,87 +31,55 @@ from ._lowered import why_not
 def program_of_jaxpr(classes: Classes, closed: jex.ClosedJaxpr) -> AxisProgram:
     """A program whose axes are in classes: calls in it are opened."""
     ins = [classes.array(aval) for aval in closed.in_avals]
-    return _program(classes, closed, ins)
+    return program_of_vals(classes, closed, ins)
 
 
-def _program(classes: Classes, closed: Any, ins: Sequence[Val]) -> AxisProgram:
-    ops = list[Op]()
-    return AxisProgram(list(ins), _opened(classes, close(closed), ins, ops), ops)
-
-
-def open_call(
-    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val]
-) -> tuple[list[Val], list[Op]]:
-    """The outputs of a program that is called, and its operations."""
-    program = _program(classes, closed, ins)
-    return program.outs, program.ops
-
-
-# Calls that are the program that they call. Nothing differentiates it any more.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-
-
-_CALL_NAMES = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_lin",
-    "custom_vmap_call",
-}
-
-
-def _opened(
-    classes: Classes, closed: jex.ClosedJaxpr, ins: Sequence[Val], ops: list[Op]
-) -> list[Val]:
-    """The operations of a program, added to `ops`. Returns its outputs."""
-    jaxpr = closed.jaxpr
-    env = dict(zip(jaxpr.invars, ins, strict=True))
+def program_of_vals(
+    classes: Classes,
+    closed: Any,
+    ins: Sequence[Val],
+    whole: jex.JaxprEqn | None = None,
+) -> AxisProgram:
+    """The program of these arrays. `whole` is the operation that it stands for."""
+    opened = inlined(close(closed), _is_call, _expanded)
+    ops, constants = list[Op](), dict[int, Val]()
+    env = dict(zip(opened.jaxpr.invars, ins, strict=True))
 
     def constant(value: Any) -> Val:
-        aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
-        val = classes.array(aval)
-        if not val.shape and not jnp.issubdtype(val.aval.dtype, jax.dtypes.extended):
-            val.literal = np.asarray(value)[()]
-        else:
-            classes.lifted.append((val, value))
-        return val
+        # An array that is read several times is one.
+        if id(value) not in constants:
+            constants[id(value)] = classes.constant(value)
+        return constants[id(value)]
 
-    for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+    for var, value in zip(opened.jaxpr.constvars, opened.consts, strict=True):
         env[var] = constant(value)
     read = lambda x: constant(x.val) if isinstance(x, jex.Literal) else env[x]
-    for eqn in jaxpr.eqns:
-        given, outs = list(map(read, eqn.invars)), None
-        if (formula := formula_of(eqn)) is not None:
-            outs = _opened(classes, _by_engine(formula).expanded, given, ops)
-        elif eqn.primitive.name == "constant":
-            array = np.asarray(eqn.params["numbers"], np.int32)
-            outs = [constant(array.reshape(eqn.params["shape"]))]
-        elif not _is_known(eqn) and (inner := simpler(eqn)) is not None:
-            whole = classes.whole
-            classes.whole = whole or eqn
-            outs = _opened(classes, inner, given, ops)
-            classes.whole = whole
-        elif eqn.primitive.name in _CALL_NAMES:
-            inner = next(eqn.params[n] for n in _CALLS if n in eqn.params)
-            around = classes.around
-            classes.around = eqn if place_of(eqn.source_info) else around
-            outs = _opened(classes, close(inner), given, ops)
-            classes.around = around
-        if outs is None:
+    for eqn in opened.jaxpr.eqns:
+        given = list(map(read, eqn.invars))
+        if eqn.primitive.name == "constant":
+            numbers = np.asarray(eqn.params["numbers"], np.int32)
+            outs = [classes.constant(numbers.reshape(eqn.params["shape"]))]
+        elif not _is_known(eqn) and (others := simpler(eqn)) is not None:
+            inner = program_of_vals(classes, others, given, whole or eqn)
+            outs, ops = inner.outs, ops + inner.ops
+        else:
             outs = [classes.array(aval_of(var)) for var in eqn.outvars]
-            of = functools.partial(said, classes.whole or eqn, classes.around)
-            op = Op(eqn, given, outs, of)
-            put_into_classes(classes, op)
-            ops.append(op)
+            ops.append(Op(eqn, given, outs, whole))
+            put_into_classes(classes, ops[-1])
         env.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(read, jaxpr.outvars))
+    return AxisProgram(list(ins), list(map(read, opened.jaxpr.outvars)), ops)
+
+
+def _is_call(eqn: jex.JaxprEqn) -> bool:
+    # Functions with derivative rules, too: nothing differentiates them any more.
+    return form_of(eqn) in (*CALLS, "custom_jvp_call", "custom_vjp_call")
+
+
+def _expanded(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    if eqn.primitive.name == "custom_vmap_call":
+        return eqn.params["call"]
+    formula = formula_of(eqn)
+    return formula and _by_engine(formula).expanded
 
 
 def _by_engine(formula: Formula) -> Formula:
@@ -151,7 +114,7 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
     name = eqn.primitive.name
     if name == "reshape" and eqn.params["dimensions"] is not None:
         return False
-    return name in _RULES or name in ELEMENTWISE or name in _CALL_NAMES
+    return name in _RULES or name in ELEMENTWISE
 
 
 def put_into_classes(classes: Classes, op: Op) -> None:
@@ -184,7 +147,7 @@ def _inner(classes: Classes, closed: Any, given: Sequence[Val]) -> AxisProgram:
     ins = [classes.array(val.aval) for val in given]
     for a, b in zip(given, ins, strict=True):
         classes.tie(a, b)
-    return _program(classes, closed, ins)
+    return program_of_vals(classes, closed, ins)
 
 
 def _cond(classes: Classes, op: Op) -> None:
@@ -205,7 +168,7 @@ def _scan(classes: Classes, op: Op) -> None:
         for i in range(len(b.shape)):
             classes.same(a, i + 1, b, i)
         mixed(classes, op, a, [0])
-    body = _program(classes, closed, ins)
+    body = program_of_vals(classes, closed, ins)
     for before, after, out in zip(ins[n : n + m], body.outs, op.outs, strict=False):
         classes.tie(before, after)
         classes.tie(before, out)

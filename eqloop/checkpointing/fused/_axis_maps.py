@@ -12,8 +12,8 @@ import jax.extend.core as jex
 
 from ..._arrays import explicit_sharding
 from ..._compat import form_of, form_params
-from ..._programs import alone, aval_of, formula_of, said
-from ._axes import open_call, put_into_classes
+from ..._programs import alone, aval_of, formula_of
+from ._axes import program_of_vals, put_into_classes
 from ._axis_rules import dot_axes, elementwise_axes, mixed_along, scatter_rows
 from ._classes import Classes, NotInKernelError, Op, Val
 
@@ -57,11 +57,11 @@ def _with_outputs(classes: Classes, eqn: jex.JaxprEqn, ins: list[Val]) -> list[V
     if form_of(eqn) == "while" or eqn.effects or is_of_xla:
         raise NotInKernelError  # a `while` may go on until the last row is done
     if (program := _program_of(eqn)) is not None:
-        outs, ops = open_call(classes, program, ins)
-        for op in _every(ops):
+        found = program_of_vals(classes, program, ins)
+        for op in _every(found.ops):
             for root in _summed(classes, op):
                 classes.spoil(root, lambda: "it is a sum")
-        return outs
+        return found.outs
     op = Op(eqn, ins, [classes.array(aval_of(x)) for x in eqn.outvars])
     rule = _OTHERS.get(form_of(eqn), put_into_classes)
     rule(classes, op)
@@ -98,7 +98,7 @@ def _maps_along(classes: Classes, op: Op, axes: Sequence[Sequence[int]]) -> None
         for i, j in zip(axes[0], own, strict=False):
             classes.same(vals[0], i, val, j)
         for i in set(range(len(val.shape))) - {*own}:
-            classes.spoil(val.dims[i], lambda: f"{said(op.eqn)} mixes them")
+            classes.spoil(val.dims[i], lambda: f"{op.said()} mixes them")
 
 
 def _conv(classes: Classes, op: Op) -> None:

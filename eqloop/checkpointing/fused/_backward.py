@@ -21,7 +21,8 @@ from ..._types import Aval, Index, Value
 from ..engine.orders._levels import Nest
 from ..steps._loop import Loop
 from ._axes import program_of_jaxpr
-from ._classes import NO_ROWS, Classes, Rows, Val
+from ._classes import NO_ROWS, AxisProgram, Classes, Rows, Val
+from ._entries import InMemory, each_part
 from ._leaves import Leaf
 from ._pending import find_rows, mark, refuse_pending, settled_rows
 from ._pieces import Pieces, joined_nests, steps_of
@@ -36,7 +37,7 @@ from ._row_programs import (
     type_of,
     zeros_of,
 )
-from ._scope import mapped_number, objects
+from ._scope import objects
 from ._sums import Matrix, Summed, is_matrix
 from ._tiles import NotTiledError
 
@@ -119,6 +120,13 @@ class Backward:
         programs = of.program(self._again), of.program(self._pull, want)
         again, pull = of.for_backend(programs, leaves)
         return again, pull
+
+    @functools.cached_property
+    def of_start(self) -> jex.ClosedJaxpr:
+        """The program of one row that makes sums over rows of what they share."""
+        given = [Val(val.aval, val.dims) for val in self.vals[4]]
+        program = AxisProgram(given, given, [])
+        return self.programs.program(program, list(map(self.over, self.vals[4])))
 
     @property
     def work(self) -> float:
@@ -309,11 +317,7 @@ class _Block:
         """What is carried back from the end."""
         of, going = self.of, self.back.vals[4]
         arrays = self._read(6, self._ins[3])
-        over = map(self.back.over, going)
-        firsts = [
-            _first_only(of, a, rows, self._more)
-            for a, rows in zip(arrays, over, strict=True)
-        ]
+        firsts = self._numbers.run(self.back.of_start, [*arrays, *self._more])
         return [out.zeros(of) for out in self.way.groups[0]], carried_of(
             of, going, firsts
         )
@@ -419,26 +423,11 @@ def _totals(outs: Sequence[Any], made: Sequence[Value]) -> list[Value]:
 def _or_zeros(array: np.ndarray, is_kept: Value) -> np.ndarray:
     """The numbers of a row of `zs`, or zeros."""
 
-    def of(x: Value) -> Value:
+    def masked(x: Value) -> Value:
         flag = jnp.broadcast_to(is_kept, jnp.shape(x))
         return jnp.where(flag, x, jnp.zeros_like(x))
 
-    entries = [mapped_number(of, x) for x in array.reshape(-1)]
-    return objects(entries, array.shape)
+    def of(x: InMemory) -> InMemory:
+        return InMemory(lambda at: each_part(masked, x.read(at)), x.at)
 
-
-def _first_only(
-    of: RowPrograms, array: np.ndarray, over: Rows, more: Sequence[np.ndarray]
-) -> np.ndarray:
-    """What all rows share, as a sum over rows."""
-    if not over:
-        return array
-    known: list[Any] = [more[of.found.roots.index(root)][()] for root in over]
-    firsts = [x.read(0) == 0 for x in known]
-    is_first = functools.reduce(lambda a, b: a & b, firsts)
-
-    def of_entry(x: Value) -> Value:
-        return jnp.where(is_first, x, jnp.zeros_like(x))
-
-    entries = [mapped_number(of_entry, x) for x in array.reshape(-1)]
-    return objects(entries, array.shape)
+    return objects(list(map(of, array.reshape(-1))), array.shape)

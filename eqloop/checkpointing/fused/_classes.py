@@ -17,8 +17,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import jax
+import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
 
+from ..._programs import said
 from ..._types import Aval, Value
 
 Rows = frozenset[int]
@@ -76,15 +81,19 @@ class Op:
         eqn: It.
         ins: Its operands.
         outs: Its results.
-        said: What it is for the user, and where.
+        whole: The operation that it is a part of, if another one stands for it.
         inner: The programs in it.
     """
 
     eqn: jex.JaxprEqn
     ins: list[Val]
     outs: list[Val]
-    said: Callable[[], str] = lambda: "an operation"
+    whole: jex.JaxprEqn | None = None
     inner: "list[AxisProgram]" = dataclasses.field(default_factory=list)
+
+    def said(self) -> str:
+        """What it is for the user, and where."""
+        return said(self.whole or self.eqn)
 
     @property
     def name(self) -> str:
@@ -118,8 +127,6 @@ class Classes:
     Attributes:
         lifted: Constant arrays in the programs, which become further inputs.
         rows: Those that are taken to be rows.
-        around: The call that is being opened, whose line is known if others are not.
-        whole: The operation that is being written by others.
         saves_work: Whether rows see by `unvmap` only what they may leave out: so it is
             in a loop whose rows stop by themselves, or else they would keep in step.
         is_kernel: Whether the programs are to be in a kernel.
@@ -131,13 +138,21 @@ class Classes:
         self._why = dict[int, Callable[[], str]]()
         self.lifted = list[tuple[Val, Value]]()
         self.rows: Rows = NO_ROWS
-        self.around: jex.JaxprEqn | None = None
-        self.whole: jex.JaxprEqn | None = None
 
-    def array(self, aval: Aval, literal: Any = None) -> Val:
+    def array(self, aval: Aval) -> Val:
         first = len(self._parent)
         self._parent += range(first, first + len(aval.shape))
-        return Val(aval, list(range(first, len(self._parent))), literal)
+        return Val(aval, list(range(first, len(self._parent))))
+
+    def constant(self, value: Any) -> Val:
+        """A number in the program, or an array that is one more input of it."""
+        aval = jax.core.ShapedArray(np.shape(value), jax.typeof(value).dtype)
+        val = self.array(aval)
+        if not val.shape and not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+            val.literal = np.asarray(value)[()]
+        else:
+            self.lifted.append((val, value))
+        return val
 
     def find(self, node: int) -> int:
         while self._parent[node] != node:

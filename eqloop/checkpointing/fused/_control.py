@@ -9,16 +9,12 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import closed_under
-from ..._compat import close, scan_counts
-from ..._programs import aval_of, reached, said
+from ..._compat import close
+from ..._programs import aval_of, reached
 from ..._types import Value
-from ._classes import refuse
 from ._elementwise import chosen
 from ._entries import Parts, is_known
-from ._scope import BlockScope, any_row, arrays_of, entry, leaves_of
-
-# An inner scan of no more steps is written out.
-_UNROLLED = 64
+from ._scope import BlockScope, any_row, arrays_of, numbers_of
 
 
 def _differ(scope: BlockScope, arrays: Sequence[np.ndarray]) -> list[bool]:
@@ -44,6 +40,7 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
     cond, body = close(p["cond_jaxpr"]), close(p["body_jaxpr"])
     of_cond, of_body, init = ins[:n], ins[n : n + m], ins[n + m :]
     avals = [aval_of(v) for v in eqn.invars[n + m :]]
+    dtypes = [aval.dtype for aval in avals]
     differ = _settled_marks(body, _differ(scope, of_body), _differ(scope, init))
     own = reached(cond, (*_differ(scope, of_cond), *differ))[0]
     # If rows stop by themselves, what they carry differs, too.
@@ -58,13 +55,13 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
 
     def move(values: Sequence[Value]) -> list[Value]:
         outs = scope.run(body, [*of_body, *arrays_of(values, avals)])
-        new = leaves_of(BlockScope(scope.block), outs, avals, differ)
+        new = numbers_of(BlockScope(scope.block), outs, dtypes, differ)
         if not own:
             return new
         goes_on = jnp.broadcast_to(pred(values), (scope.block,))
         return [jnp.where(goes_on, a, b) for a, b in zip(new, values, strict=True)]
 
-    init = leaves_of(scope, init, avals, differ)
+    init = numbers_of(scope, init, dtypes, differ)
     return arrays_of(lax.while_loop(going, move, init), avals)
 
 
@@ -73,6 +70,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
     at = scope.value(index[()])
     branches = eqn.params["branches"]
     avals = [aval_of(v) for v in eqn.outvars]
+    dtypes = [aval.dtype for aval in avals]
     if is_known(at):
         return scope.run(branches[min(max(int(at), 0), len(branches) - 1)], given)
     # What rows share is a scalar, as long as they all take the same branch.
@@ -83,7 +81,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
 
     def run(branch: Any) -> list[Value]:
         made = scope.run(branch, given)
-        found = leaves_of(BlockScope(scope.block), made, avals, differ)
+        found = numbers_of(BlockScope(scope.block), made, dtypes, differ)
         # Pallas takes no literal as the result of a branch.
         return [jnp.where(at >= 0, x, x) for x in found]
 
@@ -92,45 +90,7 @@ def cond(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]
     )
     if own:
         made = [run(branch) for branch in branches]
-        dtypes = [v.dtype for v in made[0]]
-        columns = zip(*made, strict=True)
-        found = [chosen(at, list(c), d) for c, d in zip(columns, dtypes, strict=True)]
+        found = [chosen(at, c, c[0].dtype) for c in zip(*made, strict=True)]
     else:
         found = lax.switch(at, [functools.partial(run, b) for b in branches])
     return arrays_of(found, avals)
-
-
-def scan(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    p = eqn.params
-    (n, m), body, length = scan_counts(p), close(p["jaxpr"]), p["length"]
-    consts, carry, xs = ins[:n], ins[n : n + m], ins[n + m :]
-    ys = [aval_of(v) for v in eqn.outvars[m:]]
-    avals = [aval_of(v) for v in eqn.invars[n : n + m]]
-    if not xs and not ys and length > 4:
-        differ = _settled_marks(body, _differ(scope, consts), _differ(scope, carry))
-
-        def move(_: Value, values: Sequence[Value]) -> list[Value]:
-            outs = scope.run(body, [*consts, *arrays_of(values, avals)])
-            return leaves_of(BlockScope(scope.block), outs, avals, differ)
-
-        init = leaves_of(scope, carry, avals, differ)
-        return arrays_of(lax.fori_loop(0, length, move, init), avals)
-    if length > _UNROLLED:
-        refuse(
-            said(eqn),
-            f"has {length} steps, each with an entry of an array, and a kernel writes "
-            f"them out: at most {_UNROLLED}",
-            "Use another schedule for the loop around it, or fewer steps.",
-        )
-    rows: list[list[Any]] = [[None] * length for _ in ys]
-    for i in range(length)[:: -1 if p["reverse"] else 1]:
-        x = [entry(a, i) for a in xs]
-        outs = scope.run(body, [*consts, *carry, *x])
-        carry = outs[:m]
-        for row, y in zip(rows, outs[m:], strict=True):
-            row[i] = y
-    stacked = [
-        np.stack(row) if row else np.empty(aval.shape, object)
-        for row, aval in zip(rows, ys, strict=True)
-    ]
-    return [*carry, *stacked]

@@ -23,7 +23,7 @@ def bound(eqn: Any, xs: Sequence[Any]) -> Any:
     if name in ("complex", "real", "imag"):
         return _part(name, xs, dtypes[0])
     if name == "select_n":
-        return chosen(_index(xs[0]), xs[1:], to)
+        return chosen(xs[0], xs[1:], to)
     if all(map(is_known, xs)) and (fold := _KNOWN.get(name)) is not None:
         made = [np.asarray(x, d) for x, d in zip(xs, dtypes, strict=True)]
         with np.errstate(all="ignore"):
@@ -55,11 +55,6 @@ def _part(name: str, xs: Sequence[Any], dtype: Any) -> Any:
     if name == "complex":
         return Parts(tuple(xs))
     return values_of(xs[0], dtype)[name == "imag"]
-
-
-def _index(which: Any) -> Any:
-    """The number of a choice, which may be a flag."""
-    return int(which) if is_known(which) else which
 
 
 # What is known is computed while tracing: without JAX, which may be compiling for a
@@ -114,29 +109,13 @@ def pairwise(f: Callable[..., Value], dtype: Any) -> Callable[..., Any]:
     return run
 
 
-def wide_of(dtype: Any) -> Any:
-    """The dtype in which numbers are added up: narrow floats in float32, as by XLA."""
-    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return np.dtype("float32") if is_narrow else dtype
-
-
-def cast(x: Any, old: Any, new: Any) -> Any:
-    if old == new:
-        return x
-    return np.asarray(x, new)[()] if is_known(x) else jnp.asarray(x, old).astype(new)
-
-
 def summed(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     (a,), out, axes = ins, aval_of(eqn.outvars[0]), eqn.params["axes"]
-    wide = wide_of(out.dtype)
-    add, zero = pairwise(jnp.add, wide), np.zeros((), wide)[()]
+    add, zero = pairwise(jnp.add, out.dtype), np.zeros((), out.dtype)[()]
     left = [i for i in range(a.ndim) if i not in axes]
     a = valued(scope, a.transpose([*left, *axes]))
     rows = a.reshape(math.prod(out.shape), math.prod(a.shape[len(left) :]))
-    of = lambda row: functools.reduce(
-        add, [cast(x, out.dtype, wide) for x in row], zero
-    )
-    return [objects([cast(of(row), wide, out.dtype) for row in rows], out.shape)]
+    return [objects([functools.reduce(add, row, zero) for row in rows], out.shape)]
 
 
 def chosen(at: Any, choices: Sequence[Any], dtype: Any) -> Any:

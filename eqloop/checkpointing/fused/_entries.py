@@ -27,11 +27,24 @@ class InMemory:
     is_table: bool = False
 
 
+def places_of(a: np.ndarray) -> tuple[Callable[[Any], Value], np.ndarray] | None:
+    """What reads an array of numbers that lie in memory, and where each of them is."""
+    flat = list(a.reshape(-1))
+    if not all(isinstance(x, InMemory) and x.read is flat[0].read for x in flat):
+        return None
+    return (flat[0].read, np.reshape([x.at for x in flat], a.shape)) if flat else None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
     """A number that consists of several."""
 
     values: tuple[Any, ...]
+
+
+def each_part(f: Callable[[Any], Any], x: Any) -> Any:
+    """A number, or each of those of which it consists, after `f`."""
+    return Parts(tuple(map(f, x.values))) if isinstance(x, Parts) else f(x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

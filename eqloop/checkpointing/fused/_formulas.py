@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -99,20 +98,32 @@ def to_integers(p: Params, x: Value) -> Value:
     return inside.astype(np.int32).astype(info.dtype)
 
 
-def _bits(x: Value) -> Value:
+def least(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -jnp.inf
+    return False if dtype.kind == "b" else jnp.iinfo(dtype).min
+
+
+def greatest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.inf
+    return True if dtype.kind == "b" else jnp.iinfo(dtype).max
+
+
+def bits_of(x: Value) -> Value:
     """The bits of numbers, as integers with a sign: others have too large constants."""
     size = np.dtype(x.dtype).itemsize
     return lax.bitcast_convert_type(x, np.dtype(f"int{8 * size}"))
 
 
-def _top(bits: Value) -> Value:
+def top_of(bits: Value) -> Value:
     """The sign of integers, alone."""
     return bits & lax.full_like(bits, jnp.iinfo(bits.dtype).min)
 
 
 def in_total_order(x: Value) -> Value:
     """Integers with a sign, in the order of floats in which -0 < 0 < inf < NaN."""
-    bits = _bits(x)
+    bits = bits_of(x)
     low = lax.full_like(bits, np.iinfo(bits.dtype).max)
     return jnp.where(bits < lax.full_like(bits, 0), bits ^ low, bits)
 
@@ -128,12 +139,12 @@ def _ordered(compare: Callable[..., Value]) -> Any:
 
 def _next_after(_: Params, x: Value, y: Value) -> Value:
     # By their bits: processors may take subnormal numbers for zeros.
-    a, b = map(_bits, (x, y))
-    size, other = (bits ^ _top(bits) for bits in (a, b))
+    a, b = map(bits_of, (x, y))
+    size, other = (bits ^ top_of(bits) for bits in (a, b))
     one, zero = lax.full_like(a, 1), lax.full_like(a, 0)
-    shrinks = (size > other) | (_top(a) != _top(b))
+    shrinks = (size > other) | (top_of(a) != top_of(b))
     moved = jnp.where(shrinks, a - one, a + one)
-    moved = jnp.where(size == zero, _top(b) | one, moved)
+    moved = jnp.where(size == zero, top_of(b) | one, moved)
     is_same = (a == b) | ((size | other) == zero)
     found = lax.bitcast_convert_type(jnp.where(is_same, b, moved), x.dtype)
     return jnp.where(is_nan(x) | is_nan(y), lax.full_like(x, jnp.nan), found)
@@ -141,7 +152,7 @@ def _next_after(_: Params, x: Value, y: Value) -> Value:
 
 def _reduced_precision(p: Params, x: Value) -> Value:
     """Rounds the mantissa to even, then drops what is beyond the exponents (as XLA)."""
-    info, bits = jnp.finfo(x.dtype), _bits(x)
+    info, bits = jnp.finfo(x.dtype), bits_of(x)
     of = lambda n: lax.full_like(bits, n)
     if (cut := info.nmant - p["mantissa_bits"]) > 0:
         is_odd = (bits >> of(cut)) & of(1)
@@ -149,7 +160,7 @@ def _reduced_precision(p: Params, x: Value) -> Value:
     if p["exponent_bits"] < info.nexp:
         bias, reduced = ((1 << (n - 1)) - 1 for n in (info.nexp, p["exponent_bits"]))
         mask = of(((1 << info.nexp) - 1) << info.nmant)
-        size, sign = bits & mask, _top(bits)
+        size, sign = bits & mask, top_of(bits)
         bits = jnp.where(size > of((bias + reduced) << info.nmant), sign | mask, bits)
         bits = jnp.where(size <= of((bias - reduced) << info.nmant), sign, bits)
     return jnp.where(is_nan(x), x, lax.bitcast_convert_type(bits, x.dtype))
@@ -287,7 +298,7 @@ def _round(p: Params, x: Value) -> Value:
         is_odd = low - 2 * jnp.floor(low * half) == 1
         up = (rest > half) | ((rest == half) & is_odd)
     found = jnp.where(up, low + 1, low)
-    return jnp.where(_bits(x) == _bits(size), found, -found)
+    return jnp.where(bits_of(x) == bits_of(size), found, -found)
 
 
 # Lanczos, with g = 7, for arguments above 1/2; others by reflection.
@@ -400,105 +411,3 @@ GUARDED: dict[str, Rule] = {
 
 def _like(x: Value, other: Value) -> Value:
     return x if x.shape == other.shape else lax.broadcast(x, other.shape)
-
-
-# Complex numbers, by their two parts.
-
-
-def _times(a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
-    return a * c - b * d, a * d + b * c
-
-
-def _over(a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
-    """Smith, Algorithm 116, 1962: nothing overflows that the result does not."""
-    swaps = jnp.abs(c) < jnp.abs(d)
-    big, small = jnp.where(swaps, d, c), jnp.where(swaps, c, d)
-    ratio = small / big
-    scale = big + small * ratio
-    first, second = jnp.where(swaps, b, a), jnp.where(swaps, a, b)
-    re = (first + second * ratio) / scale
-    im = (second - first * ratio) / scale
-    re, im = re, jnp.where(swaps, -im, im)
-    # By zero, and infinities, as in C (annex G).
-    inf, zero = lax.full_like(a, jnp.inf), lax.full_like(a, 0)
-    finite = lambda x: jnp.abs(x) < inf
-    is_inf = lambda x: jnp.abs(x) == inf
-    one_of = lambda x: jnp.where(
-        is_inf(x), _signed(lax.full_like(x, 1), x), _signed(zero, x)
-    )
-    by_zero = (c == zero) & (d == zero) & (~is_nan(a) | ~is_nan(b))
-    of_inf = (is_inf(a) | is_inf(b)) & finite(c) & finite(d)
-    by_inf = finite(a) & finite(b) & (is_inf(c) | is_inf(d))
-    u, v = one_of(a), one_of(b)
-    s, t = one_of(c), one_of(d)
-    is_lost = is_nan(re) & is_nan(im)
-    for is_so, x, y in (
-        (by_inf, zero * (a * s + b * t), zero * (b * s - a * t)),
-        (of_inf, inf * (u * c + v * d), inf * (v * c - u * d)),
-        (by_zero, _signed(inf, c) * a, _signed(inf, c) * b),
-    ):
-        re, im = jnp.where(is_so & is_lost, x, re), jnp.where(is_so & is_lost, y, im)
-    return re, im
-
-
-def _signed(x: Value, like: Value) -> Value:
-    """The size of a number with the sign of another one."""
-    bits = (_bits(x) ^ _top(_bits(x))) | _top(_bits(like))
-    return lax.bitcast_convert_type(bits, x.dtype)
-
-
-def _power(p: Params, a: Value, b: Value) -> tuple[Value, Value]:
-    one = jnp.ones_like(a), jnp.zeros_like(b)
-    found = one
-    for _ in range(abs(p["y"])):
-        found = _times(*found, a, b) if found is not one else (a, b)
-    return found if p["y"] >= 0 else _over(*one, *found)
-
-
-def _exp(a: Value, b: Value) -> tuple[Value, Value]:
-    size = jnp.exp(a)
-    return size * jnp.cos(b), jnp.where(b == 0, b, size * jnp.sin(b))
-
-
-def _size(a: Value, b: Value) -> Value:
-    a, b = jnp.abs(a), jnp.abs(b)
-    big, small = lax.max(a, b), lax.min(a, b)
-    ratio = small / jnp.where(big == 0, jnp.ones_like(big), big)
-    found = big * jnp.sqrt(1 + ratio * ratio)
-    is_inf = (a == jnp.inf) | (b == jnp.inf)
-    return jnp.where(is_inf, lax.full_like(a, jnp.inf), found)
-
-
-# From the parts of the operands, one after the other, to the parts of the result.
-COMPLEX: dict[str, Rule] = {
-    "add": lambda p, a, b, c, d: (a + c, b + d),
-    "add_any": lambda p, a, b, c, d: (a + c, b + d),
-    "sub": lambda p, a, b, c, d: (a - c, b - d),
-    "neg": lambda p, a, b: (-a, -b),
-    "mul": lambda p, a, b, c, d: _times(a, b, c, d),
-    "div": lambda p, a, b, c, d: _over(a, b, c, d),
-    "square": lambda p, a, b: ((a - b) * (a + b), 2 * a * b),
-    "integer_pow": _power,
-    "exp": lambda p, a, b: _exp(a, b),
-    "abs": lambda p, a, b: _size(a, b),
-    "eq": lambda p, a, b, c, d: (a == c) & (b == d),
-    "ne": lambda p, a, b, c, d: (a != c) | (b != d),
-}
-
-
-def of_complex(rule: Rule, p: Params, *xs: Value) -> Value:
-    """A function of complex numbers, by a rule for their parts."""
-    found = rule(p, *(part for x in xs for part in (lax.real(x), lax.imag(x))))
-    return lax.complex(*found) if isinstance(found, tuple) else found
-
-
-def converted(p: Params, x: Value) -> Value:
-    """Complex numbers of, or as, others: of a real one only the first part is kept."""
-    to = p["new_dtype"]
-    re, im = (
-        (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x, jnp.zeros_like(x))
-    )
-    if not jnp.issubdtype(to, jnp.complexfloating):
-        return re != 0 if to.kind == "b" else re.astype(to)
-    part = jax.eval_shape(lax.real, jax.ShapeDtypeStruct((), to)).dtype
-    return lax.complex(re.astype(part), im.astype(part))

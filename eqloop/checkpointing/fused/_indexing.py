@@ -1,6 +1,5 @@
 """Slices at places that are computed, which may differ from row to row."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +8,8 @@ import numpy as np
 
 from ..._programs import aval_of
 from ..._types import Value
-from ._elementwise import chosen, where
-from ._entries import InMemory, is_known
+from ._elementwise import chosen
+from ._entries import is_known, places_of
 from ._scope import BlockScope, objects, valued
 
 
@@ -50,16 +49,11 @@ def _taken(
 
 def _strided(a: np.ndarray) -> tuple[Callable[[Any], Value], int] | None:
     """How to read the rows of a table that lie in memory at equal distances."""
-    flat = a.reshape(len(a), -1)
-    is_read = [isinstance(x, InMemory) for x in flat.reshape(-1)]
-    if len(a) < 2 or not is_read or not all(is_read):
+    found = places_of(a.reshape(len(a), -1))
+    if len(a) < 2 or found is None:
         return None
-    read = flat[0, 0].read
-    at = np.array([[x.at if x.read is read else -1 for x in row] for row in flat])
-    steps = np.diff(at, axis=0)
-    if (at < 0).any() or (steps != steps.flat[0]).any():
-        return None
-    return read, int(steps.flat[0])
+    steps = np.diff(found[1], axis=0)
+    return None if (steps != steps.flat[0]).any() else (found[0], int(steps.flat[0]))
 
 
 def dynamic_slice(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[Any]:
@@ -70,42 +64,3 @@ def dynamic_slice(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[An
         for x, v, n, size in zip(at, eqn.invars[1:], a.shape, sizes, strict=True)
     ]
     return [_taken(scope, a, starts, sizes, dtype)]
-
-
-def _put(
-    scope: BlockScope, a: np.ndarray, new: np.ndarray, starts: Any, dtype: Any
-) -> Any:
-    """An array with another part from these starts on."""
-    if all(map(is_known, starts)):
-        out, pairs = a.copy(), zip(starts, new.shape, strict=True)
-        out[tuple(slice(int(s), int(s) + n) for s, n in pairs)] = new
-        return out
-    out = np.empty(a.shape, object)
-    for index in np.ndindex(*a.shape):
-        now = scope.value(a[index])
-        # Each entry of the part may come here, for one value of the start.
-        for k in np.ndindex(*new.shape):
-            hits = [(s, i - j) for s, i, j in zip(starts, index, k, strict=True)]
-            if any(
-                w < 0 or w > n - m
-                for (_, w), n, m in zip(hits, a.shape, new.shape, strict=True)
-            ):
-                continue
-            if any(is_known(s) and int(s) != w for s, w in hits):
-                continue
-            hit = functools.reduce(
-                lambda p, q: p & q, [s == w for s, w in hits if not is_known(s)]
-            )
-            now = where(hit, scope.value(new[k]), now, dtype)
-        out[index] = now
-    return out
-
-
-def update_slice(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[Any]:
-    a, new, *at = ins
-    dtype = aval_of(eqn.invars[0]).dtype
-    starts = [
-        _clamped(scope.value(x[()]), aval_of(v).dtype, n - m)
-        for x, v, n, m in zip(at, eqn.invars[2:], a.shape, new.shape, strict=True)
-    ]
-    return [_put(scope, a, new, starts, dtype)]

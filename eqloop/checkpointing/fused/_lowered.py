@@ -20,33 +20,33 @@ import numpy as np
 from jax import lax
 from jax.extend import random
 
-from ..._compat import called_by, close
-from ..._programs import NOTHING, Rewriter, aval_of, rewrite_everywhere, simpler
+from ..._compat import called_by
+from ..._programs import NOTHING, aval_of, inlined, simpler
 from ..._types import Value
+from ._by_moves import BY_MOVES, gathered, is_put, scattered, slices, stacked
 from ._classes import EMPTY
+from ._complex import of_complex
 from ._formulas import (
     ALL,
     BOOLS,
-    COMPLEX,
     FLOATS,
     INTEGERS,
     bitcast,
-    converted,
+    greatest,
     in_total_order,
     is_nan,
-    of_complex,
+    least,
     threefry,
     to_integers,
 )
-from ._windows import Windows
 
 Function = Callable[..., Any]
 
 # What only moves numbers, or is not about numbers alone.
 _MOVES = frozenset(
-    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice iota pad reshape
-    rev select_n slice squeeze transpose cond scan while unvmap_any random_unwrap
-    random_wrap complex real imag""".split()  # noqa: SIM905
+    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice reshape rev
+    select_n slice squeeze transpose cond while unvmap_any random_unwrap random_wrap
+    complex real imag""".split()  # noqa: SIM905
 )
 # What a kernel computes, of real numbers, integers or booleans.
 _OF_NUMBERS = frozenset(
@@ -65,33 +65,21 @@ _WITH_ORDER = frozenset(
 _SINGLE = frozenset({"erf", "erfc", "erf_inv"})
 # What a kernel has for narrow floats, too: others are computed in float32.
 _OF_NARROW = frozenset(
-    """bitcast_convert_type convert_element_type dot_general nextafter reduce_precision
-    reduce_sum""".split()  # noqa: SIM905
+    """bitcast_convert_type convert_element_type nextafter
+    reduce_precision""".split()  # noqa: SIM905
 )
 
 
 def lowered(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program by few operations; all in it can be lowered, see `why_not`."""
-
-    def level(program: jex.ClosedJaxpr, rewrite: Function) -> jex.ClosedJaxpr:
-        rewriter = Rewriter(program)
-        for eqn in program.jaxpr.eqns:
-            eqn = rewriter.enter(eqn, rewrite)
-            inner = called_by(eqn)
-            if inner is None and eqn.primitive.name not in _MOVES:
-                inner = simpler(eqn) or _traced(eqn)
-            if inner is None:
-                rewriter.eqns.append(eqn)
-            else:
-                rewriter.inline(rewrite(close(inner)), eqn.invars, eqn.outvars)
-        return rewriter.result()
-
-    return rewrite_everywhere(level, program)
+    return inlined(program, lambda eqn: called_by(eqn) is not None, _by_few)
 
 
-def _traced(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    function = _function(eqn)
-    return function and jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
+def _by_few(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    name, function = eqn.primitive.name, _function(eqn)
+    if name in _MOVES or (simple := simpler(eqn)) is None:
+        return function and jax.make_jaxpr(function)(*map(aval_of, eqn.invars))
+    return simple
 
 
 def why_not(eqn: jex.JaxprEqn) -> str | None:
@@ -126,6 +114,8 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     name, p = eqn.primitive.name, eqn.params
     if name in NOTHING:
         return lambda *xs: list(xs)
+    if name in BY_MOVES:
+        return None if is_put(eqn) else functools.partial(BY_MOVES[name], eqn)
     if name in _STRUCTURED:
         of = functools.partial(_STRUCTURED[name], eqn)
         adds = name.startswith(("reduce_", "cum")) and _is_narrow(eqn)
@@ -133,8 +123,12 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
     if name in _MOVES or not eqn.invars:
         return None
     if _is_complex(eqn):
-        return _of_complex(eqn)
+        return of_complex(eqn)
     old, new = aval_of(eqn.invars[-1]).dtype, aval_of(eqn.outvars[0]).dtype
+    if name == "dot_general":
+        wide = jnp.promote_types(new, "float32") if _is_floating(new) else new
+        is_one = all(aval_of(x).dtype == wide for x in (*eqn.invars, *eqn.outvars))
+        return None if is_one else functools.partial(_product, p, wide, new)
     if name == "bitcast_convert_type":
         return functools.partial(bitcast, p) if old.itemsize != new.itemsize else None
     if name == "convert_element_type":
@@ -178,40 +172,13 @@ def _in_float32(eqn: jex.JaxprEqn, *xs: Value) -> Value:
     return found.astype(out.dtype)
 
 
+def _product(p: dict[str, Any], wide: Any, new: Any, x: Value, y: Value) -> Value:
+    """Numbers of one dtype are multiplied and added up, narrow ones in float32."""
+    numbers = p["dimension_numbers"]
+    return lax.dot_general(x.astype(wide), y.astype(wide), numbers).astype(new)
+
+
 # Sums and comparisons along axes.
-
-
-def _of_complex(eqn: jex.JaxprEqn) -> Function | None:
-    name, p = eqn.primitive.name, eqn.params
-    if name == "convert_element_type":
-        return functools.partial(converted, p)
-    if name == "conj":
-        return _conjugate
-    if name == "reduce_sum":
-        of = lambda x: jnp.sum(x, p["axes"])
-        return lambda x: lax.complex(of(lax.real(x)), of(lax.imag(x)))
-    if name == "dot_general":
-        return functools.partial(_complex_product, p)
-    rule = COMPLEX.get(name)
-    return rule and functools.partial(of_complex, rule, p)
-
-
-def _conjugate(x: Value) -> Value:
-    if not jnp.iscomplexobj(x):
-        return lax.complex(x, jnp.zeros_like(x))
-    return lax.complex(lax.real(x), -lax.imag(x))
-
-
-def _complex_product(p: dict[str, Any], x: Value, y: Value) -> Value:
-    numbers, precision = p["dimension_numbers"], p["precision"]
-    dot = lambda x, y: lax.dot_general(x, y, numbers, precision=precision)
-    a, b, c, d = (f(z) for z in (x, y) for f in (lax.real, lax.imag))
-    return lax.complex(dot(a, c) - dot(b, d), dot(a, d) + dot(b, c))
-
-
-def _slices(x: Value, axis: int, start: int, step: int = 1, stop: Any = None) -> Value:
-    stop = x.shape[axis] if stop is None else stop
-    return lax.slice_in_dim(x, start, stop, step, axis)
 
 
 def _reduced(f: Function, empty: Callable[[Any], Any]) -> Function:
@@ -225,23 +192,11 @@ def _reduced(f: Function, empty: Callable[[Any], Any]) -> Function:
                 x = jnp.full(shape, empty(x.dtype), x.dtype)
             while (n := x.shape[axis]) > 1:
                 even = n - n % 2
-                pairs = (_slices(x, axis, i, 2, even) for i in range(2))
-                x = lax.concatenate([f(*pairs), _slices(x, axis, even)], axis)
+                pairs = (slices(x, axis, i, 2, even) for i in range(2))
+                x = lax.concatenate([f(*pairs), slices(x, axis, even)], axis)
         return lax.squeeze(x, axes)
 
     return of
-
-
-def _least(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return -jnp.inf
-    return False if dtype.kind == "b" else jnp.iinfo(dtype).min
-
-
-def _greatest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.inf
-    return True if dtype.kind == "b" else jnp.iinfo(dtype).max
 
 
 def _all_bits(dtype: Any) -> Any:
@@ -251,7 +206,7 @@ def _all_bits(dtype: Any) -> Any:
 def _cumulated(f: Function) -> Function:
     def of(eqn: jex.JaxprEqn, x: Value) -> Value:
         axis, size = eqn.params["axis"], x.shape[eqn.params["axis"]]
-        each = [_slices(x, axis, i, 1, i + 1) for i in range(size)]
+        each = [slices(x, axis, i, 1, i + 1) for i in range(size)]
         step = -1 if eqn.params["reverse"] else 1
         made = list[Value]()
         for part in each[::step]:
@@ -276,11 +231,11 @@ def _best(is_better: Function) -> Function:
         while (n := x.shape[axis]) > 1:
             even = n - n % 2
             (a, b), (i, j) = (
-                [_slices(y, axis, k, 2, even) for k in range(2)] for y in (x, at)
+                [slices(y, axis, k, 2, even) for k in range(2)] for y in (x, at)
             )
             takes = (is_better(b, a) | is_nan(b)) & ~is_nan(a)
             x, at = (
-                lax.concatenate([jnp.where(takes, v, u), _slices(y, axis, even)], axis)
+                lax.concatenate([jnp.where(takes, v, u), slices(y, axis, even)], axis)
                 for u, v, y in ((a, b, x), (i, j, at))
             )
         return lax.squeeze(at, [axis])
@@ -296,16 +251,14 @@ def _sorted(eqn: jex.JaxprEqn, *given: Value) -> list[Value]:
         start, end = turn % 2, size - (size - turn) % 2
         if end - start < 2:
             continue
-        a, b = ([_slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
+        a, b = ([slices(x, axis, start + k, 2, end) for x in xs] for k in range(2))
         swaps = _is_behind(a[:keys], b[:keys])
         for n, x in enumerate(xs):
             first, second = (jnp.where(swaps, *p) for p in ((b[n], a[n]), (a[n], b[n])))
-            pairs = lax.concatenate(
-                [lax.expand_dims(y, [axis + 1]) for y in (first, second)], axis + 1
-            )
+            pairs = stacked([first, second], axis + 1)
             shape = [end - start if i == axis else n for i, n in enumerate(x.shape)]
             pairs = lax.reshape(pairs, shape)
-            edges = _slices(x, axis, 0, 1, start), _slices(x, axis, end)
+            edges = slices(x, axis, 0, 1, start), slices(x, axis, end)
             xs[n] = lax.concatenate([edges[0], pairs, edges[1]], axis)
     return xs
 
@@ -329,87 +282,7 @@ def _top(eqn: jex.JaxprEqn, x: Value) -> list[Value]:
     keys = in_total_order(x) if _is_floating(x.dtype) else x
     at = lax.broadcasted_iota(aval_of(eqn.outvars[1]).dtype, x.shape, axis)
     _, *found = lax.sort((~keys, x, at), dimension=axis, num_keys=1)
-    return [_slices(y, axis, 0, 1, k) for y in found]
-
-
-# Gathers and scatters: parts of an operand, at places that are computed.
-
-
-def _starts(
-    eqn: jex.JaxprEqn, shape: Sequence[int], sizes: Sequence[int], at: Value
-) -> Callable[[tuple[int, ...]], tuple[list[Value], Value]]:
-    """Where a part starts, within the operand, and whether it is within of itself."""
-    windows = Windows.of(eqn.params)
-    # As wide as the sizes of the operand.
-    at = at.astype(np.int32) if at.dtype.itemsize < 4 else at
-    most = np.array([shape[i] - sizes[i] for i in windows.starts], at.dtype)
-    zero, most = jnp.zeros_like(at), jnp.broadcast_to(most, at.shape)
-    inside = (at >= zero) & (at <= most)
-    at = lax.clamp(zero, at, most).astype(np.int32)
-
-    def of(index: tuple[int, ...]) -> tuple[list[Value], Value]:
-        starts: list[Any] = [np.int32(0)] * len(shape)
-        for n, axis in enumerate(windows.starts):
-            starts[axis] = at[(*index, n)]
-        for axis, k in windows.batch:
-            starts[axis] = np.int32(index[k])
-        every = [inside[(*index, n)] for n in range(len(windows.starts))]
-        return starts, functools.reduce(lax.bitwise_and, every, np.True_)
-
-    return of
-
-
-def _gathered(eqn: jex.JaxprEqn, x: Value, at: Value) -> Value:
-    p, windows, out = eqn.params, Windows.of(eqn.params), aval_of(eqn.outvars[0])
-    starts_at, parts = _starts(eqn, x.shape, p["slice_sizes"], at), list[Value]()
-    for index in np.ndindex(*at.shape[:-1]):
-        starts, inside = starts_at(index)
-        part = lax.dynamic_slice(
-            x, starts, p["slice_sizes"], allow_negative_indices=False
-        )
-        if p["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
-            fill = p["fill_value"]
-            fill = _fill_of(x.dtype) if fill is None else fill
-            part = jnp.where(inside, part, lax.full_like(part, fill))
-        parts.append(lax.squeeze(part, (*windows.dropped, *windows.operand_batch)))
-    if not parts:
-        return jnp.zeros(out.shape, out.dtype)
-    every = lax.concatenate([part[None] for part in parts], 0)
-    every = every.reshape(*at.shape[:-1], *parts[0].shape)
-    # The axes of the indices are the first ones, and then come those of the parts.
-    order = (*windows.of_indices(out.ndim), *windows.own)
-    return lax.transpose(every, [order.index(j) for j in range(out.ndim)])
-
-
-def _fill_of(dtype: Any) -> Any:
-    """What JAX takes for an entry that is out of range."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.nan
-    is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
-    return _least(dtype) if is_signed else _greatest(dtype)
-
-
-def _scattered(f: Function) -> Function:
-    def of(eqn: jex.JaxprEqn, x: Value, at: Value, new: Value) -> Value:
-        windows = Windows.of(eqn.params)
-        batch, sizes = windows.of_indices(new.ndim), [1] * x.ndim
-        for i, j in zip(windows.kept(x.ndim), windows.own, strict=True):
-            sizes[i] = new.shape[j]
-        starts_at = _starts(eqn, x.shape, sizes, at)
-        for index in np.ndindex(*at.shape[:-1]):
-            starts, inside = starts_at(index)
-            place: list[Any] = [slice(None)] * new.ndim
-            for j, i in zip(batch, index, strict=True):
-                place[j] = i
-            old = lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
-            part = f(old, new[tuple(place)].reshape(sizes))
-            # XLA drops what is promised to be within, and is not.
-            if eqn.params["mode"] != lax.GatherScatterMode.CLIP:
-                part = jnp.where(inside, part, old)
-            x = lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
-        return x
-
-    return of
+    return [slices(y, axis, 0, 1, k) for y in found]
 
 
 # Keys.
@@ -442,11 +315,9 @@ def _pairs_of_counts(eqn: jex.JaxprEqn) -> list[Value]:
 
 _STRUCTURED: dict[str, Function] = {
     "reduce_prod": _reduced(lax.mul, lambda dtype: 1),
-    "reduce_max": _reduced(lax.max, _least),
-    "reduce_min": _reduced(lax.min, _greatest),
-    "reduce_and": _reduced(
-        lax.bitwise_and, lambda dtype: np.invert(np.zeros((), dtype))
-    ),
+    "reduce_max": _reduced(lax.max, least),
+    "reduce_min": _reduced(lax.min, greatest),
+    "reduce_and": _reduced(lax.bitwise_and, _all_bits),
     "reduce_or": _reduced(lax.bitwise_or, lambda dtype: 0),
     "reduce_xor": _reduced(lax.bitwise_xor, lambda dtype: 0),
     "cumsum": _cumulated(lax.add),
@@ -458,13 +329,13 @@ _STRUCTURED: dict[str, Function] = {
     "argmin": _best(lax.lt),
     "sort": _sorted,
     "top_k": _top,
-    "gather": _gathered,
-    "scatter": _scattered(lambda old, new: new),
-    **dict.fromkeys(("scatter-add", "scatter_add"), _scattered(lax.add)),
-    **dict.fromkeys(("scatter-sub", "scatter_sub"), _scattered(lax.sub)),
-    **dict.fromkeys(("scatter-mul", "scatter_mul"), _scattered(lax.mul)),
-    **dict.fromkeys(("scatter-min", "scatter_min"), _scattered(lax.min)),
-    **dict.fromkeys(("scatter-max", "scatter_max"), _scattered(lax.max)),
+    "gather": gathered,
+    "scatter": scattered(lambda old, new: new),
+    **dict.fromkeys(("scatter-add", "scatter_add"), scattered(lax.add)),
+    **dict.fromkeys(("scatter-sub", "scatter_sub"), scattered(lax.sub)),
+    **dict.fromkeys(("scatter-mul", "scatter_mul"), scattered(lax.mul)),
+    **dict.fromkeys(("scatter-min", "scatter_min"), scattered(lax.min)),
+    **dict.fromkeys(("scatter-max", "scatter_max"), scattered(lax.max)),
     "random_bits": _of_keys(
         lambda p, k: _IMPL.random_bits(k, p["bit_width"], p["shape"])
     ),

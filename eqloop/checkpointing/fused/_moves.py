@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ._scope import BlockScope, entry, objects, of_array
+from ._scope import BlockScope, objects
 
 
 def _broadcast(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
@@ -21,29 +21,11 @@ def _sliced(p: dict[str, Any], a: np.ndarray) -> np.ndarray:
     return a[tuple(slice(*map(int, bound)) for bound in bounds)]
 
 
-def _padded(p: dict[str, Any], a: np.ndarray, value: np.ndarray) -> np.ndarray:
-    config = [tuple(map(int, c)) for c in p["padding_config"]]
-    sizes = [
-        low + high + n + max(n - 1, 0) * within
-        for n, (low, high, within) in zip(a.shape, config, strict=True)
-    ]
-    # What is cut off by negative padding is put in first.
-    grown = [
-        size + max(-low, 0) + max(-high, 0)
-        for size, (low, high, _) in zip(sizes, config, strict=True)
-    ]
-    out = np.empty(grown, object)
-    out.reshape(-1)[:] = objects([value[()]], ())
-    at = [
-        slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * w, w + 1)
-        for n, (low, _, w) in zip(a.shape, config, strict=True)
-    ]
-    out[tuple(at)] = a
-    cut = [
-        slice(max(-low, 0), max(-low, 0) + size)
-        for size, (low, _, _) in zip(sizes, config, strict=True)
-    ]
-    return out[tuple(cut)]
+def _put(p: dict[str, Any], a: np.ndarray, new: np.ndarray, *at: Any) -> np.ndarray:
+    out, places = a.copy(), [int(x[()]) for x in at]
+    pairs = zip(places, new.shape, strict=True)
+    out[tuple(slice(i, i + n) for i, n in pairs)] = new
+    return out
 
 
 # What only moves entries, in NumPy: nothing is computed.
@@ -55,20 +37,11 @@ MOVES: dict[str, Callable[..., Any]] = {
     "rev": lambda p, a: np.flip(a, p["dimensions"]),
     "slice": _sliced,
     "concatenate": lambda p, *a: np.concatenate(a, p["dimension"]),
-    "pad": _padded,
+    "dynamic_update_slice": _put,
 }
 
 
 def moved(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    return [entry(MOVES[eqn.primitive.name](eqn.params, *ins))]
-
-
-def iota(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
-    p = eqn.params
-    n, axis = p["shape"][p["dimension"]], p["dimension"]
-    row = (
-        np.arange(n)
-        .astype(p["dtype"])
-        .reshape([-1 if i == axis else 1 for i in range(len(p["shape"]))])
-    )
-    return [of_array(np.broadcast_to(row, p["shape"]))]
+    made = MOVES[eqn.primitive.name](eqn.params, *ins)
+    # NumPy gives one entry as it is.
+    return [made if isinstance(made, np.ndarray) else objects([made], ())]

@@ -10,10 +10,10 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..._types import Value
-from ._control import cond, scan, while_loop
+from ._control import cond, while_loop
 from ._elementwise import elementwise, summed, unwrapped, wrapped
-from ._indexing import dynamic_slice, update_slice
-from ._moves import MOVES, iota, moved
+from ._indexing import dynamic_slice
+from ._moves import MOVES, moved
 from ._products import added_products, dot, has_products
 from ._scope import BlockScope, any_of_block, mapped, of_array
 from ._tiles import NotTiledError, Tiles
@@ -52,14 +52,11 @@ class Numbers:
 
 _RULES: dict[str, Callable[..., list[np.ndarray]]] = {
     **dict.fromkeys(MOVES, moved),
-    "iota": iota,
     "reduce_sum": summed,
     "dot_general": dot,
     "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": update_slice,
     "while": while_loop,
     "cond": cond,
-    "scan": scan,
     "unvmap_any": any_of_block,
     "random_unwrap": unwrapped,
     "random_wrap": wrapped,

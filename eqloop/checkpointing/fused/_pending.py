@@ -169,10 +169,9 @@ def _of(classes: Classes, op: Op) -> list[Rows]:
         return [val.pending for val in ins]
     is_cast = name == "convert_element_type" and is_inexact(op.outs[0].aval)
     seen = NO_ROWS.union(*(rows_of(classes, v) - v.pending for v in ins))
-    if name in ADDITIVE or is_cast:
-        _check(classes, op, seen & every)
-        return [every] * len(op.outs)
     linear_in = _LINEAR_IN.get(name, range(1, len(ins)) if name == "select_n" else ())
+    if name in ADDITIVE or is_cast:
+        linear_in = range(len(ins))
     others = [val for i, val in enumerate(ins) if i not in linear_in]
     allowed = [val.pending for i, val in enumerate(ins) if i in linear_in]
     _check(classes, op, NO_ROWS.union(*(val.pending for val in others)))

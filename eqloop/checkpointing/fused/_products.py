@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._programs import aval_of, said
 from ._classes import refuse
-from ._elementwise import cast, pairwise, simplified, wide_of
+from ._elementwise import pairwise, simplified
 from ._entries import ProductSum, is_known
 from ._scope import BlockScope, objects, valued
 
@@ -36,10 +36,9 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     batch, k = shape(left, lb), shape(left, lc)
     left = left.transpose([*lb, *lf, *lc]).reshape(batch, shape(left, lf), k)
     right = right.transpose([*rb, *rf, *rc]).reshape(batch, shape(right, rf), k)
-    dtypes, wide = [aval_of(v).dtype for v in eqn.invars], wide_of(out.dtype)
-    product, add = pairwise(jnp.multiply, wide), pairwise(jnp.add, wide)
+    product, add = (pairwise(f, out.dtype) for f in (jnp.multiply, jnp.add))
 
-    if batch == 1 and wide == out.dtype:
+    if batch == 1:
         if k == 1 and min(left.shape[1], right.shape[1]) > 1:
             made = [
                 ProductSum(((u[0], v[0]),), product, add)
@@ -48,7 +47,7 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
             ]
             return [objects(made, out.shape)]
         if scope.tiles is not None and is_large(left.shape[1], right.shape[1], k):
-            made = scope.tiles.product(scope, left[0], right[0], wide)
+            made = scope.tiles.product(scope, left[0], right[0], out.dtype)
             if made is not None:
                 return [objects(made, out.shape)]
     if (count := batch * left.shape[1] * right.shape[1] * k) > MOST_PRODUCTS:
@@ -58,10 +57,8 @@ def dot(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
 
     # Zeros that are known, as of padded cotangents, take no part.
     def total(us: Any, vs: Any) -> Any:
-        pairs = zip(us, vs, strict=True)
-        terms = [product(*map(cast, p, dtypes, (wide, wide))) for p in pairs]
-        found = functools.reduce(add, terms, np.zeros((), wide)[()])
-        return cast(found, wide, out.dtype)
+        terms = map(product, us, vs)
+        return functools.reduce(add, terms, np.zeros((), out.dtype)[()])
 
     values = [total(u, v) for b in range(batch) for u in left[b] for v in right[b]]
     return [objects(values, out.shape)]

@@ -12,7 +12,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._arrays import split
+from ..._arrays import pick, split
 from ..._programs import aval_of, equations
 from ..._types import Index, Value
 from ..planning._work import CPU, work
@@ -26,7 +26,7 @@ from ._numbers import Numbers
 from ._one_row import OneRow
 from ._pallas import by_mosaic, call, precision_of_tiles, waiting
 from ._products import is_large
-from ._scope import as_vectors, from_vectors, objects
+from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
 
 
@@ -107,12 +107,8 @@ class RowPrograms:
         # Small tables are numbers in the program, unless each row has its own part.
         is_small = lambda val: val.aval.size <= MOST_KNOWN and not self.differs(val)
         known = [is_small(val) for val, _ in classes.lifted]
-        self._known = [
-            pair for pair, flag in zip(classes.lifted, known, strict=True) if flag
-        ]
-        self._read = [
-            pair for pair, flag in zip(classes.lifted, known, strict=True) if not flag
-        ]
+        self._known = pick(classes.lifted, known)
+        self._read = pick(classes.lifted, [not flag for flag in known])
         self.lifted = [self.leaf(val) for val, _ in self._read]
         self.lifted_values = [value for _, value in self._read]
 
@@ -220,7 +216,8 @@ class RowPrograms:
     def vectors(self, array: np.ndarray, val: Val, dtype: Any = None) -> list[Value]:
         """The numbers of an array while a loop carries them."""
         dtype = dtype or val.aval.dtype
-        return as_vectors(self.block, array, dtype, self.carries or self.differs(val))
+        differs = self.carries or self.differs(val)
+        return numbers_of(BlockScope(self.block), [array], [dtype], [differs])
 
     def nanoseconds(self, work: float, registers: int = _MOST_REGISTERS) -> float:
         """How long a GPU takes for `work` operations on numbers of each row."""

@@ -13,8 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -77,35 +75,6 @@ class BlockScope:
         found = jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
         return in_registers(found)
 
-    def vectors(self, array: np.ndarray, dtype: Any) -> list[Value]:
-        """All entries, and their parts, as vectors."""
-        _, part = parts_of(dtype)
-        entries = map(self.value, array.reshape(-1))
-        return [self.vector(v, part) for x in entries for v in values_of(x, dtype)]
-
-
-def as_vectors(
-    block: int, array: np.ndarray, dtype: Any, differs: bool = True
-) -> list[Value]:
-    """All numbers of an array, as vectors of the block, or else as scalars."""
-    scope = BlockScope(block)
-    if differs:
-        return scope.vectors(array, dtype)
-    aval = jax.core.ShapedArray(array.shape, dtype)
-    return leaves_of(scope, [array], [aval], [False])
-
-
-def mapped_number(f: Callable[[Value], Value], x: InMemory) -> InMemory:
-    """A number in memory after `f`, which is called for each of its parts."""
-
-    def read(at: Any) -> Any:
-        value = x.read(at)
-        if isinstance(value, Parts):
-            return Parts(tuple(map(f, value.values)))
-        return f(value)
-
-    return InMemory(read, x.at)
-
 
 def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> Any:
     """An array, from all of its numbers."""
@@ -141,25 +110,18 @@ def alike(dtypes: Sequence[Any], xs: Sequence[Any]) -> list[Value]:
     return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in made]
 
 
-def entry(a: Any, *index: Any) -> np.ndarray:
-    """A part of an array, as an array: NumPy gives one entry as it is."""
-    x = a[index[0]] if index else a
-    return x if isinstance(x, np.ndarray) else objects([x], ())
-
-
-def leaves_of(
-    scope: BlockScope, arrays: Sequence[np.ndarray], avals: Any, rows: Any
+def numbers_of(
+    scope: BlockScope, arrays: Sequence[np.ndarray], dtypes: Any, differ: Any
 ) -> list[Value]:
-    """The numbers of a carry: vectors where rows differ, and else scalars."""
+    """All numbers of arrays: vectors where rows differ, and else scalars."""
     values = list[Value]()
-    for array, aval, differs in zip(arrays, avals, rows, strict=True):
-        if differs:
-            values += scope.vectors(array, aval.dtype)
-            continue
-        _, part = parts_of(aval.dtype)
+    for array, dtype, differs in zip(arrays, dtypes, differ, strict=True):
+        _, part = parts_of(dtype)
         for x in map(scope.value, array.reshape(-1)):
-            made = [number(v, part) for v in values_of(x, aval.dtype)]
-            values += [one_of(v) if v.ndim else v for v in made]
+            made = [number(v, part) for v in values_of(x, dtype)]
+            one = lambda v: one_of(v) if v.ndim else v
+            all_rows = lambda v: jnp.broadcast_to(v, (scope.block,))
+            values += map(all_rows if differs else one, made)
     return values
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ..._types import Value
-from ._entries import InMemory, ProductSum, is_known
+from ._entries import ProductSum, is_known, places_of
 
 
 class NotTiledError(Exception):
@@ -147,12 +147,10 @@ def _numbers(shape: tuple[int, int], axis: int) -> Value:
 
 def _table(a: np.ndarray) -> tuple[Any, int, tuple[int, int]] | None:
     """How a matrix lies in memory: what reads it, where, and at which distances."""
-    flat = list(a.reshape(-1))
-    if not all(isinstance(x, InMemory) and x.is_table for x in flat):
+    found = places_of(a)
+    if found is None or not a.flat[0].is_table:
         return None
-    if any(x.read is not flat[0].read for x in flat):
-        return None
-    at = np.array([x.at for x in flat]).reshape(a.shape)
+    read, at = found
     strides = tuple(
         int(np.take(at, 1, axis).flat[0] - at.flat[0]) if a.shape[axis] > 1 else 0
         for axis in range(2)
@@ -160,7 +158,7 @@ def _table(a: np.ndarray) -> tuple[Any, int, tuple[int, int]] | None:
     i, j = np.indices(a.shape)
     if (at != at.flat[0] + i * strides[0] + j * strides[1]).any():
         return None
-    return flat[0].read, int(at.flat[0]), (strides[0], strides[1])
+    return read, int(at.flat[0]), (strides[0], strides[1])
 
 
 def _families(scope: Any, sums: np.ndarray) -> list[tuple[list[Value], list[Any]]]:

@@ -43,28 +43,6 @@ class Windows(NamedTuple):
         return cls(d.inserted_window_dims, batch, of_indices, own, starts)
 
     @property
-    def numbers(self) -> lax.GatherDimensionNumbers:
-        """The dimension numbers of a gather that reads these parts."""
-        return lax.GatherDimensionNumbers(
-            offset_dims=self.own,
-            collapsed_slice_dims=self.dropped,
-            start_index_map=self.starts,
-            operand_batching_dims=self.operand_batch,
-            start_indices_batching_dims=self.index_batch,
-        )
-
-    @property
-    def scatter_numbers(self) -> lax.ScatterDimensionNumbers:
-        """The dimension numbers of a scatter that writes these parts."""
-        return lax.ScatterDimensionNumbers(
-            update_window_dims=self.own,
-            inserted_window_dims=self.dropped,
-            scatter_dims_to_operand_dims=self.starts,
-            operand_batching_dims=self.operand_batch,
-            scatter_indices_batching_dims=self.index_batch,
-        )
-
-    @property
     def batch(self) -> list[tuple[int, int]]:
         """Pairs of an axis of the operand and one of the indices."""
         return list(zip(self.operand_batch, self.index_batch, strict=True))
