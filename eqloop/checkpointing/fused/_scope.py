@@ -143,7 +143,9 @@ def arrays_of(values: Sequence[Value], avals: Any) -> list[np.ndarray]:
 
 def any_row(flag: Value) -> Value:
     """Whether a flag holds of any row of a block."""
-    return jnp.max(flag.astype(jnp.int32)) > 0 if jnp.ndim(flag) else flag
+    if not jnp.ndim(flag):
+        return flag
+    return jnp.max(in_registers(flag.astype(jnp.int32))) > 0
 
 
 def any_of_block(
