@@ -120,7 +120,7 @@ def numbers_of(
         for x in map(scope.value, array.reshape(-1)):
             made = [number(v, part) for v in values_of(x, dtype)]
             one = lambda v: one_of(v) if v.ndim else v
-            all_rows = lambda v: jnp.broadcast_to(v, (scope.block,))
+            all_rows = lambda v: in_registers(jnp.broadcast_to(v, (scope.block,)))
             values += map(all_rows if differs else one, made)
     return values
 
