@@ -48,6 +48,10 @@ def refuse_broken_version(version: tuple[int, ...] = _JAXLIB) -> None:
 
 refuse_broken_version()
 
+# Pallas's backend Mosaic GPU takes slices of arrays in memory from 0.12 on, and that
+# for Triton warns since 0.11 that it will be removed.
+HAS_MOSAIC_GPU = _JAXLIB >= (0, 12)
+
 
 def jax_version() -> str:
     """The version itself ("0.12.0" for JAX 0.12.0), to be written down with results."""

@@ -416,8 +416,9 @@ def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
     assert_close(of(around(FUSED)), of(el.StoreAll()))
 
 
-def test_a_long_loop_takes_several_launches(monkeypatch):
-    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, 2))
+@pytest.mark.parametrize("mosaic", [False, True])
+def test_a_long_loop_takes_several_launches(monkeypatch, mosaic):
+    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, 2, mosaic))
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
     alike(gradient(shared), W, H, XS[0])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from eqloop._compat import HAS_MOSAIC_GPU
+
 from ..marks import slow
 from .compiler import is_installed
 
@@ -20,8 +22,10 @@ def found(kind: str, *args: object) -> dict[str, dict[str, Any]]:
     """What `python -m tests.elsewhere` prints, by case."""
     if not is_installed(kind):
         pytest.skip(f"the compiler for {kind} is not installed: `eqloop[targets]`")
+    # Nobody is warned of a backend of Pallas that will be removed.
+    strict = "-W", "error:The Pallas Triton backend"
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.elsewhere", kind, *map(str, args)],
+        [sys.executable, *strict, "-m", "tests.elsewhere", kind, *map(str, args)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         capture_output=True,
@@ -97,6 +101,8 @@ def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
     assert any("has too many numbers" in said for said in crowded["said"])
     for case in cases.values():
         assert all("registers a thread" in kernel for kernel in case["kernels"])
+        if HAS_MOSAIC_GPU:
+            assert all("; by Mosaic GPU; " in kernel for kernel in case["kernels"])
         assert max(case["times"]) < 0.1
         assert not any("Fused" in said for said in case["said"])
 

@@ -16,6 +16,7 @@
   (`_forward.py`) and the one back (`_backward.py`) share is in `_row_programs.py`. Both
   run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_more_rows.py` makes
   one kernel of those of a batch, and `_pallas.py` is all that Pallas is asked.
+  `_mosaic.py` writes programs by the operations that its backend Mosaic GPU has.
 - **In the engine**: `_runner.py` runs a loop of a layout by them. `_nests.py` says
   which carries are stored, and `_choice.py` finds the kernel that a budget takes.
 """

@@ -110,12 +110,16 @@ class Backward:
     @functools.cached_property
     def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
         """The programs of one row: of a step, and of its way back."""
-        *_, going, sums, before, ct_x = self.vals
+        c, h, x, z, going, sums, before, ct_x = self.vals
         for a, b in zip(going, before, strict=True):
             b.pending = a.pending = a.pending | b.pending
         want = list(map(self.over, (*sums, *before, *ct_x)))
         of = self.programs
-        return of.program(self._again), of.program(self._pull, want)
+        leaves = list(map(of.leaf, (*c, *h, *z, *going, *sums, *before, *ct_x)))
+        leaves += [of.leaf(v, (i, 1)) for v, i in zip(x, self.loop.x_axes, strict=True)]
+        programs = of.program(self._again), of.program(self._pull, want)
+        again, pull = of.for_backend(programs, leaves)
+        return again, pull
 
     @functools.cached_property
     def of_start(self) -> jex.ClosedJaxpr:
@@ -364,14 +368,14 @@ class _Block:
             carry = self._read(5, self._ins[2], row)
             return carried_of(self.of, self.back.vals[1], carry)
         return [
-            [ref[row, k, self.rows.own] for k in range(leaf.count)]
+            [ref[row, k, self.rows.place] for k in range(leaf.count)]
             for leaf, ref in zip(self.way.carry, self._levels[level], strict=True)
         ]
 
     def _store(self, level: int, row: Index, carry: Any) -> None:
         for ref, values in zip(self._levels[level], carry, strict=True):
             for k, value in enumerate(values):
-                ref[row, k, self.rows.own] = jnp.broadcast_to(value, (self.of.block,))
+                ref[row, k, self.rows.place] = jnp.broadcast_to(value, (self.of.block,))
 
     def reverse(
         self,

@@ -66,7 +66,20 @@ class Forward:
     @functools.cached_property
     def of_row(self) -> jex.ClosedJaxpr:
         """The program of a step of one row."""
-        return self.programs.program(self._program)
+        of, (c, h, x, _, y) = self.programs, self.vals
+        leaves = list(map(of.leaf, (*c, *h, *y)))
+        leaves += [of.leaf(v, (i, 1)) for v, i in zip(x, self.loop.x_axes, strict=True)]
+        (program,) = of.for_backend([of.program(self._program)], leaves)
+        return program
+
+    @property
+    def backend(self) -> str:
+        """What a plan says of the backend of Pallas that compiles it."""
+        settings = self.programs.settings
+        if settings.interpret or not settings.mosaic or not self.of_row:
+            return ""
+        why = self.programs.why_not_mosaic
+        return f"; by Triton and not by Mosaic GPU: {why}" if why else "; by Mosaic GPU"
 
     @property
     def work(self) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._types import Aval, Value
 from ._entries import InMemory, Parts, parts_of
+from ._pallas import places, rows_from
 from ._scope import objects, one_of
 
 
@@ -83,6 +84,11 @@ class Leaf:
         shape = [1 if r is not None else n for n, r in zip(sizes, rows, strict=True)]
         return cls(aval.dtype, tuple(shape), tuple(merged), given)
 
+    def is_sliced(self, count: int) -> bool:
+        """Whether all of so many axes of rows are one axis, in order, or none is."""
+        own = [(a.first, a.last) for a in self.axes if a.first is not None]
+        return own in ([], [(0, count - 1)])
+
     @property
     def rows(self) -> frozenset[int]:
         """The axes of rows that it has."""
@@ -135,7 +141,7 @@ class Leaf:
             if axis.is_time
             else next(inner)
             if axis.first is None
-            else rows.along(axis.first, axis.last)
+            else rows.index(axis.first, axis.last)
             for axis in self.axes
         ]
         return tuple(index) or (0,)
@@ -144,7 +150,11 @@ class Leaf:
         """Its numbers, to be read where they are used."""
         count = parts_of(self.dtype)[0]
         get = lambda k: ref[self.at(rows, k, time)]
-        if count == 1:
+        if count == 1 and rows.are_sliced:
+            # Each by a function of its own: there are no tables, whose entries are
+            # read at places that differ from row to row.
+            made = [InMemory(lambda k: get(k), k) for k in range(self.count)]
+        elif count == 1:
             is_table = not self.rows and time is None
             made = [InMemory(get, k, is_table) for k in range(self.count)]
         else:
@@ -186,29 +196,55 @@ class RowNumbers:
         sizes: How many rows there are along each axis.
         block: How many rows a block has.
         number: The block.
+        are_sliced: Whether the rows of a block follow one another in memory. Then the
+            last block has its last rows in common with the one before.
     """
 
     sizes: tuple[int, ...]
     block: int
     number: Any
+    are_sliced: bool = False
 
     @property
     def own(self) -> Value:
         """The place of each row among those that blocks have, which may be more."""
-        return self.number * self.block + jnp.arange(self.block, dtype=jnp.int32)
+        return self.number * self.block + places(self.block)
+
+    @property
+    def place(self) -> Any:
+        """The index of `own`."""
+        if self.are_sliced:
+            return rows_from(self.number * self.block, self.block)
+        return self.own
+
+    @property
+    def _first(self) -> Value:
+        first, most = self.number * self.block, math.prod(self.sizes) - self.block
+        return jnp.minimum(first, most) if most % self.block else first
 
     @property
     def flat(self) -> Value:
         """The number of each row. Rows too many are the last one again."""
         count = math.prod(self.sizes)
-        own = self.own
-        return jnp.minimum(own, count - 1) if count % self.block else own
+        if self.are_sliced:
+            return self._first + places(self.block)
+        return jnp.minimum(self.own, count - 1) if count % self.block else self.own
 
     @property
     def are_there(self) -> Value | None:
-        """Which rows there are; `None` if all."""
+        """Which rows there are, and are of no other block; `None` if all."""
         count = math.prod(self.sizes)
-        return self.own < count if count % self.block else None
+        if not count % self.block:
+            return None
+        if self.are_sliced:
+            return self.flat >= self.number * self.block
+        return self.own < count
+
+    def index(self, first: int, last: int | None) -> Any:
+        """The index along axes that follow one another, in an array in memory."""
+        if self.are_sliced:
+            return rows_from(self._first, self.block)
+        return self.along(first, last)
 
     def along(self, first: int, last: int | None) -> Value:
         """The numbers along axes that follow one another."""

@@ -1,6 +1,7 @@
 """Programs of one row, and how the arrays around them lie in memory."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,9 +21,10 @@ from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
 from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers
 from ._lowered import lowered
+from ._mosaic import BLOCK, why_not, written
 from ._numbers import Numbers
 from ._one_row import OneRow
-from ._pallas import call, precision_of_tiles, waiting
+from ._pallas import by_mosaic, call, precision_of_tiles, waiting
 from ._products import is_large
 from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
@@ -38,11 +40,13 @@ class Settings:
         most: The most steps that one launch runs; `None` for as many as take a second
             or so. A device that also draws a screen stops kernels of several seconds,
             and none can be interrupted.
+        mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
     """
 
     block: int | None = None
     interpret: bool = False
     most: int | None = None
+    mosaic: bool = dataclasses.field(default_factory=by_mosaic)
 
     def of(self, loop: Loop) -> "Settings":
         """Those for a loop."""
@@ -51,10 +55,12 @@ class Settings:
         block = self.block or (32 if loop.stops else None)
         return dataclasses.replace(self, block=block)
 
-    def block_of(self, rows: int) -> int:
+    def block_of(self, rows: int, mosaic: bool) -> int:
         """How many rows a block has if there are so many: a power of two."""
         if self.block is not None:
             return self.block
+        if mosaic:
+            return min(BLOCK, 1 << (rows.bit_length() - 1))
         # One row a thread. With few rows, small blocks reach more processors.
         block = 128 if rows >= 128 * 128 else 32
         # A thread has to find in memory what it left there itself. So no row has more
@@ -92,12 +98,12 @@ class RowPrograms:
 
     # Whether all that a loop carries are vectors, even if rows have the same numbers.
     carries = False
+    # Why Mosaic GPU does not compile the kernel, once that is known; "" if it does.
+    why_not_mosaic: str | None = None
 
     def __init__(self, classes: Classes, found: FoundRows, settings: Settings):
         self.classes, self.found, self.settings = classes, found, settings
         self.all_rows = frozenset(found.roots)
-        self.block = settings.block_of(found.count)
-        self.blocks = -(-found.count // self.block)
         # Small tables are numbers in the program, unless each row has its own part.
         is_small = lambda val: val.aval.size <= MOST_KNOWN and not self.differs(val)
         known = [is_small(val) for val, _ in classes.lifted]
@@ -105,6 +111,43 @@ class RowPrograms:
         self._read = pick(classes.lifted, [not flag for flag in known])
         self.lifted = [self.leaf(val) for val, _ in self._read]
         self.lifted_values = [value for _, value in self._read]
+
+    @functools.cached_property
+    def block(self) -> int:
+        """How many rows a block has, once the programs are made."""
+        return self.settings.block_of(self.found.count, self.is_sliced)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.found.count // self.block)
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the kernel is one of Mosaic GPU, which reads slices of arrays."""
+        assert self.why_not_mosaic is not None
+        return not self.why_not_mosaic
+
+    def for_backend(
+        self, programs: Sequence[jex.ClosedJaxpr], leaves: Sequence[Leaf]
+    ) -> list[jex.ClosedJaxpr]:
+        """Programs of one row for the backend of Pallas that makes a kernel of them."""
+        settings, count, made = self.settings, len(self.found.sizes), list(programs)
+        if not settings.mosaic:
+            why = "it is not there"
+        elif settings.block not in (None, BLOCK):
+            why = f"blocks have {settings.block} rows, and not {BLOCK}"
+        elif self.found.count < BLOCK and not settings.interpret:
+            why = f"there are fewer than {BLOCK} rows"
+        elif any(map(_dot_sizes, _dots(programs))):
+            why = "there are products of larger matrices"
+        elif not all(leaf.is_sliced(count) for leaf in (*leaves, *self.lifted)):
+            why = "an array has some of the axes of rows, or has them in another order"
+        else:
+            made = list(map(written, programs))
+            why = why_not(made) or ""
+        self.why_not_mosaic = why
+        return list(programs) if why else made
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
         """How an array lies in memory."""
@@ -117,7 +160,7 @@ class RowPrograms:
 
     def numbered(self, number: Any) -> RowNumbers:
         """The rows of a block."""
-        return RowNumbers(self.found.sizes, self.block, number)
+        return RowNumbers(self.found.sizes, self.block, number, self.is_sliced)
 
     def program(
         self, program: AxisProgram, want: Sequence[Rows] | None = None
@@ -142,12 +185,7 @@ class RowPrograms:
 
     def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
         """Memory by which numbers become tiles, if any product is one of tiles."""
-        dots = [
-            eqn
-            for program in programs
-            for eqn in equations(program)
-            if eqn.primitive.name == "dot_general"
-        ]
+        dots = _dots(programs)
         sizes = [n for eqn in dots for n in _dot_sizes(eqn)]
         if not sizes:
             return []
@@ -213,11 +251,17 @@ class RowPrograms:
             blocks=self.blocks,
             block=self.block,
             interpret=self.settings.interpret,
+            mosaic=self.is_sliced,
         )
 
 
 def operations(program: jex.ClosedJaxpr) -> float:
     return work(program.jaxpr, _OPERATIONS)
+
+
+def _dots(programs: Sequence[jex.ClosedJaxpr]) -> list[jex.JaxprEqn]:
+    every = [eqn for program in programs for eqn in equations(program)]
+    return [eqn for eqn in every if eqn.primitive.name == "dot_general"]
 
 
 def _dot_sizes(eqn: jex.JaxprEqn) -> list[int]:

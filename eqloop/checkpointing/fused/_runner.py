@@ -90,11 +90,12 @@ class FusedRunner(AbstractRunner):
             return "none: a schedule around this one stores other carries, or elsewhere"
         if (why := self.why_not(step, loop)) is not None:
             return f"none: {why}"
-        found = forward_kernel(step, loop, self.settings).programs.found
+        kernel = forward_kernel(step, loop, self.settings)
+        found, backend = kernel.programs.found, kernel.backend
         numbers = _numbers(step) // max(found.count, 1)
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
-        return f"one each way, {rows} of about {max(numbers, 1)} numbers{why}"
+        return f"one each way, {rows} of about {max(numbers, 1)} numbers{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""

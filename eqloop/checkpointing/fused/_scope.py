@@ -21,6 +21,7 @@ from jax import lax
 from ..._compat import close
 from ..._types import Value
 from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
+from ._pallas import in_registers, places
 from ._tiles import Tiles
 
 
@@ -71,7 +72,8 @@ class BlockScope:
 
     def vector(self, x: Any, dtype: Any) -> Value:
         """An entry as a vector of the block."""
-        return jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
+        found = jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
+        return in_registers(found)
 
 
 def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> Any:
@@ -118,7 +120,7 @@ def numbers_of(
         for x in map(scope.value, array.reshape(-1)):
             made = [number(v, part) for v in values_of(x, dtype)]
             one = lambda v: one_of(v) if v.ndim else v
-            all_rows = lambda v: jnp.broadcast_to(v, (scope.block,))
+            all_rows = lambda v: in_registers(jnp.broadcast_to(v, (scope.block,)))
             values += map(all_rows if differs else one, made)
     return values
 
@@ -126,7 +128,7 @@ def numbers_of(
 def one_of(x: Value) -> Value:
     """The number of a vector of equal ones."""
     wide = x.astype(jnp.int32) if x.dtype == bool else x
-    is_first = jnp.arange(len(x), dtype=jnp.int32) == 0
+    is_first = places(len(x)) == 0
     return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
 
 
@@ -141,7 +143,9 @@ def arrays_of(values: Sequence[Value], avals: Any) -> list[np.ndarray]:
 
 def any_row(flag: Value) -> Value:
     """Whether a flag holds of any row of a block."""
-    return jnp.max(flag.astype(jnp.int32)) > 0 if jnp.ndim(flag) else flag
+    if not jnp.ndim(flag):
+        return flag
+    return jnp.max(in_registers(flag.astype(jnp.int32))) > 0
 
 
 def any_of_block(

@@ -13,6 +13,7 @@ from ..._types import Value
 from ._classes import Val
 from ._leaves import Leaf, RowNumbers
 from ._numbers import Numbers
+from ._pallas import in_registers
 from ._products import is_large
 from ._row_programs import RowPrograms
 from ._tiles import padded
@@ -57,7 +58,8 @@ class Summed(NamedTuple):
 
     def zeros(self, of: RowPrograms) -> list[Value]:
         """What is carried before the first term."""
-        return [jnp.zeros(of.block, self.leaf.number)] * of.leaf(self.of_step).count
+        zeros = in_registers(jnp.zeros(of.block, self.leaf.number))
+        return [zeros] * of.leaf(self.of_step).count
 
     def added(
         self, of: RowPrograms, numbers: Numbers, total: list[Value], array: np.ndarray
@@ -138,5 +140,5 @@ class _OfBlock:
 
     rows: RowNumbers
 
-    def along(self, first: int, last: int | None) -> Value:
+    def index(self, first: int, last: int | None) -> Value:
         return self.rows.number
