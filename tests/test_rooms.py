@@ -192,35 +192,35 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 41,601 in all. A commit that saves some takes its line down. What takes one up names
+# 40,808 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
-    ".": 1046,
-    "_arrays": 1022,
-    "_calls": 1106,
-    "_compiled": 602,
-    "_programs": 3788,
-    "autodiff": 952,
+    ".": 1047,
+    "_arrays": 1013,
+    "_calls": 1091,
+    "_compiled": 582,
+    "_programs": 3705,
+    "autodiff": 909,
     "branching": 352,
-    "checkpointing": 2899,
-    "checkpointing/engine": 5885,
-    "checkpointing/fused": 3948,
-    "checkpointing/planning": 1971,
+    "checkpointing": 2767,
+    "checkpointing/engine": 5664,
+    "checkpointing/fused": 4187,
+    "checkpointing/planning": 1843,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
-    "checkpointing/whiles": 900,
+    "checkpointing/whiles": 798,
     "debug": 670,
     "diffrax": 555,
-    "fitting": 2804,
-    "ir": 2367,
-    "loops": 2446,
-    "mapping": 1876,
+    "fitting": 2823,
+    "ir": 2223,
+    "loops": 2380,
+    "mapping": 1866,
     "oom": 450,
-    "progress": 557,
-    "rescheduling": 656,
-    "resuming": 1777,
-    "tracing": 384,
+    "progress": 536,
+    "rescheduling": 638,
+    "resuming": 1749,
+    "tracing": 372,
 }
 
 
@@ -233,7 +233,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 41_601
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 40_808
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():
@@ -256,3 +256,8 @@ def test_docstrings_name_what_they_are_of():
     files = PACKAGE.rglob("*.py")
     nameless = re.compile(r'"""(?:The|As the|Like the) same\b')
     assert [path for path in files if nameless.search(path.read_text())] == []
+
+
+def test_no_file_has_more_lines_than_one_reads_in_a_sitting():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in FILES.values()}
+    assert {name: length for name, length in lengths.items() if length > 450} == {}

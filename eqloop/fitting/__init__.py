@@ -6,8 +6,10 @@
   and what lies between them. `_options.py` finds what each part may store, and what
   that takes. `_rules.py` puts decided loops into the rule of a `jax.custom_jvp`.
 - **Rows**: `_ranges.py` finds what can run some of its rows at a time: all that is
-  along one dimension, or what is around large values. `_by_rows.py` runs it so, in
-  parts for which is decided again. `_maxima.py` leaves maxima over rows for later.
+  along one dimension, or what is around large values, by who computes and reads each
+  value (`_dataflow.py`) and how rows lie in each operation (`_row_axes.py`).
+  `_by_rows.py` runs it so, in parts for which is decided again. `_maxima.py` leaves
+  maxima over rows for later.
 - **Decisions**: `_choice.py` chooses among these by one price of a byte, in integers
   and without JAX. `_whole.py` compiles the whole gradient, and `_decision.py` corrects
   the price. `_remembered.py` writes what was decided for other processes.
