@@ -55,6 +55,7 @@ def array_names(
 ) -> list[str]:
     """The paths of the arrays in a tree.
 
+    >>> import jax
     >>> array_names({"a": jax.numpy.zeros(3), "b": None, "c": [1, 2.0]}, "h")
     ["h['a']"]
     """

@@ -213,8 +213,12 @@ class Layout(AbstractLayout):
     def bytes_elsewhere(self, cost: StepCost) -> int:
         """The bytes of stored carries that are not on the device.
 
-        They are those of all slots there, of what steps save, and of one more row:
-        loops also write the carries that are not kept, and these all go to that row.
+        Args:
+            cost: What a step costs, see `stored_cost`.
+
+        Returns:
+            Those of all slots there, of what steps save, and of one more row: loops
+            also write the carries that are not kept, and these all go to that row.
         """
         if not self.is_elsewhere:
             return 0
@@ -313,8 +317,9 @@ class Layout(AbstractLayout):
         Returns:
             The cotangents of all inputs.
         """
-        order, slots = self.slot_order, stored.carries
-        if (ran := self.by_runner(sweep, stored, ct_carry)) is not None:
+        order, slots, runner = self.slot_order, stored.carries, self.runner
+        ran = runner and runner.reverse(sweep, self, slots, ct_carry)
+        if ran is not None:
             return ran
         # XLA makes a broadcast array anew, again and again, only within an outer loop.
         sweep = sweep if order.is_flat else sweep.opaque()
@@ -324,17 +329,6 @@ class Layout(AbstractLayout):
         saved = order.saved_of(step, held)
         carries = self.slots.holding(slots, step.carry_types, tuple(saved))
         return self.slots.released(slots, order.reverse(sweep, carries, cts))
-
-    def by_runner(
-        self, sweep: Sweep, stored: "Stored", ct_carry: Arrays
-    ) -> Cotangents | None:
-        """The way back by what runs the loop in place of the engine, if that can do it.
-
-        It is given what `reverse` is; `own` is how many steps examples have run.
-        """
-        return self.runner and self.runner.reverse(
-            sweep, self, stored.carries, ct_carry
-        )
 
     def duration(self, pace: Pace) -> float:
         """How long a gradient takes.

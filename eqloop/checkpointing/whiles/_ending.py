@@ -118,7 +118,9 @@ class Ending(AbstractStopping[Layout]):
     ) -> Cotangents:
         (own,) = stored.integers
         of_runner = dataclasses.replace(sweep, own=own)
-        if (ran := layout.by_runner(of_runner, stored, carried)) is not None:
+        runner = layout.runner
+        ran = runner and runner.reverse(of_runner, layout, stored.carries, carried)
+        if ran is not None:
             return ran
         # In a joint loop, `own` has an entry for each example. There the step selects
         # itself for which examples it is run, so all of them count as having run most.
