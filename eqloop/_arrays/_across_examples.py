@@ -77,3 +77,8 @@ def _batched_alike(
     if is_new:
         return new, along(old[None], range(new.ndim), new)
     return along(new[None], range(old.ndim), old), old
+
+
+def sees_examples(rule: object) -> bool:
+    """Whether a rule for `vmap` is that of a function here, also of one by itself."""
+    return reduces_examples(rule) or rule is _where_each_runs

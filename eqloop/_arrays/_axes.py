@@ -60,16 +60,25 @@ class AlongAxes:
         return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
 
 
-@dataclasses.dataclass(frozen=True)
 class _HashableTree:
     """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
 
-    leaves: tuple[Value, ...]
-    treedef: Any
+    # Not a dataclass, whose fields Equinox would print in place of the tree.
+    def __init__(self, tree: PyTree) -> None:
+        leaves, treedef = flatten(tree)
+        self._identity = (tuple(leaves), treedef)
 
     @property
     def tree(self) -> PyTree:
-        return self.treedef.unflatten(self.leaves)
+        leaves, treedef = self._identity
+        return treedef.unflatten(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        is_one = isinstance(other, _HashableTree)
+        return is_one and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def __repr__(self) -> str:
         return repr(self.tree)
@@ -85,8 +94,7 @@ def hashable_axes(spec: PyTree) -> Hashable:
     try:
         hash(spec)
     except TypeError:
-        leaves, treedef = flatten(spec)
-        return _HashableTree(tuple(leaves), treedef)
+        return _HashableTree(spec)
     return spec
 
 

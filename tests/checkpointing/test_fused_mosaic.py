@@ -24,8 +24,8 @@ from eqloop.checkpointing.fused._mosaic import why_not, written
 from eqloop.checkpointing.fused._row_programs import RowPrograms, Settings
 
 from ..asserts import assert_close, assert_same
+from .fused_loops import XS, H, W, alike, all_modes, check, gradient, scanned
 from .fused_steps import numbers
-from .test_fused import XS, H, W, alike, all_modes, check, gradient, scanned
 
 
 @pytest.fixture(autouse=True)

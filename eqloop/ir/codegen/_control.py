@@ -10,8 +10,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import split
-from ..._compat import CALLS, form_params, scan_counts
+from ..._arrays import sees_examples, split
+from ..._compat import CALLS, batching_rule, form_params, scan_counts
 from ..._programs import (
     Formula,
     as_written,
@@ -146,6 +146,15 @@ def _write_call(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
     name = eqn.params.get("name") or traced_name(callee)
     function = scope.module.function(callee, name, "@jax.jit")
+    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
+def _of_examples(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """What sees the examples of a `vmap` around it, where there is none."""
+    if not sees_examples(batching_rule(eqn)):
+        raise UnprintableError(eqn.primitive)
+    callee = eqn.params["call"]
+    function = scope.module.function(callee, traced_name(callee))
     scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
 
 
@@ -290,6 +299,7 @@ CONTROL: dict[str, Statement] = {
     **dict.fromkeys(CALLS, _write_call),
     "cond": _write_cond,
     "custom_linear_solve": _linear_solve,
+    "custom_vmap_call": _of_examples,
     "debug_print": _debug_print,
     "optimization_barrier": _barrier,
     "pure_callback": _callback,

@@ -177,7 +177,7 @@ MASKED = "writes to a leaf are masked: examples that have stopped write no rows"
     ("loop", "has_stages", "notes"),
     [
         (bounded, False, (IN_PLACE,)),
-        (bounded, True, (SHORT, IN_PLACE)),
+        (bounded, True, (IN_PLACE, SHORT)),
         (checkpointed, True, (SHORT, LATER, IN_PLACE)),
     ],
 )
