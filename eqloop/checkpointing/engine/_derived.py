@@ -3,9 +3,9 @@
 Let a step be `h1 = f(h)`, and its backward step `c = J^T c1`, where `J` is the Jacobian
 of `f` at `h`, and `c` and `c1` are the cotangents of `h` and `h1`.
 
-- Forward mode (`pushed`). The forward loop carries `(h, dh)`. The backward step is
-  given both, and carries back `(c, dc)`.
-- Reverse mode (`forward_step_of_reverse` and `pulled`). `c` has a cotangent `b`, and
+- Forward mode (`jvp_of_back`). The forward loop carries `(h, dh)`. The backward step
+  is given both, and carries back `(c, dc)`.
+- Reverse mode (`forward_step_of_reverse`, `vjp_of_back`). `c` has a cotangent `b`, and
   that of `c1` is `b1 = J b`: it goes from the first step to the last, so the forward
   loop carries `(h, b)`. It needs no `c`, since the backward step is linear in `c1`,
   unless a custom rule of the user is not. Then the reverse loop is given `h` and `b`.
@@ -65,7 +65,7 @@ class NotLinearError(Exception):
     """A way back is not linear in `carried` and `z`."""
 
 
-def pushed(back: Back, active: Active) -> Back:
+def jvp_of_back(back: Back, active: Active) -> Back:
     """A way back with its tangents.
 
     The tangents of the active consts, leaves of the carry and `xs` follow these. The
@@ -89,7 +89,7 @@ def pushed(back: Back, active: Active) -> Back:
     )
 
 
-def pulled(back: Back, forward: Step, active: Active) -> Back:
+def vjp_of_back(back: Back, forward: Step, active: Active) -> Back:
     """The reverse mode of a way back, for the active inputs of its forward loop.
 
     Consts, carry and `xs` are followed by the cotangents of the `sums`, of `carried`,

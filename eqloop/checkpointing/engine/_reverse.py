@@ -53,8 +53,8 @@ from ._derived import (
     NotLinearError,
     differentiated_once,
     forward_step_of_reverse,
-    pulled,
-    pushed,
+    jvp_of_back,
+    vjp_of_back,
 )
 from ._forward import Active, at_end
 from ._layout import AbstractLayout, Needs, Saves, Stored
@@ -173,7 +173,7 @@ class AbstractReverse(Formula):
     def doubled(self, nonzeros: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(nonzeros)
         active, y_active = activity(self.problem.step, marks)
-        back = self.back.changed(pushed, self._known(active), joins_steps=True)
+        back = self.back.changed(jvp_of_back, self._known(active), joins_steps=True)
         inputs, stored, carried, zs = self.in_avals
         moves = any(map(any, active))
         # If only `carried` and `zs` have tangents, the carries do not move, and the
@@ -236,7 +236,7 @@ class AbstractReverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         # This first formula is only asked for its layout, and for which leaves its
         # backward step reads. The forward loop then stores these for the second one.
-        back = self.back.changed(pulled, self.again, self._known(active))
+        back = self.back.changed(vjp_of_back, self.again, self._known(active))
         formula = self._derived(problem, back, (args, Stored.of(), *ends))
         saves = Saves(formula.layout, formula.needed)
         carry, ct_zs, stored = run_storing(self.run, problem, saves.at_primal, args)
