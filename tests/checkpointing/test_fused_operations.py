@@ -69,8 +69,16 @@ def chosen(h, x):
     return h * 0.5, lax.select_n(at, h, h * 2, h * 3)
 
 
+def padded(h, x):
+    """Numbers before, behind and between others, with one that is none among them."""
+    pair = jnp.stack([h, jnp.where(x > 1, jnp.nan, x)])
+    around = lax.pad(pair, -1.0, [(1, 2, 1)])
+    return h * 0.5, (around, jnp.maximum(pair, 0.5), jnp.minimum(0.5, pair))
+
+
 STEPS = [
     halved_until_small,
+    padded,
     root_of_x,
     tokens,
     moved,
