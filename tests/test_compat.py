@@ -31,12 +31,12 @@ FOREIGN = {"eqx", "hijax", "jax", "jex", "jnp", "lax", "mlir", "primitives"}
 
 # Names in tables that JAX has no object for, or not in each version.
 UNLISTED = _primitives._named(
-    """call_hi_primitive closed_call constant copy_p debug_print empty eval_jaxpr
-    expand_dims known_cast log2 lu_pivots_to_permutation optimization_barrier
-    pcast psum_invariant pure_callback pvary ragged_dot ragged_dot_general
-    random_unwrap random_wrap reduce_scatter scatter-sub scatter_add scatter_max
-    scatter_min scatter_mul scatter_sub shard_map split stack tile unreduced_psum
-    unstack"""
+    """call_hi_primitive closed_call constant copy_p custom_vmap_call debug_print
+    empty eval_jaxpr expand_dims known_cast log2 lu_pivots_to_permutation
+    optimization_barrier pcast psum_invariant pure_callback pvary ragged_dot
+    ragged_dot_general random_unwrap random_wrap reduce_scatter scatter-sub
+    scatter_add scatter_max scatter_min scatter_mul scatter_sub shard_map split stack
+    tile unreduced_psum unstack"""
 )
 
 
