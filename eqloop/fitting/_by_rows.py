@@ -36,7 +36,7 @@ from ..checkpointing import OpenStep, has_steps
 from ..mapping import equal_chunks, mapped_in_chunks
 from ._row_axes import Laid, Layouts, NotByRowsError, RowAxis
 from ._rules import Program, with_rule
-from ._written import flattened
+from ._written import flat_program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,6 +245,8 @@ def _evaluated(
         outs = _with_rule(eqn, laid, some, values)
     elif form == "cond":
         outs = _branch(eqn, laid, some, values)
+    elif form == "remat2":
+        outs = _checkpointed(eqn, laid, some, values)
     elif has_steps(eqn):
         outs = _loop(eqn, laid, some, values)
     elif form == "iota" and rows and eqn.params["dimension"] == rows.axis:
@@ -285,6 +287,20 @@ def _branch(
     ways = [by_rows(b, laid.ins[1:], laid.outs, length) for b in eqn.params["branches"]]
     bound = [functools.partial(way, size) for way in ways]
     return lax.switch(index, bound, numbers, operands)
+
+
+def _checkpointed(
+    eqn: jex.JaxprEqn, laid: Laid, some: _Some, values: list[Value]
+) -> Sequence[Value]:
+    """What is run again on the way back."""
+    (length, size, numbers), params = some, form_params(eqn)
+    inner = by_rows(close(params["jaxpr"]), laid.ins, laid.outs, length)
+    run = jax.checkpoint(
+        lambda numbers, *values: inner(size, numbers, values),
+        prevent_cse=params["prevent_cse"],
+        policy=params["policy"],
+    )
+    return run(numbers, *values)
 
 
 def _with_rule(
@@ -358,7 +374,7 @@ def by_rows(
     length: int,
 ) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
-    program = without_hints(flattened(program))
+    program = without_hints(flat_program(program))
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)

@@ -22,7 +22,8 @@ from ._options import (
     roles_of,
     run_parts,
 )
-from ._parts import Part, Split, flat_program, part_at_once, parts_of
+from ._parts import Part, Split, part_at_once, parts_of
+from ._written import flat_program
 
 
 @dataclasses.dataclass(frozen=True)

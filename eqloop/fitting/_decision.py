@@ -99,6 +99,7 @@ def decided(
         faster = least.whole.decision(chosen)
         best = faster if faster.peak_bytes <= most else least
     best = _faster_if_leaner(best, wholes, most)
+    best = best.whole.exactly(best)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
         remember({key: {"ways": text} | ({"seen": best.seen} if best.seen else {})})
@@ -196,11 +197,13 @@ def _fastest_of(
 def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Decision:
     """A decision, or one that takes much less memory where that runs faster."""
     # Times of straight code are estimated, and what XLA makes of one that stores
-    # everything may be far slower than of one that runs much of it again, or by rows.
-    choice, chosen = best.choice, best.chosen
+    # nearly everything may be far slower than of one that runs much of it again, or by
+    # rows.
+    choice, chosen, plain = best.choice, best.chosen, wholes[0].choice
     loops = [part.is_loop for part in best.cut.parts]
     is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
-    if best.peak_bytes < _CACHED or is_loops:
+    is_lean = choice.peak(chosen) < plain.peak(plain.fastest) * _LEANER[-1]
+    if best.peak_bytes < _CACHED or is_loops or is_lean:
         return best
     within = lambda part: [(w, w.choice.within(part * peak)) for w in wholes]
     peak = choice.peak(chosen)
@@ -338,8 +341,7 @@ def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
 
 def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
-    exact = dataclasses.replace(least.whole, most=math.inf).nbytes(least.ways)
-    least = dataclasses.replace(least, peak_bytes=exact or least.peak_bytes)
+    least = least.whole.exactly(least)
     # All of these were compiled to see whether they fit.
     larger = [t for t in tries if t.peak_bytes <= _MUCH_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)

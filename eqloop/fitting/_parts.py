@@ -14,20 +14,17 @@ import jax
 import jax.extend.core as jex
 
 from .._arrays import Flags, nbytes
-from .._compat import CALLS, form_of, is_for_kernels
+from .._compat import form_of
 from .._programs import (
     Place,
-    as_simpler,
     aval_of,
     formula_of,
-    inlined,
     loop_name,
     map_programs,
     owner_of,
     place_of,
     program_from,
     with_equations,
-    without_array_literals,
 )
 from ..checkpointing import LoopSchedule, is_left_open, with_schedule
 from ._by_rows import ByRows
@@ -44,8 +41,6 @@ Split: TypeAlias = Literal["nowhere", "ranges", "dimension"]
 _FEWEST, _MOST = 4, 128
 # What stays by itself, since it holds programs that may take much memory.
 _ALONE = ("scan", "while", "cond", "shard_map", "remat2", "call_hi_primitive")
-# Calls whose programs are read as part of the one that calls them.
-_PLAIN_CALLS = CALLS.keys() - {"remat2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +101,6 @@ class Part:
     def has_effects(self) -> bool:
         """Whether it does something that must not be done again."""
         return any(e.effects for e in self.eqns)
-
-
-def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program with the equations of what it calls in place of the calls."""
-    is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
-    return without_array_literals(inlined(program, is_call, as_simpler))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,15 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._arrays import nbytes
-from .._compat import CALLS, form_of
-from .._programs import as_simpler, aval_of, foreign_programs, inlined, jaxpr_of
+from .._compat import CALLS, form_of, is_for_kernels
+from .._programs import (
+    as_simpler,
+    aval_of,
+    foreign_programs,
+    inlined,
+    jaxpr_of,
+    without_array_literals,
+)
 from .._types import AnyJaxpr
 
 # fmt: off
@@ -45,6 +52,9 @@ _COSTLY = frozenset({
 })
 # fmt: on
 
+# Calls whose programs are read as part of the one that calls them.
+_PLAIN_CALLS = CALLS.keys() - {"remat2"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Written:
@@ -57,6 +67,12 @@ class Written:
 
     stored: frozenset[Any]
     working: int
+
+
+def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program with the equations of what it calls in place of the calls."""
+    is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
+    return without_array_literals(inlined(program, is_call, as_simpler))
 
 
 def flattened(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

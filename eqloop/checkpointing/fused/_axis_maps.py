@@ -80,8 +80,9 @@ def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
 
 def has_steps(eqn: jex.JaxprEqn) -> bool:
-    """Whether it is a loop or a branch of JAX, or a loop of this library."""
-    return form_of(eqn) in ("scan", "cond") or formula_of(eqn) is not None
+    """Whether it is a loop, a branch or a checkpoint."""
+    is_of_jax = form_of(eqn) in ("scan", "cond", "remat2")
+    return is_of_jax or formula_of(eqn) is not None
 
 
 def _every(ops: Sequence[Op]) -> Iterator[Op]:

@@ -39,8 +39,7 @@ class Guess:
                 return stored + max(
                     [most, *map(_with_margin, self._most_more.values())]
                 )
-            more = self._most_more.get(_way_back(layout))
-            return stored + (most if more is None else min(more, most))
+            return stored + self._most_more.get(_way_back(layout), most)
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted

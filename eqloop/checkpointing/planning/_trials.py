@@ -12,7 +12,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -152,11 +152,12 @@ def _tried(
             if looks:
                 # Steps alone, and a gradient.
                 start = time.process_time()
-                compiled = _compiled_side_by_side(programs[:2])
+                compiled = _side_by_side(_compiled, map(_lowered, programs[:2]))
                 note_seconds(problem.step, time.process_time() - start)
                 if compiles_slowly(problem.step, measure=True):
                     return None
-            compiled += _compiled_side_by_side(programs[len(compiled) :])
+            rest = map(_lowered, programs[len(compiled) :])
+            compiled += _side_by_side(_compiled, rest)
             sizes = list(map(allocated_bytes, compiled))
             types = [one.function[1] for one in programs]
             runs = runs and _has_room(compiled, types, _MOST_BYTES)
@@ -217,14 +218,12 @@ def _compiled(lowered: jax.stages.Lowered) -> Any:
     return lowered.compile()
 
 
-def _compiled_side_by_side(
-    programs: Sequence[_ShortLoop],
-) -> list[Any]:
+def _side_by_side(compile: Callable[..., Any], lowered: Iterable[Any]) -> list[Any]:
     # XLA compiles without holding Python up. What is compiled can be called while a
     # user's program is being traced.
-    lowered = list(map(_lowered, programs))
+    programs = list(lowered)
     with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        return list(pool.map(_compiled, lowered))
+        return list(pool.map(compile, programs))
 
 
 def run_times(
@@ -241,7 +240,8 @@ def run_times(
         return None
     try:
         with by_itself(*((run, types) for run in gradients)):
-            compiled = [lowered(run, *types).compile() for run in gradients]
+            every = (lowered(run, *types) for run in gradients)
+            compiled = _side_by_side(jax.stages.Lowered.compile, every)
             of_each = [types] * len(compiled)
             if not _has_room(compiled, of_each, _MOST_BYTES_OF_WHOLE):
                 return None
