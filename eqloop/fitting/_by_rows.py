@@ -36,7 +36,7 @@ from ..checkpointing import OpenStep, has_steps
 from ..mapping import equal_chunks, mapped_in_chunks
 from ._row_axes import Laid, Layouts, NotByRowsError, RowAxis
 from ._rules import Program, with_rule
-from ._written import flat_program
+from ._written import flattened
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,8 +147,8 @@ class ByRows:
         same = {x for eqn in filter(has_steps, self.eqns) for x in eqn.outvars}
 
         def chunk(*flat: Value) -> list[Value]:
-            given: dict[Any, Value]
-            given = {(x, None): value for x, value in zip(consts, flat, strict=False)}
+            pairs = zip(((x, None) for x in consts), flat, strict=False)
+            given = dict[Any, Value](pairs)
             *parts, numbers = flat[len(consts) :]
             for (x, rows), part in zip(xs, parts, strict=True):
                 shape = _shape_of_chunk(aval_of(x), rows, size)
@@ -187,9 +187,8 @@ class ByRows:
 
     def results(self, size: int, numbers: Value, *values: Value) -> list[Value]:
         """What it gives for some rows, from its inputs."""
-        found = self.on_chunk(
-            size, numbers, dict(zip(self.inputs, values, strict=True))
-        )
+        given = dict(zip(self.inputs, values, strict=True))
+        found = self.on_chunk(size, numbers, given)
         return [found[x] for x, _ in self.outs]
 
 
@@ -284,9 +283,9 @@ def _branch(
 ) -> Sequence[Value]:
     """A branch that all rows take."""
     (length, size, numbers), (index, *operands) = some, values
-    ways = [by_rows(b, laid.ins[1:], laid.outs, length) for b in eqn.params["branches"]]
-    bound = [functools.partial(way, size) for way in ways]
-    return lax.switch(index, bound, numbers, operands)
+    lies = laid.ins[1:], laid.outs, length
+    ways = [functools.partial(by_rows(b, *lies), size) for b in eqn.params["branches"]]
+    return lax.switch(index, ways, numbers, *operands)
 
 
 def _checkpointed(
@@ -295,12 +294,8 @@ def _checkpointed(
     """What is run again on the way back."""
     (length, size, numbers), params = some, form_params(eqn)
     inner = by_rows(close(params["jaxpr"]), laid.ins, laid.outs, length)
-    run = jax.checkpoint(
-        lambda numbers, *values: inner(size, numbers, values),
-        prevent_cse=params["prevent_cse"],
-        policy=params["policy"],
-    )
-    return run(numbers, *values)
+    how = {name: params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(functools.partial(inner, size), **how)(numbers, *values)
 
 
 def _with_rule(
@@ -316,12 +311,8 @@ def _with_rule(
     rows_in = (*laid.ins, *pick(laid.ins, nonzeros))
     rule = by_rows(both, rows_in, (*laid.outs, *pick(laid.outs, gives)), length)
 
-    function = with_rule(
-        lambda numbers, *values: inner(size, numbers, values),
-        lambda numbers, *values: rule(size, numbers, values),
-        (False, *nonzeros),
-        gives,
-    )
+    of_rows, with_tangents = (functools.partial(each, size) for each in (inner, rule))
+    function = with_rule(of_rows, with_tangents, (False, *nonzeros), gives)
     return function(numbers, *values)
 
 
@@ -341,11 +332,11 @@ def _loop(
     outs = [*laid.outs[:num_carry], *(_of_step(y, 0) for y in laid.outs[num_carry:])]
     step = by_rows(program, tuple(ins), tuple(outs), length)
     if found is None:
-        return _scan(eqn, lambda *flat: step(size, numbers, flat), values)
+        return _scan(eqn, functools.partial(step, size, numbers), values)
     pairs = zip(program.in_avals, ins, strict=True)
     types = [x.update(shape=_shape_of_chunk(x, rows, size)) for x, rows in pairs]
-    of_chunk = lambda numbers, *flat: step(size, numbers, flat)
-    return found.run(traced(of_chunk, [jax.typeof(numbers), *types]), numbers, values)
+    program = traced(functools.partial(step, size), [jax.typeof(numbers), *types])
+    return found.run(program, numbers, values)
 
 
 def _of_step(rows: RowAxis | None, looped: int) -> RowAxis | None:
@@ -372,9 +363,9 @@ def by_rows(
     ins: tuple[RowAxis | None, ...],
     outs: tuple[RowAxis | None, ...],
     length: int,
-) -> Callable[[int, Value, Sequence[Value]], list[Value]]:
+) -> Callable[..., list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
-    program = without_hints(flat_program(program))
+    program = without_hints(flattened(program, again=False))
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)
@@ -418,14 +409,11 @@ def by_rows(
     inputs = tuple((x, lies[x]) for x in (*jaxpr.constvars, *jaxpr.invars))
     every = ByRows(tuple(jaxpr.eqns), order, length, inputs, ())
 
-    def on_chunk(size: int, numbers: Value, values: Sequence[Value]) -> list[Value]:
+    def on_chunk(size: int, numbers: Value, *values: Value) -> list[Value]:
         given = dict(zip(inputs, [*program.consts, *values], strict=True))
         found = every.on_chunk(size, numbers, given)
-        read = lambda x: (
-            value_of(x)
-            if isinstance(x, jex.Literal)
-            else (found[x] if x in found else given[x, lies[x]])
-        )
-        return list(map(read, jaxpr.outvars))
+        found |= {x: given[x, rows] for x, rows in inputs}
+        is_literal = lambda x: isinstance(x, jex.Literal)
+        return [value_of(x) if is_literal(x) else found[x] for x in jaxpr.outvars]
 
     return on_chunk

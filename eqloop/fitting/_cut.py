@@ -7,7 +7,13 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._arrays import Flags, as_arrays
-from .._programs import moving_variables, pruned, said, value_of
+from .._programs import (
+    moving_variables,
+    pruned,
+    said,
+    value_of,
+    without_array_literals,
+)
 from .._types import Value
 from ..rescheduling import with_open_loops
 from ._by_rows import without_hints
@@ -23,7 +29,7 @@ from ._options import (
     run_parts,
 )
 from ._parts import Part, Split, part_at_once, parts_of
-from ._written import flat_program
+from ._written import flattened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Cut:
     @classmethod
     def of(cls, program: jex.ClosedJaxpr, split: Split = "nowhere") -> "Cut":
         """Cuts a program, so that some parts can be run by rows if they are split."""
-        flat = flat_program(program)
+        flat = _flat(program)
         if split != "nowhere":
             flat = pruned(with_maxima_by_axis(without_hints(flat)))
         return cls(flat, tuple(parts_of(flat, split)), split)
@@ -52,7 +58,7 @@ class Cut:
     @classmethod
     def at_once(cls, program: jex.ClosedJaxpr) -> "Cut":
         """A program as a single part."""
-        flat = flat_program(program)
+        flat = _flat(program)
         return cls(flat, (part_at_once(flat),), is_at_once=True)
 
     @classmethod
@@ -100,6 +106,11 @@ class Cut:
         """The variables that are differentiated, and the inputs among them."""
         moving = moving_variables(self.program, marks)
         return moving, moving.intersection(self.program.jaxpr.invars)
+
+
+def _flat(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program with the equations of what it calls in place of the calls."""
+    return without_array_literals(flattened(program, again=False))
 
 
 def advice(cut: Cut) -> str:

@@ -35,9 +35,8 @@ _HOPEFUL = 1.3
 # Before one is refused, so is what should take so many times the budget; and what does,
 # if it should take such a part of the time of all that fits.
 _HOPED, _FASTER = 2.0, 0.85
-# What takes less memory stays in the caches of a processor. Beside what takes more, one
-# is run that takes such a part of it.
-_CACHED, _LEANER = 2**22, (0.25, 0.5)
+# What takes less memory stays in the caches of a processor.
+_CACHED = 2**22
 # What is faster within so much more memory is tried before one is refused. An error
 # also says what more memory does, up to so much, if the time is this part then.
 _LITTLE_MORE, _MUCH_MORE, _MUCH_FASTER = 1.1, 2.0, 0.75
@@ -99,7 +98,6 @@ def decided(
         faster = least.whole.decision(chosen)
         best = faster if faster.peak_bytes <= most else least
     best = _faster_if_leaner(best, wholes, most)
-    best = best.whole.exactly(best)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
         remember({key: {"ways": text} | ({"seen": best.seen} if best.seen else {})})
@@ -202,24 +200,17 @@ def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Dec
     choice, chosen, plain = best.choice, best.chosen, wholes[0].choice
     loops = [part.is_loop for part in best.cut.parts]
     is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
-    is_lean = choice.peak(chosen) < plain.peak(plain.fastest) * _LEANER[-1]
-    if best.peak_bytes < _CACHED or is_loops or is_lean:
-        return best
-    within = lambda part: [(w, w.choice.within(part * peak)) for w in wholes]
     peak = choice.peak(chosen)
-    leaner = (_fastest_of(within(part)) for part in _LEANER)
-    _, whole, one = next((x for x in leaner if x[1]), (0.0, None, ()))
+    if best.peak_bytes < _CACHED or is_loops or 2 * peak < plain.peak(plain.fastest):
+        return best
+    within = lambda w: w.choice.within(peak / 4) or w.choice.within(peak / 2)
+    _, whole, one = _fastest_of([(w, within(w)) for w in wholes])
     if whole is None or (other := whole.decision(one)).peak_bytes > most:
         return best
     factor = whole.time_over(one, best)
     if factor is None or factor > 1 - WORTHWHILE:
         return best
     return dataclasses.replace(other, seen=factor * best.relative_time)
-
-
-def _is_hopeful(whole: Whole, chosen: Chosen, most: int) -> bool:
-    """Whether something may fit though it is estimated not to."""
-    return whole.is_known(chosen) or whole.choice.peak(chosen) <= _HOPED * most
 
 
 def _chosen_next(whole: Whole, most: int) -> Chosen | None:
@@ -328,7 +319,8 @@ def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
         choice = whole.choice
         better = choice.faster(chosen, _LITTLE_MORE * choice.peak(chosen))
         for one in dict.fromkeys((chosen, better)):
-            if k and not _is_hopeful(whole, one, most):
+            is_hopeful = not k or choice.peak(one) <= _HOPED * most
+            if not (is_hopeful or whole.is_known(one)):
                 continue
             if (last := whole.decision(one)).peak_bytes <= most:
                 return last
@@ -341,7 +333,8 @@ def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
 
 def _refuse(tries: Sequence[Decision], limit: Limit, most: int) -> NoReturn:
     least = min(tries, key=lambda t: t.peak_bytes)
-    least = least.whole.exactly(least)
+    exact = dataclasses.replace(least.whole, most=math.inf).nbytes(least.ways)
+    least = dataclasses.replace(least, peak_bytes=exact or least.peak_bytes)
     # All of these were compiled to see whether they fit.
     larger = [t for t in tries if t.peak_bytes <= _MUCH_MORE * least.peak_bytes]
     time = lambda t: t.choice.nanoseconds(t.chosen)

@@ -77,10 +77,10 @@ class Fit(AbstractSameCall[P, R]):
     then the whole gradient, up to four times, and up to three times more before it is
     refused; that of a short function without loops also once as it is, and once where
     the function is run a second time for its gradient. If most of the time is spent
-    outside of loops, it is also run for a moment, beside one that takes half the
-    memory: on a CPU that can be faster. What is found is remembered as for a
-    [`Budget`][eqloop.Budget]. A function that is not differentiated in reverse mode
-    runs as it is.
+    outside of loops, and at least half of everything is stored, it is also run for a
+    moment, beside one that takes a quarter: on a CPU that can be faster. What is found
+    is remembered as for a [`Budget`][eqloop.Budget]. A function that is not
+    differentiated in reverse mode runs as it is.
 
     The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of
     the gradient. Derivatives of the gradient take more. How arrays are split over the
@@ -163,9 +163,7 @@ class Fit(AbstractSameCall[P, R]):
             ValueError: If a gradient is taken that does not fit.
         """
         opened = _OpenFit.of(self.f, args, kwargs, self.foreign)
-        how = self._limit, self.device, self.ways, self.split
-        formula = FittedCall(opened.program, opened.types, *how)
-        outs = formula.apply(*opened.inputs)
+        outs = self._planned(opened).apply(*opened.inputs)
         return opened.call.kept.join(with_weak_types(outs, opened.weak))
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> FitPlan:
@@ -230,11 +228,14 @@ class Fit(AbstractSameCall[P, R]):
         with planning_for_call(self.device, arrays):
             jax.eval_shape(open_traced, *arrays)
             (opened,) = found
-            how = self._limit, self.device, self.ways, self.split
-            formula = FittedCall(opened.program, opened.types, *how)
+            formula = self._planned(opened)
         with formula.planning():
             formula.refuse_symbolic()
             yield formula, formula.last_marks
+
+    def _planned(self, opened: "_OpenFit") -> FittedCall:
+        how = self._limit, self.device, self.ways, self.split
+        return FittedCall(opened.program, opened.types, *how)
 
     def _plan_of(self, decision: Decision) -> FitPlan:
         how = dict[str, Any](ways=decision.ways, split=decision.cut.split != "nowhere")

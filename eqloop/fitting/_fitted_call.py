@@ -6,6 +6,7 @@ Its tangents, and the function under `vmap`, are functions with the same budget.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -89,7 +90,8 @@ class FittedCall(ProgramCall):
         dots = program.in_avals[len(self.types) :]
         split = map(automatic_sharding, pick(self.types, nonzeros))
         types = (*self.types, *map(type_split_as, dots, split))
-        return dataclasses.replace(doubled, formula=self._of(program, types))
+        given = dict(program=program, types=types, ways=None)
+        return dataclasses.replace(doubled, formula=self._with(given))
 
     def differentiated(
         self, marks: Flags
@@ -174,16 +176,11 @@ class FittedCall(ProgramCall):
         if ways is not None and not symbolic_sizes(_values(program)):
             cut = Cut.run_by(ways, program)
             ways = ways if cut.takes(ways) else None
-        return self._of(program, tuple(types), ways), args, out_dims
+        given = dict(program=program, types=tuple(types), ways=ways)
+        return self._with(given), args, out_dims
 
-    def _of(
-        self,
-        program: jex.ClosedJaxpr,
-        types: tuple[Aval, ...],
-        ways: tuple[Way, ...] | None = None,
-    ) -> "FittedCall":
-        how = self.limit, self.device, ways, self.split
-        return FittedCall(program, types, *how)
+    def _with(self, given: dict[str, Any]) -> "FittedCall":
+        return FittedCall(**dict[str, Any](self.params | given))
 
 
 def says_if_planning_is_long() -> contextlib.AbstractContextManager[None]:

@@ -10,11 +10,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put
+from .._compat import form_of
 from .._device import remembered_per_device
 from .._programs import (
     aval_of,
     axes_named,
     digest_of,
+    equations,
     formula_of,
     has_io,
     moving_variables,
@@ -155,11 +157,11 @@ EVERYTHING, TWICE = Way("everything"), Way("nothing", is_twice=True)
 _MOST_CHUNKS, _NANOSECONDS_OF_CHUNK = 256, 20_000
 # So many ways to run the parts of a chunk are considered, for each of its sizes.
 _WAYS_INSIDE = 8
-_STRAIGHT = (
-    EVERYTHING,
-    Way("products", is_again=True, policy=keeps_products),
-    Way("named values", is_again=True, policy=keeps_names),
-    Way("nothing", is_again=True),
+# What may be kept of what is run again, where there are such operations.
+_AGAIN = (
+    (_PRODUCTS, Way("products", is_again=True, policy=keeps_products)),
+    (("name",), Way("named values", is_again=True, policy=keeps_names)),
+    ((), Way("nothing", is_again=True)),
 )
 
 
@@ -197,7 +199,9 @@ def options_of_parts(
             options = loops[id(part)]
             found.append([pair for o in options for pair in _of_loops(part, o)])
         else:
-            ways = _STRAIGHT[:1] if part.has_effects else _STRAIGHT
+            forms = {form_of(eqn) for eqn in equations(part.program)}
+            others = [way for of, way in _AGAIN if not of or not forms.isdisjoint(of)]
+            ways = [EVERYTHING, *([] if part.has_effects else others)]
             straight = ((way, _of_straight(part, role, way)) for way in ways)
             found.append([(way, option.slower(factor)) for way, option in straight])
     for options in found:
@@ -325,7 +329,7 @@ def _of_loops(part: Part, options: Sequence[LoopOption]) -> list[tuple[Way, Opti
 def _of_straight(part: Part, roles: Roles, way: Way) -> Option:
     # The program of a part is made anew each time that it is asked for, and that of a
     # layer is the same for each layer.
-    alike = _Alike(part, roles)
+    alike = _Alike(digest_of(part.program), roles, part)
     numbered, shared_in, shared_out = _taken(alike, way)
     shared = {id(part.reads[i]) for i in shared_in}
     shared |= {id(part.gives[i]) for i in shared_out}
@@ -387,18 +391,13 @@ def _cotangents(part: Part, by_rows: ByRows, roles: Roles) -> int:
     return cts + size(x for x, rows in pairs if rows is None)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Alike:
     """A part with its roles, equal to those that say the same."""
 
-    def __init__(self, part: Part, roles: Roles):
-        self.part, self.roles = part, roles
-        self._key = digest_of(part.program), roles
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Alike) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+    digest: str
+    roles: Roles
+    part: Part = dataclasses.field(compare=False)
 
 
 @remembered_per_device(maxsize=1024)

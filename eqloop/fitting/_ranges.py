@@ -305,7 +305,7 @@ class _RangeSearch(Dataflow):
         self, grown: _Grown, i: int, first: Laid, how: _Growth
     ) -> _Grown | None:
         """What a range needs to have another operation; `None` if it cannot have it."""
-        new, tasks = _Grown(), [(i, first)]
+        new, tasks, seen = _Grown(), [(i, first)], 0
         laid_at = lambda j: new.laid.get(j) or grown.laid.get(j)
         while tasks:
             i, each = tasks.pop()
@@ -333,7 +333,8 @@ class _RangeSearch(Dataflow):
                         return None
                     tasks.append((j, found))
             if not tasks:
-                if not all(self._agrees(j, laid_at) for j in new.laid):
+                added, seen = itertools.islice(new.laid, seen, None), len(new.laid)
+                if not all(self._agrees(j, laid_at) for j in added):
                     return None
                 # What lies between operations of a range is in it, the first one first.
                 between = grown.needed | new.needed

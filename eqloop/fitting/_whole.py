@@ -73,7 +73,7 @@ class Whole:
     """The whole gradient of a function, in any of the ways to run its parts.
 
     Attributes:
-        most: How many bytes it may take; how many more or less need not be exact.
+        most: How many bytes it may take; how many more it takes need not be exact.
         plain: The same in other parts, if by the fastest ways not all is stored here.
     """
 
@@ -132,8 +132,6 @@ class Whole:
         is_by_rows = sum(way.rows is not None for way in ways) > 1
         if size is None or not (is_exact and is_by_rows) or size > self.most:
             return size
-        if 2 * size < self.most < math.inf:  # it fits in either case
-            return size
         # Where nobody wants the value, XLA leaves out some of the loops over rows, and
         # may find less room for the others.
         return max(size, self._told(ways, with_value=False) or 0)
@@ -146,11 +144,6 @@ class Whole:
             says_what_is_found("Fit", format_bytes(size))
             remember({key: {"bytes": float(size)}})
         return size
-
-    def exactly(self, decision: Decision) -> Decision:
-        """A decision with its bytes to the last one."""
-        size = dataclasses.replace(self, most=math.inf).nbytes(decision.ways)
-        return dataclasses.replace(decision, peak_bytes=size or decision.peak_bytes)
 
     def largest_of(self, decision: Decision) -> str:
         """A sentence on the largest array in the gradient, if its compiler tells."""

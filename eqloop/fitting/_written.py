@@ -15,14 +15,7 @@ import jax.extend.core as jex
 
 from .._arrays import nbytes
 from .._compat import CALLS, form_of, is_for_kernels
-from .._programs import (
-    as_simpler,
-    aval_of,
-    foreign_programs,
-    inlined,
-    jaxpr_of,
-    without_array_literals,
-)
+from .._programs import as_simpler, aval_of, foreign_programs, inlined, jaxpr_of
 from .._types import AnyJaxpr
 
 # fmt: off
@@ -52,9 +45,6 @@ _COSTLY = frozenset({
 })
 # fmt: on
 
-# Calls whose programs are read as part of the one that calls them.
-_PLAIN_CALLS = CALLS.keys() - {"remat2"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Written:
@@ -69,15 +59,11 @@ class Written:
     working: int
 
 
-def flat_program(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program with the equations of what it calls in place of the calls."""
-    is_call = lambda eqn: form_of(eqn) in _PLAIN_CALLS or is_for_kernels(eqn)
-    return without_array_literals(inlined(program, is_call, as_simpler))
-
-
-def flattened(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program without calls, also of what is computed again."""
-    return inlined(program, lambda eqn: form_of(eqn) in CALLS, as_simpler)
+def flattened(program: jex.ClosedJaxpr, again: bool = True) -> jex.ClosedJaxpr:
+    """A program without calls; it keeps those of what is run `again`, or not."""
+    calls = CALLS.keys() if again else CALLS.keys() - {"remat2"}
+    is_call = lambda eqn: form_of(eqn) in calls or is_for_kernels(eqn)
+    return inlined(program, is_call, as_simpler)
 
 
 def written(

@@ -108,6 +108,19 @@ def looped(w: Any, x: Any) -> Any:
     return jnp.mean(jax.vmap(one)(x) ** 2)
 
 
+def checkpointed(w: Any, x: Any) -> Any:
+    """Steps of a loop that are run again on the way back, with another loop in them."""
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    def one(x: Any, count: Any) -> Any:
+        more = lambda h, k: (jnp.tanh(h @ w) + k, None)
+        return jax.lax.scan(more, x, jnp.arange(2.0))[0], count + 1
+
+    start = one(x, 0)
+    (x, count), _ = jax.lax.scan(lambda c, _: (one(*c), None), start, length=T)
+    return jnp.sum(x**2) * count
+
+
 def tied(w: Any, x: Any) -> Any:
     """Several inputs with the same dimension, and one that all rows share twice."""
     y = net(w, x) * jnp.arange(float(N))[:, None]
@@ -123,6 +136,7 @@ CASES = [
     (messages, ((2 * D, D), (N, D))),
     (branched, SHAPES),
     (looped, SHAPES),
+    (checkpointed, SHAPES),
     (tied, SHAPES),
 ]
 
@@ -172,7 +186,7 @@ def test_derivatives_are_those_of_the_function(f: Any, shapes: Any, again: bool)
     assert_close(actual, jax.jit(lambda: every(f))(), 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize("f", [classes, noisy, branched, looped, tied])
+@pytest.mark.parametrize("f", [classes, noisy, branched, looped, checkpointed, tied])
 def test_a_single_region_has_all_that_is_large(f: Any):
     (region,) = (part for part in parts_of(f, *given(SHAPES)) if part.inner)
     assert region.by_rows is not None
@@ -225,6 +239,19 @@ def test_a_budget_of_a_few_rows_is_kept_in_few_programs():
         assert temp_bytes(g(one), w, x) <= plain // 8
         assert_close(jax.jit(g(one))(w, x), jax.jit(g(loss))(w, x), 1e-4, 1e-5)
     assert "parts of" in str(plan)
+
+
+def test_rows_of_a_checkpoint_are_run_again():
+    w, x = normal(0, (8, 8), scale=0.1), normal(1, (256, 8))
+
+    def loss(w: Any, x: Any) -> Any:
+        many = lambda h, _: (jnp.tanh(h @ w), None)
+        step = jax.checkpoint(lambda h: jax.lax.scan(many, h, length=32)[0])
+        return jnp.sum(jax.lax.scan(lambda h, _: (step(h), None), x, length=32)[0])
+
+    g = lambda f: jax.value_and_grad(f, (0, 1))
+    a_fourth = temp_bytes(g(in_chunks(loss, 64, False, w, x)), w, x)
+    assert a_fourth < temp_bytes(g(loss), w, x) / 2
 
 
 def test_models_with_auxiliary_outputs_and_counts():

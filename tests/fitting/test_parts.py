@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop._programs import run
+from eqloop._programs import digest_of, run
 from eqloop.checkpointing import fitting
 from eqloop.fitting import _options
 from eqloop.fitting._again import Roles
 from eqloop.fitting._cut import Cut
-from eqloop.fitting._parts import flat_program, parts_of
+from eqloop.fitting._parts import parts_of
+from eqloop.fitting._written import flattened
 
 from ..asserts import assert_same
 from .functions import W, X, layers, mixed
@@ -18,7 +19,7 @@ from .functions import W, X, layers, mixed
 
 def cut(f, *args):
     with fitting():
-        program = flat_program(jax.make_jaxpr(f)(*args))
+        program = flattened(jax.make_jaxpr(f)(*args), again=False)
     return program, parts_of(program)
 
 
@@ -88,7 +89,7 @@ def test_what_a_part_takes_is_told_for_each_device(monkeypatch):
     monkeypatch.setattr(_options, "work_of", lambda program: next(times))
     program = jax.make_jaxpr(lambda x: jnp.sin(x) * 1.375)(jnp.ones(7))
     (part,) = Cut.of(program).parts
-    alike = _options._Alike(part, Roles((True,), (True,)))
+    alike = _options._Alike("a part", Roles((True,), (True,)), part)
     of = lambda: _options._taken(alike, _options.EVERYTHING)[0].nanoseconds
     assert of() == of() == 2.0
     with el.planning_for(jax.devices()[-1]):
@@ -109,7 +110,8 @@ def test_parts_that_only_print_alike_take_what_they_take_themselves():
 
     roles = lambda part: Roles((True,) * len(part.reads), (True,) * len(part.reads))
     alike = lambda saves: [
-        _options._Alike(part, roles(part)) for part in program(saves)
+        _options._Alike(digest_of(part.program), roles(part), part)
+        for part in program(saves)
     ]
     assert alike(True) == alike(True)
     assert alike(True) != alike(False)

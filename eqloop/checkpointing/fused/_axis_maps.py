@@ -81,8 +81,7 @@ def _program_of(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
 
 def has_steps(eqn: jex.JaxprEqn) -> bool:
     """Whether it is a loop, a branch or a checkpoint."""
-    is_of_jax = form_of(eqn) in ("scan", "cond", "remat2")
-    return is_of_jax or formula_of(eqn) is not None
+    return formula_of(eqn) is not None or form_of(eqn) in ("scan", "cond", "remat2")
 
 
 def _every(ops: Sequence[Op]) -> Iterator[Op]:

@@ -216,11 +216,8 @@ def simple_pareto(
     every = [one for _, one in _by_duration(problem, times) if not times.unknown(one)]
     near = [one for one in every if not one.is_elsewhere]
     guess = Guess(times)
-    while True:
-        hopeful = _beaten_by_none(near, guess.at_best)
-        unknown = [layout for layout in hopeful if not guess.knows_way_back(layout)]
-        if not unknown:
-            break
+    hopeful = lambda: _beaten_by_none(near, guess.at_best)
+    while unknown := [one for one in hopeful() if not guess.knows_way_back(one)]:
         _bytes_learned(problem, active, unknown[-1], guess)
         if times.compiles_slowly:
             break  # one tells of steps that run much of themselves again

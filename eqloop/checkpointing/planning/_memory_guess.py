@@ -39,7 +39,9 @@ class Guess:
                 return stored + max(
                     [most, *map(_with_margin, self._most_more.values())]
                 )
-            return stored + self._most_more.get(_way_back(layout), most)
+            # Nobody has counted what a step has within a checkpoint of its own.
+            more = self._most_more.get(_way_back(layout), most)
+            return stored + (more if more > 8 * most else min(more, most))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted
