@@ -21,7 +21,6 @@ from .engine.orders._all_at_once import AllAtOnce
 from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike
 from .planning._cost import as_stored, computed_again, outputs_wanted, step_cost
-from .planning._gradient_program import types_on_device
 from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces, tried
 from .rewrites import _in_place, _short_loops
@@ -344,11 +343,6 @@ def plan_of(
             takes, kernel = found.duration, found.described(kernel)
     if size is None:
         size = peak_bytes(problem, active, layout)
-        if schedule._by_jax:
-            # In a loop of JAX's own, cotangents that are constants do not wait for the
-            # end, and XLA was seen to copy one of two residuals as well.
-            _, carry, _ = types_on_device(problem)
-            size += 2 * nbytes(pick(carry, active.carry))
     # Then JAX has the step as it was traced.
     is_by_jax = schedule._by_jax and problem.loop.kept is None
     is_by_jax = is_by_jax and not problem.as_run.loop.stops

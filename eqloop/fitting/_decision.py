@@ -200,8 +200,8 @@ def _faster_if_leaner(best: Decision, wholes: Sequence[Whole], most: int) -> Dec
     choice, chosen, plain = best.choice, best.chosen, wholes[0].choice
     loops = [part.is_loop for part in best.cut.parts]
     is_loops = choice.nanoseconds(chosen, loops) >= choice.nanoseconds(chosen) / 2
-    peak = choice.peak(chosen)
-    if best.peak_bytes < _CACHED or is_loops or 2 * peak < plain.peak(plain.fastest):
+    peak, everything = choice.peak(chosen), plain.peak(plain.fastest)
+    if best.peak_bytes < _CACHED or is_loops or 3 * peak < 2 * everything:
         return best
     within = lambda w: w.choice.within(peak / 4) or w.choice.within(peak / 2)
     _, whole, one = _fastest_of([(w, within(w)) for w in wholes])
@@ -319,8 +319,7 @@ def _least(wholes: Sequence[Whole], limit: Limit, most: int) -> Decision:
         choice = whole.choice
         better = choice.faster(chosen, _LITTLE_MORE * choice.peak(chosen))
         for one in dict.fromkeys((chosen, better)):
-            is_hopeful = not k or choice.peak(one) <= _HOPED * most
-            if not (is_hopeful or whole.is_known(one)):
+            if k and choice.peak(one) > _HOPED * most and not whole.is_known(one):
                 continue
             if (last := whole.decision(one)).peak_bytes <= most:
                 return last

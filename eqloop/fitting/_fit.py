@@ -77,9 +77,9 @@ class Fit(AbstractSameCall[P, R]):
     then the whole gradient, up to four times, and up to three times more before it is
     refused; that of a short function without loops also once as it is, and once where
     the function is run a second time for its gradient. If most of the time is spent
-    outside of loops, and at least half of everything is stored, it is also run for a
-    moment, beside one that takes a quarter: on a CPU that can be faster. What is found
-    is remembered as for a [`Budget`][eqloop.Budget]. A function that is not
+    outside of loops, and nearly everything is stored, it is also run for a moment,
+    beside one that takes a quarter: on a CPU that can be faster. What is found is
+    remembered as for a [`Budget`][eqloop.Budget]. A function that is not
     differentiated in reverse mode runs as it is.
 
     The budget is for one gradient of `f`: for a whole batch, if the `vmap` is inside of

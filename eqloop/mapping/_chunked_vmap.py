@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, final
 import equinox as eqx
 
 from .._arrays import axes_tree, hashable_axes
-from .._calls import NewP, NewR, P, R, check_bool, compiled_once, setting
+from .._calls import NewP, NewR, P, R, compiled_once, setting
 from .._types import PyTree
 from ..checkpointing import Budget, as_jax_policy, as_policy_or_wrong
 from ..progress import ProgressBar, as_progress, check_progress
@@ -55,7 +55,6 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             are added up in 32 bits, and so are gradients
             ([`accumulating_in`][eqloop.accumulating_in]). Results for which `out_axes`
             is `None` are the same for every row, and are not reduced.
-        exact: Changes nothing, since each row is in one chunk only.
         policy: Which values inside `f` are stored for the backward pass, for all rows:
             one of `eqloop.policies`, a callable from `jax.checkpoint_policies`, or the
             name of one of these.
@@ -104,7 +103,6 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     reduce: PyTree = setting(default=None, converter=hashable_axes)
-    exact: bool = setting(default=False)
     # No static field, so that `eqx.tree_at` reaches it.
     policy: Any = setting(default=None, converter=as_policy_or_wrong, static=False)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
@@ -116,7 +114,6 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
 
     def __check_init__(self) -> None:
         check_reduce("ChunkedVmap", axes_tree(self.reduce))
-        check_bool("ChunkedVmap", "exact", self.exact)
         as_jax_policy("ChunkedVmap", self.policy)
         check_progress("ChunkedVmap", self.progress)
 

@@ -124,7 +124,7 @@ def _with_budget(rng: random.Random, program: Program, length: int) -> Program |
         "BoundedWhileLoop": "ScanWhile",
         "CheckpointedWhileLoop": "ScanWhile",
     }.get(transform.name, transform.name)
-    kept = ("reverse", "backward", "start", "stop", "step", "reduce", "exact")
+    kept = ("reverse", "backward", "start", "stop", "step", "reduce")
     settings: dict[str, Any] = {k: v for k, v in transform.settings if k in kept}
     if settings.get("reduce"):
         settings["reduce"] = "sum"  # that a mean takes more is said in the guide

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **each("length max_steps axis_size depth start stop step steps", NO_COUNTS),
     "constant_limit": NO_COUNTS,
     "base": (3.5, TEXT, OBJECT, ARRAY, 1),
-    **each("reverse split_keys has_aux return_value holomorphic exact", NO_BOOLS),
+    **each("reverse split_keys has_aux return_value holomorphic", NO_BOOLS),
     **each(
         "check_vma check_conditions measure foreign split prevent_cse interpret",
         NO_BOOLS,

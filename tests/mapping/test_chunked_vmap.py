@@ -56,14 +56,14 @@ def calls(draw):
     return args, in_axes, out_axes, draw(st.integers(1, rows + 2))
 
 
-def check_against_filter_vmap(call, exact):
+def check_against_filter_vmap(call, is_by_name):
     """Maps in chunks, at once and of arguments by name: as Equinox, in every mode."""
     args, in_axes, out_axes, chunk_size = call
     by_name = dict(zip(("scale", "mapped", "shared", "static"), in_axes, strict=True))
-    axes = {"in_axes": by_name if exact else in_axes, "out_axes": out_axes}
+    axes = {"in_axes": by_name if is_by_name else in_axes, "out_axes": out_axes}
     maps = [
         eqx.filter_vmap(row, in_axes=in_axes, out_axes=out_axes),
-        el.ChunkedVmap(row, chunk_size, exact=exact, **axes),
+        el.ChunkedVmap(row, chunk_size, **axes),
         el.Vmap(row, **axes),
     ]
     compare = lambda *args: [derivatives(f, *args) for f in maps]
@@ -75,15 +75,15 @@ def check_against_filter_vmap(call, exact):
 
 @hypothesis.given(calls(), st.booleans())
 @hypothesis.settings(max_examples=2, phases=[hypothesis.Phase.generate])
-def test_is_filter_vmap_with_its_derivatives(call, exact):
-    check_against_filter_vmap(call, exact)
+def test_is_filter_vmap_with_its_derivatives(call, is_by_name):
+    check_against_filter_vmap(call, is_by_name)
 
 
 @pytest.mark.slow
 @hypothesis.given(calls(), st.booleans())
 @hypothesis.settings(max_examples=150, phases=[hypothesis.Phase.generate])
-def test_is_filter_vmap_with_its_derivatives_at_length(call, exact):
-    check_against_filter_vmap(call, exact)
+def test_is_filter_vmap_with_its_derivatives_at_length(call, is_by_name):
+    check_against_filter_vmap(call, is_by_name)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,8 @@ def evaluations(f, rows, **settings):
     ("rows", "chunk_size"),
     [(12, 4), (12, 5), (11, 4), (12, 100), (13, 4), (3, 2), (0, 4)],
 )
-@pytest.mark.parametrize("exact", [False, True])
-def test_each_row_is_evaluated_once(rows, chunk_size, exact):
-    counts, others = evaluations(jnp.square, rows, chunk_size=chunk_size, exact=exact)
+def test_each_row_is_evaluated_once(rows, chunk_size):
+    counts, others = evaluations(jnp.square, rows, chunk_size=chunk_size)
     assert counts == [1] * rows
     assert not others  # no padding
 

@@ -126,8 +126,6 @@ def row_map(
     if name == "ChunkedVmap":
         settings["chunk_size"] = rng.randint(1, length + 1)
         if rng.random() < 0.3:
-            settings["exact"] = True
-        if rng.random() < 0.3:
             settings["policy"] = policy(rng)
     if name == "Map" and rng.random() < 0.6:
         settings["batch_size"] = rng.randint(1, length + 1)

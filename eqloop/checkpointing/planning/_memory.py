@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ..._arrays import nbytes
+from ..._arrays import is_inexact, nbytes, pick
 from ..._compiled import largest_array
 from ..._device import planning_device, remembered_per_device
 from ..._programs import (
@@ -60,8 +60,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     if planning_device().platform != "tpu" and not has_lists and not is_kernel:
         order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
-    loop = of_length(problem.loop, order.length)
-    small = dataclasses.replace(problem, loop=loop)
+    small = dataclasses.replace(problem, loop=of_length(problem.loop, order.length))
     found = _compiled(small, active, stand_in)
     if found is not None:
         if not is_noted(step):
@@ -69,12 +68,17 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
         measured = round(found["bytes"])
     else:
         cost = step_cost(as_stored(problem, active, layout), active)
-        listed = list_bytes(problem, active, layout)
-        measured = layout.stored_bytes(cost) + working_set(cost) + listed
-        extra = 0
+        measured = layout.stored_bytes(cost) + working_set(cost)
+        extra = list_bytes(problem, active, layout)
     size = measured + extra + bytes_of_guards(problem.as_run)
-    # Which residuals are stored depends on the program around the loop.
-    more = size // 200 if layout.stores_residuals else 0
+    carry = [nbytes([x]) for x in pick(types_on_device(problem)[1], active.carry)]
+    if layout.stores_residuals:
+        # Which ones are stored depends on the program around the loop. Cotangents that
+        # are constants may be there from the start, and one of two residuals twice.
+        more = size // 200 + 2 * sum(carry)
+    else:
+        # The way back of a loss that reads no `ys` was seen to take a leaf more.
+        more = max(carry, default=0) if any(map(is_inexact, step.y_types)) else 0
     leaves = len(problem.step.jaxpr.in_avals)
     return size + more + _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * leaves
 
@@ -177,7 +181,6 @@ def _temporary(problem: Problem, active: Active, maps: Maps) -> Fact | None:
 def _told(problem: Problem, compiled: jax.stages.Compiled) -> Fact:
     fact = {"bytes": allocated_bytes(compiled)}
     runner = problem.planner.runner
-    registers = runner and registers_of(compiled, runner.kernel)
-    if registers:
+    if runner and (registers := registers_of(compiled, runner.kernel)):
         fact |= {"registers": registers.number, "stack": registers.stack}
     return fact
