@@ -365,7 +365,7 @@ def by_rows(
     length: int,
 ) -> Callable[..., list[Value]]:
     """A program for some rows, the inputs and outputs of which have rows like this."""
-    program = without_hints(flattened(program, again=False))
+    program = without_hints(flattened(program, checkpoints=True))
     jaxpr, layouts = program.jaxpr, Layouts(length, {}, lambda *_: None)
     lies = dict[Any, RowAxis | None](zip(jaxpr.invars, ins, strict=True))
     lies |= dict.fromkeys(jaxpr.constvars)

@@ -110,7 +110,7 @@ class Cut:
 
 def _flat(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program with the equations of what it calls in place of the calls."""
-    return without_array_literals(flattened(program, again=False))
+    return without_array_literals(flattened(program, checkpoints=True))
 
 
 def advice(cut: Cut) -> str:

@@ -59,9 +59,9 @@ class Written:
     working: int
 
 
-def flattened(program: jex.ClosedJaxpr, again: bool = True) -> jex.ClosedJaxpr:
-    """A program without calls; it keeps those of what is run `again`, or not."""
-    calls = CALLS.keys() if again else CALLS.keys() - {"remat2"}
+def flattened(program: jex.ClosedJaxpr, checkpoints: bool = False) -> jex.ClosedJaxpr:
+    """A program without calls, but for `checkpoints`, if they are to stay."""
+    calls = CALLS.keys() - ({"remat2"} if checkpoints else {})
     is_call = lambda eqn: form_of(eqn) in calls or is_for_kernels(eqn)
     return inlined(program, is_call, as_simpler)
 

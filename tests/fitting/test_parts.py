@@ -19,7 +19,7 @@ from .functions import W, X, layers, mixed
 
 def cut(f, *args):
     with fitting():
-        program = flattened(jax.make_jaxpr(f)(*args), again=False)
+        program = flattened(jax.make_jaxpr(f)(*args), checkpoints=True)
     return program, parts_of(program)
 
 
