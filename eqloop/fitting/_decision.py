@@ -92,11 +92,10 @@ def decided(
     best = next((one for one in exactly if one.peak_bytes <= most), None)
     if best is None:
         best = least = _least(wholes, limit, most)
-        # Some parts may be faster where others take the most.
-        choice = least.choice
-        chosen = choice.faster(least.chosen, choice.peak(least.chosen))
-        faster = least.whole.decision(chosen)
-        best = faster if faster.peak_bytes <= most else least
+        # What this takes tells more of what lies between it and what took too much.
+        if (chosen := _chosen_next(least.whole, most)) is not None:
+            faster = least.whole.decision(chosen)
+            best = faster if faster.peak_bytes <= most else least
     best = _faster_if_leaner(best, wholes, most)
     if (text := as_text(best.ways)) is not None and best.is_compiled:
         key = _key_of_decision(program, marks, limit, types, split)
