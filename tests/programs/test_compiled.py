@@ -119,7 +119,7 @@ def test_faults_are_no_reasons(monkeypatch: pytest.MonkeyPatch):
         raise jax.errors.JaxRuntimeError("no room\nfor this program")
 
 
-@pytest.mark.parametrize("name", ["_compiled_side_by_side", "_timed"])
+@pytest.mark.parametrize("name", ["_side_by_side", "_timed"])
 def test_trials_that_fail(name: str, monkeypatch: pytest.MonkeyPatch):
     plan = lambda size: el.Scan(
         lambda h, x: (jnp.tanh(h + x), None), schedule=el.Budget("64KiB")
