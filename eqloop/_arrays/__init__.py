@@ -11,12 +11,7 @@ Nothing here is traced or called: programs are in `_programs/`, calls in `_calls
   (`_across_examples.py`), and values that XLA computes after others (`_waiting.py`).
 """
 
-from ._across_examples import (
-    over_examples,
-    reduces_examples,
-    sees_examples,
-    where_run,
-)
+from ._across_examples import over_examples, reduces_examples, sees_examples, where_run
 from ._array_types import (
     along,
     automatic_sharding,

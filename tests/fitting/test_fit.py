@@ -17,6 +17,7 @@ from eqloop.fitting._remembered import as_text, from_text
 
 from ..asserts import assert_close, assert_same
 from ..compiling import AS_USED, programs_compiled, temp_bytes
+from ..weights import normal
 from .functions import TIGHT, W, X, layers, mixed, over_time
 
 gradient = lambda f: jax.value_and_grad(f, (0, 1))
@@ -101,6 +102,39 @@ def test_a_leaner_gradient_is_taken_if_it_runs_faster(factor: float, monkeypatch
     plan = el.Fit(f, "1MiB").plan(W, X)
     is_leaner = {part.stores for part in plan.parts} != {"everything"}
     assert is_leaner == (factor == 0.5)
+
+
+def residual(w: jax.Array, x: jax.Array) -> jax.Array:
+    for _ in range(12):
+        x = x + jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+WIDE = normal(0, (64, 64), scale=0.1), normal(1, (256, 64))
+
+
+def test_no_leaner_gradient_is_run_beside_one_that_takes_little(monkeypatch: Any):
+    runs = list[Any]()
+    monkeypatch.setattr("eqloop.fitting._decision._CACHED", 0)
+    monkeypatch.setattr("eqloop.fitting._whole.run_times", lambda *of: runs.append(of))
+    plain = el.Fit(residual, "8MiB").plan(*WIDE).peak_bytes
+    assert len(runs) == 1
+    assert el.Fit(residual, 6 * plain // 10).plan(*WIDE).peak_bytes > plain // 4
+    assert len(runs) == 1
+
+
+def test_what_lies_between_the_least_and_too_much_is_found(monkeypatch: Any):
+    def in_vain(wholes: Any, most: int, fits: Any) -> list[Any]:
+        whole = wholes[-1]
+        tried = whole.decision(whole.choice.within(2 * most), is_exact=False)
+        assert tried.peak_bytes > most
+        return []
+
+    # By a row at a time it would take a two-hundredth.
+    plain = temp_bytes(gradient(residual), *WIDE)
+    monkeypatch.setattr("eqloop.fitting._decision._that_fit", in_vain)
+    found = el.Fit(residual, plain // 2).plan(*WIDE)
+    assert plain // 10 < found.peak_bytes <= plain // 2
 
 
 def test_a_gradient_in_some_of_the_inputs():

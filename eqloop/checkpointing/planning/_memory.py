@@ -59,9 +59,8 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     is_kernel = layout.runner is not None
     if planning_device().platform != "tpu" and not has_lists and not is_kernel:
         order, extra = layout.order.stand_in(len(problem.step.carry_types))
-    stand_in = dataclasses.replace(layout, order=order)
     small = dataclasses.replace(problem, loop=of_length(problem.loop, order.length))
-    found = _compiled(small, active, stand_in)
+    found = _compiled(small, active, dataclasses.replace(layout, order=order))
     if found is not None:
         if not is_noted(step):
             note_seconds(step, found.get("seconds", 0.0))

@@ -6,6 +6,9 @@ from ..engine._costs import StepCost
 from ..engine._layout import Layout
 from ._paces import Paces, Seen
 
+# What was seen in another layout counts in full if the guess is off by such a factor.
+_FAR_OFF = 8
+
 
 class Guess:
     """The bytes that a layout takes, as far as is known.
@@ -41,7 +44,7 @@ class Guess:
                 )
             # Nobody has counted what a step has within a checkpoint of its own.
             more = self._most_more.get(_way_back(layout), most)
-            return stored + (more if more > 8 * most else min(more, most))
+            return stored + (more if more > _FAR_OFF * most else min(more, most))
         other, measured, counted = self._seen[layout.kind]
         if measured >= counted:
             return stored + measured - counted

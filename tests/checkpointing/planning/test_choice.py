@@ -80,6 +80,20 @@ def test_what_a_batch_takes_less_than_counted_is_not_taken_off_the_slots(
     assert guess(more_slots) - guess(seen) == pytest.approx(added, abs=1)
 
 
+def test_what_no_guess_foresees_is_told_from_another_kind(
+    guess_of_cell: tuple[Any, Any],
+):
+    # As of a step with a checkpoint of its own, which computes much on its way back.
+    _, make = guess_of_cell
+    guess = make()
+    flat, deep = nested((256,)), nested((16, 16))
+    foreseen = guess(deep)
+    guess.learn(flat, guess.counted(flat) + 2 * (foreseen - guess.counted(deep)))
+    assert guess(deep) == foreseen
+    guess.learn(flat, guess.counted(flat) + 10**8)
+    assert guess(deep) == guess.counted(deep) + 10**8
+
+
 def test_there_is_hope_for_a_kind_until_one_that_is_like_it_was_compiled(
     guess_of_cell: tuple[Any, Any],
 ):
