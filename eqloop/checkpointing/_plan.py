@@ -337,8 +337,8 @@ def plan_of(
         run = problem.as_run
         kernel = runner.described(run.row_step, run.loop, layout)
         measure = schedule.measures_steps or schedule.budgeted_bytes is None
-        is_none = kernel.startswith("none")
-        found = None if is_none else kernel_of(problem, active, layout, measure)
+        is_row = kernel.startswith("one each way")
+        found = kernel_of(problem, active, layout, measure) if is_row else None
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
     if size is None:

@@ -335,7 +335,9 @@ def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
 @pytest.mark.parametrize(("most", "mosaic"), [(2, False), (6, False), (6, True)])
 def test_a_long_loop_takes_several_launches(monkeypatch, most, mosaic):
     """Of one segment each, or of two, of which the last launch has one."""
-    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, most, mosaic))
+    monkeypatch.setattr(
+        Settings.__init__, "__defaults__", (None, False, most, mosaic, False)
+    )
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
     alike(gradient(shared), W, H, XS[0])

@@ -31,7 +31,9 @@ from .fused_steps import numbers
 @pytest.fixture(autouse=True)
 def reasons(monkeypatch):
     """Has kernels be of that form, and notes why others are not."""
-    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, None, True))
+    monkeypatch.setattr(
+        Settings.__init__, "__defaults__", (None, False, None, True, False)
+    )
     noted, for_backend = list[str](), RowPrograms.for_backend
 
     def noting(self, *args):

@@ -17,6 +17,10 @@
   run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_more_rows.py` makes
   one kernel of those of a batch, and `_pallas.py` is all that Pallas is asked.
   `_mosaic.py` writes programs by the operations that its backend Mosaic GPU has.
+- **Cells**: rows with vectors of units, which are multiplied by matrices that all rows
+  share. `_panels.py` has their programs, by some units of all rows of a block,
+  `_panel_kernels.py` the kernels of these, by tensor cores, and `_panel_loops.py` a
+  loop of them and its way back.
 - **In the engine**: `_runner.py` runs a loop of a layout by them. `_nests.py` says
   which carries are stored, and `_choice.py` finds the kernel that a budget takes.
 """

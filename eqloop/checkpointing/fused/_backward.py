@@ -24,6 +24,8 @@ from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, AxisProgram, Classes, Rows, Val
 from ._entries import InMemory, each_part
 from ._leaves import Leaf
+from ._panel_loops import PanelsBackward
+from ._panels import NotPanelsError
 from ._pending import find_rows, mark, refuse_pending, settled_rows
 from ._pieces import Pieces, joined_nests, steps_of
 from ._row_programs import (
@@ -108,6 +110,20 @@ class Backward:
             self.own = self.programs.leaf(Val(own, next(found, [])))
 
     @functools.cached_property
+    def panels(self) -> PanelsBackward | str:
+        """The way back by panels; why it is not gone so, "" if that is not there."""
+        if not self.programs.settings.panels:
+            return ""
+        of, programs = self.programs, (self._again, self._pull)
+        try:
+            if self.own is not None:
+                raise NotPanelsError("rows stop by themselves")
+            x_of = self.way.x_of
+            return PanelsBackward(of, programs, self.vals, self.loop, x_of)
+        except NotPanelsError as error:
+            return str(error)
+
+    @functools.cached_property
     def of_row(self) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
         """The programs of one row: of a step, and of its way back."""
         c, h, x, z, going, sums, before, ct_x = self.vals
@@ -147,6 +163,8 @@ class Backward:
 
         `nests` say where the carries are from; `own` is empty if rows run all steps.
         """
+        if isinstance(self.panels, PanelsBackward):
+            return self.panels(nests, consts, xs, zs, stored, carried)
         of, way = self.programs, _Way(self, nests, xs, zs, stored)
         # The position of a step is in the place of this number in the kernel.
         more = [*own, np.int32(0)] if self.way.is_masked else []

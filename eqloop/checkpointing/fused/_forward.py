@@ -21,6 +21,8 @@ from ..steps._step import Step
 from ._axes import program_of_jaxpr
 from ._classes import NO_ROWS, Classes
 from ._pallas import when
+from ._panel_loops import PanelsForward
+from ._panels import NotPanelsError
 from ._pending import find_rows, mark, refuse_pending
 from ._pieces import Pieces, joined_nests, repeated, steps_of
 from ._row_programs import (
@@ -64,6 +66,16 @@ class Forward:
         self.vals = consts, carry, x, after, y
 
     @functools.cached_property
+    def panels(self) -> PanelsForward | str:
+        """The loop by panels; why it is not run so, "" if that is not there."""
+        if not self.programs.settings.panels:
+            return ""
+        try:
+            return PanelsForward(self.programs, self._program, self.vals, self.loop)
+        except NotPanelsError as error:
+            return str(error)
+
+    @functools.cached_property
     def of_row(self) -> jex.ClosedJaxpr:
         """The program of a step of one row."""
         of, (c, h, x, _, y) = self.programs, self.vals
@@ -76,9 +88,13 @@ class Forward:
     def backend(self) -> str:
         """What a plan says of the backend of Pallas that compiles it."""
         settings = self.programs.settings
+        if isinstance(self.panels, PanelsForward):
+            return "; by Mosaic GPU, with matrices in shared memory"
         if settings.interpret or not settings.mosaic or not self.of_row:
             return ""
         why = self.programs.why_not_mosaic
+        if why and self.panels:
+            why += f", and with these in shared memory, {self.panels}"
         return f"; by Triton and not by Mosaic GPU: {why}" if why else "; by Mosaic GPU"
 
     @property
@@ -99,6 +115,8 @@ class Forward:
 
         `nests` say where carries are stored, in `slots` rows; `held` says which leaves.
         """
+        if isinstance(self.panels, PanelsForward):
+            return self.panels(nests, held, slots, consts, init, xs)
         way = _WayForward(self, nests, held, slots, xs)
         carry, ys, stored = way.launched(consts, init, xs)
         if not self.loop.rows:

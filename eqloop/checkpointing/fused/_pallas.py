@@ -1,4 +1,6 @@
-"""What Pallas is asked: one kernel over blocks of rows. No other file imports it.
+"""What Pallas is asked: one kernel over blocks of rows.
+
+No other file imports it but `_panel_kernels.py`, whose kernels are of another kind.
 
 It takes a while to import, and few programs need it, so that is done where it is used.
 
@@ -43,6 +45,18 @@ def by_mosaic() -> bool:
     return HAS_MOSAIC_GPU and capability in ("9.0", "10.0")
 
 
+def has_tensor_cores() -> bool:
+    """Whether groups of warps of the device multiply tiles in shared memory."""
+    return by_mosaic() and planning_device().own.compute_capability == "9.0"
+
+
+def interpreted_by_mosaic() -> Any:
+    """How kernels that only Mosaic GPU has are interpreted."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu.InterpretGPUParams()
+
+
 def call(
     kernel: Callable[..., None],
     inputs: Sequence[Value],
@@ -66,17 +80,23 @@ def call(
         run = _of_mosaic(kernel, types, blocks, how, aliases or {})
     else:
         run = _of_triton(kernel, types, blocks, block, interpret, aliases or {})
-    if interpret:
-        made = run(*inputs)
-    else:
-        given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
-        device = planning_device()
-        kind = "" if device.is_here else device.kind
-        with _on(kind):
-            program = jax.make_jaxpr(run)(*given)
-        made = _kernel_p.bind(*inputs, program=program, kind=kind)
+    made = launched(run, inputs, interpret)
     pairs = zip(made, outputs, strict=True)
     return [y if t.size else jnp.zeros(t.shape, t.dtype) for y, t in pairs]
+
+
+def launched(
+    run: Callable[..., list[Value]], inputs: Sequence[Value], interpret: bool
+) -> list[Value]:
+    """Runs a kernel, which is compiled for the device that plans are for."""
+    if interpret:
+        return run(*inputs)
+    given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+    device = planning_device()
+    kind = "" if device.is_here else device.kind
+    with _on(kind):
+        program = jax.make_jaxpr(run)(*given)
+    return _kernel_p.bind(*inputs, program=program, kind=kind)
 
 
 def _of_triton(

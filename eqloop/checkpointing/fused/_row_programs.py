@@ -24,7 +24,13 @@ from ._lowered import lowered
 from ._mosaic import BLOCK, why_not, written
 from ._numbers import Numbers
 from ._one_row import OneRow
-from ._pallas import by_mosaic, call, precision_of_tiles, waiting
+from ._pallas import (
+    by_mosaic,
+    call,
+    has_tensor_cores,
+    precision_of_tiles,
+    waiting,
+)
 from ._products import is_large
 from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
@@ -41,12 +47,14 @@ class Settings:
             or so. A device that also draws a screen stops kernels of several seconds,
             and none can be interrupted.
         mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
+        panels: Whether products by larger matrices are made by tensor cores there.
     """
 
     block: int | None = None
     interpret: bool = False
     most: int | None = None
     mosaic: bool = dataclasses.field(default_factory=by_mosaic)
+    panels: bool = dataclasses.field(default_factory=has_tensor_cores)
 
     def of(self, loop: Loop) -> "Settings":
         """Those for a loop."""

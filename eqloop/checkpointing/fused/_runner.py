@@ -19,7 +19,8 @@ from ..engine.orders._nested import Nested
 from ..engine.slots._slots import DeviceSlots
 from ..steps._loop import Loop
 from ..steps._step import Step
-from ._classes import FoundRows
+from ._backward import Backward
+from ._forward import Forward
 from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, way_back
 from ._pallas import NAME
 from ._row_programs import Settings
@@ -74,7 +75,7 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        if _declines(numbers, kernel.programs.found) is not None:
+        if _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -95,7 +96,10 @@ class FusedRunner(AbstractRunner):
         numbers = _numbers(step) // max(found.count, 1)
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
-        return f"one each way, {rows} of about {max(numbers, 1)} numbers{why}{backend}"
+        how = "one each way"
+        if not isinstance(kernel.panels, str):
+            how = "one, and two for each segment on the way back"
+        return f"{how}, {rows} of about {max(numbers, 1)} numbers{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
@@ -106,20 +110,21 @@ class FusedRunner(AbstractRunner):
         refuse_callbacks(
             step.jaxpr.effects, "A kernel", "Use another schedule, such as Chunked"
         )
-        found = forward_kernel(step, loop, self.settings).programs.found
-        return _declines(_numbers(step), found)
+        return _declines(forward_kernel(step, loop, self.settings), _numbers(step))
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
         return layout.order == Nested(self.nests) and layout.slots == DeviceSlots()
 
 
-def _declines(numbers: int, found: FoundRows) -> str | None:
+def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
     """Why so many numbers that a loop carries are too many, if they are."""
-    if numbers <= _MOST_OF_A_ROW * found.count:
+    found, panels = kernel.programs.found, kernel.panels
+    if numbers <= _MOST_OF_A_ROW * found.count or not isinstance(panels, str):
         return None
     if found.roots:
-        return f"a row carries {numbers // found.count} numbers, too many"
+        why = f"a row carries {numbers // found.count} numbers, too many"
+        return f"{why}; and with matrices in shared memory, {panels}" if panels else why
     return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
 
 
