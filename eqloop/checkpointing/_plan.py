@@ -18,7 +18,7 @@ from .engine._leaves import StoredLeaves
 from .engine._problem import Placements, Problem
 from .engine._transformed import again, needs_of_gradient, settled_problem
 from .engine.orders._all_at_once import AllAtOnce
-from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
+from .fused._choice import kernel_of, on_a_gpu, why_loop_back, why_no_kernel
 from .planning._alike import alike
 from .planning._cost import as_stored, computed_again, outputs_wanted, step_cost
 from .planning._memory import peak_bytes
@@ -341,6 +341,8 @@ def plan_of(
         found = kernel_of(problem, active, layout, measure) if is_row else None
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
+        if kernel.startswith("one there") and (why := why_loop_back(problem, active)):
+            kernel += f"; its way back is a loop, as {why}"
     if size is None:
         size = peak_bytes(problem, active, layout)
     # Then JAX has the step as it was traced.

@@ -14,7 +14,12 @@ from jax import lax
 
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
+from eqloop.checkpointing.fused._lowered import lowered
+from eqloop.checkpointing.fused._panel_kernels import parts_of
+from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
+
+from ..asserts import assert_same
 
 pytestmark = pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
 
@@ -110,3 +115,54 @@ def test_a_gru_is_what_it_is_without_a_kernel():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_are_other_cells(name, dtype):
     check(name, 16, dtype, most=3e-4 if dtype == "float32" else 3e-2)
+
+
+def test_it_goes_in_reverse_too():
+    check(normalised, 20, reverse=True)
+
+
+def panels_of(f, *shapes, own):
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return Panels(lowered(jax.make_jaxpr(f)(*types)), own, range(0))
+
+
+@pytest.mark.parametrize(
+    ("f", "why"),
+    [
+        (lambda w, h: jnp.flip(h, 1), "`rev` at .* is not for units"),
+        (lambda w, h: h @ h.T, "`dot_general` at .* multiplies vectors of each row"),
+        (lambda w, h: jnp.tanh(h.T @ h), "a row has an array of shape"),
+        (lambda w, h: h[:, ::2], "`slice` at .* takes single units"),
+        (lambda w, h: h[:, 2:3], "`slice` at .* takes single units"),
+        (lambda w, h: h[:, :1] * w[:1] @ w.T, "`slice` at .* takes single units"),
+    ],
+)
+def test_what_is_not_for_units_is_said(f, why):
+    with pytest.raises(NotPanelsError, match=why):
+        panels_of(f, (8, 8), (1, 8), own=[1])
+
+
+def test_gates_are_parts_of_one_product():
+    def f(w, b, h, x):
+        gates = h @ w[:8] + b[None] + x @ w[8:]
+        reset, update = jnp.split(gates, 2, 1)
+        return jnp.concatenate([reset * h, jnp.tanh(update)], 1)
+
+    panels = panels_of(f, (12, 16), (16,), (1, 8), (1, 4), own=[2, 3])
+    reset, update = panels.wide(panels.outs[0])
+    assert (reset.width, update.width) == (8, 8)
+    product, bias = reset.panels[0].panels
+    assert (product.kind, bias.kind) == ("product", "same")
+    # One for each of the vectors that is multiplied.
+    assert {factor.sizes for factor in product.factors} == {(8, 8), (4, 8)}
+    assert {factor.starts for factor in product.factors} == {(0, 0)}
+
+
+def test_numbers_of_float32_are_sums_of_narrow_ones():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
+    for count, bits in ((2, 16), (3, 23)):
+        total = sum(part.astype(jnp.float32) for part in parts_of(x, count))
+        assert np.max(np.abs(total / x - 1)) < 2.0**-bits
+    odd = jnp.array([jnp.inf, -jnp.inf, jnp.nan, 0])
+    total = sum(part.astype(jnp.float32) for part in parts_of(odd, 2))
+    assert_same(total, odd)

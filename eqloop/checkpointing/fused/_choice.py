@@ -261,11 +261,19 @@ def _there(problem: Problem, active: Active) -> Forward:
     return forward_kernel(run.row_step, run.loop, _settings())
 
 
-def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
+def why_loop_back(problem: Problem, active: Active) -> str:
+    """Why the way back of a cell that is a kernel is a loop; "" if it is not."""
+    back = _kernels(problem, active, Settings())[1].panels
+    return back if isinstance(back, str) else ""
+
+
+def _kernels(
+    problem: Problem, active: Active, settings: Settings | None = None
+) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
     run = settled_problem(problem.as_run, active, reverse=True)
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
     way = way_back(again(run), back, own)
     there = _there(problem, active)
-    return there, backward_kernel(way, run.loop_back, _settings())
+    return there, backward_kernel(way, run.loop_back, settings or _settings())

@@ -126,13 +126,30 @@ class PanelLoop:
         return max(p.width for p in self.all)
 
     @functools.cached_property
+    def _room(self) -> tuple[bool, int]:
+        """Whether levels share room, and how many columns a tile has that fits.
+
+        If each level has room of its own, what is multiplied is left there as soon as
+        it is computed, and takes no registers.
+        """
+        tiles = [t for t in (64, 32) if self.groups * t <= self._widest]
+        every = list(itertools.product([False, True], [*tiles, 16]))
+        sizes = [self._shared(*how) for how in every]
+        if min(sizes) > _MOST_SHARED:
+            raise NotPanelsError(f"they take {min(sizes)} B of shared memory")
+        return next(
+            how for how, n in zip(every, sizes, strict=True) if n <= _MOST_SHARED
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether operands of a level are where those of the one before were."""
+        return self._room[0]
+
+    @property
     def tile(self) -> int:
-        """How many columns a tile in shared memory has: the widest that fit."""
-        fitting = [t for t in (64, 32) if self.groups * t <= self._widest]
-        for tile in (*fitting, 16):
-            if (size := self._shared(tile)) <= _MOST_SHARED:
-                return tile
-        raise NotPanelsError(f"they take {size} B of shared memory, too many")
+        """How many columns a tile in shared memory has."""
+        return self._room[1]
 
     def padded(self, width: int, tile: int | None = None) -> int:
         """How many columns a panel has in memory: as many for each group."""
@@ -143,29 +160,36 @@ class PanelLoop:
         """How many of them a group has."""
         return self.padded(width) // self.groups
 
-    def rooms(self, tile: int) -> list[int]:
-        """The columns of rooms for operands: those of a level are in the first ones."""
-        widths = [
-            [
-                self.padded(x.width, tile)
-                for x, n in self.operands(level)
-                for _ in range(n)
-            ]
-            for level in range(self.levels + 1)
+    def rooms(self, is_shared: bool, tile: int) -> list[int]:
+        """The columns of rooms for operands, level by level, or of the widest level."""
+        levels = [
+            [self.padded(x.width, tile) for x, n in of_level for _ in range(n)]
+            for of_level in map(self.operands, range(self.levels + 1))
         ]
-        return [
-            max(of_level) for of_level in itertools.zip_longest(*widths, fillvalue=0)
-        ]
+        if is_shared:
+            return list(map(max, itertools.zip_longest(*levels, fillvalue=0)))
+        return [width for widths in levels for width in widths]
 
-    def _shared(self, tile: int) -> int:
-        size = 2 * ROWS * sum(self.rooms(tile))
+    def _shared(self, is_shared: bool, tile: int) -> int:
+        size = 2 * ROWS * sum(self.rooms(is_shared, tile))
         for factor, count in self.matrices:
             a, b = (self.padded(n, tile) for n in factor.sizes)
             size += 2 * a * b * count
         return size + 4 * ROWS * self.groups * len(self.of_kind("summed"))
 
+    def prepared(self, inputs: Sequence[Value | None]) -> tuple[Any, list[Value]]:
+        """What is known of the inputs, as the kernel takes it: of rows, and shared."""
+        of_rows = {
+            i: self._opened(i, x)
+            for i in self.own_inputs
+            if (x := inputs[i]) is not None
+        }
+        return of_rows, self.shared(inputs)
+
     def shared(self, inputs: Sequence[Value]) -> list[Value]:
         """What rows share, as the kernel takes it."""
+        none = [jnp.int32(0)] * len(self.of.found.roots)
+        inputs = [*inputs, *none, *self.of.lifted_values]
         wanted = [*self.same, *(factor.matrix.var for factor, _ in self.matrices)]
         found = self.panels.before(inputs, wanted)
         same, matrices = split(found, len(self.same))
@@ -186,23 +210,24 @@ class PanelLoop:
         stored: Sequence[tuple[int, int]] = (),
         held: Sequence[bool] = (),
         slots: int = 0,
+        prepared: Any = None,
     ) -> tuple[list[Value], dict[Panel, Value], list[Value]]:
         """Runs steps from the `first` on: the carry, what is written, stored carries.
 
-        Carries are `stored` before segments, so many of so many steps each.
+        Carries are `stored` before segments, so many of so many steps each. Some inputs
+        may be `prepared` before.
         """
         from jax.experimental.pallas import mosaic_gpu as gpu
 
         found, interpret = self.of.found, self.of.settings.interpret
-        none = [jnp.int32(0)] * len(found.roots)
-        inputs = [*inputs, *none, *self.of.lifted_values]
         numbers = jnp.stack([jnp.int32(0), jnp.asarray(first, jnp.int32)])
-        leaves = {
-            i: self.of.leaf(self.vals[i], axis and (axis[0], inputs[i].shape[axis[0]]))
-            for i, axis in self.times.items()
-        }
-        of_rows = [self._opened(i, inputs[i], leaves.get(i)) for i in self.own_inputs]
-        given = [numbers, *of_rows, *self.shared(inputs)]
+        leaves = {i: self._leaf(i, inputs[i]) for i in self.times}
+        opened, shared = prepared or self.prepared(inputs)
+        of_rows = [
+            opened[i] if i in opened else self._opened(i, inputs[i])
+            for i in self.own_inputs
+        ]
+        given = [numbers, *of_rows, *shared]
         kept = pick(self.nexts, held) if stored else []
         length = steps if self.stored else self.loop.length
 
@@ -223,13 +248,13 @@ class PanelLoop:
         ]
         scratch = [
             matrices,
-            [room(ROWS, width) for width in self.rooms(self.tile)],
+            [room(ROWS, width) for width in self.rooms(*self._room)],
             [gpu.SMEM((self.groups, ROWS), _FLOAT) for _ in self.of_kind("summed")],
             gpu.Barrier(num_arrivals=max(len(matrices), 1)),
             gpu.Barrier(num_arrivals=self.groups),
         ]
-        counts = 1, len(of_rows), len(self.same), len(matrices)
-        counts = *counts, len(self.nexts), len(self.outs), len(kept)
+        counts = [1, *map(len, (of_rows, self.same, matrices))]
+        counts += map(len, (self.nexts, self.outs, kept))
 
         def body(*refs: Any) -> None:
             *refs, rooms = split(refs, *counts)
@@ -264,14 +289,19 @@ class PanelLoop:
         """The inputs of rows."""
         return sorted([*self.carried, *self.times])
 
-    def _opened(self, i: int, x: Value, leaf: Leaf | None) -> Value:
+    def _leaf(self, i: int, x: Value) -> Leaf:
+        axis = self.times[i]
+        return self.of.leaf(self.vals[i], axis and (axis[0], x.shape[axis[0]]))
+
+    def _opened(self, i: int, x: Value) -> Value:
         """An input of rows, with columns for the units that panels have in memory."""
-        if leaf is None:
+        if i in self.carried:
             width = self.nexts[i - self.carried.start].width
             shape = (self.of.found.count, width)[: 1 + (width > 1)]
             x, ends, axis = x.reshape(shape), [self.padded(width)], -1
         else:
-            x, given = leaf.opened(x), self.of_kind("given")
+            leaf, given = self._leaf(i, x), self.of_kind("given")
+            x = leaf.opened(x)
             ends = [p.start + self.padded(p.width) for p in given if p.of == i]
             axis = next((k for k, a in enumerate(leaf.axes) if _is_units(a)), 0)
         sizes = list(x.shape)
@@ -335,8 +365,9 @@ class _Block:
         self._matrices = {
             f.key: list(itertools.islice(rest, n)) for f, n in of.matrices
         }
+        rest = iter(operands)
         for level in range(of.levels + 1):
-            rest = iter(operands)
+            rest = iter(operands) if of.is_shared else rest
             for x, n in of.operands(level):
                 self._operands[level, x] = list(itertools.islice(rest, n))
         self._sums = dict(zip(of.of_kind("summed"), sums, strict=True))
@@ -393,41 +424,45 @@ class _Block:
         self._carry, self._made = dict(zip(of.carried, carry, strict=True)), {}
         at = self._local if of.stored else self._index
         for level in range(of.levels + 1):
-            new = [x for x, _ in of.operands(level + 1)]
-            sums = of.of_kind("summed", level + 1)
-            # Products are made where they are used, but before their operands go.
-            for panel in of.of_kind("product", level):
-                self._value(panel)
-            if new or sums:
+            for ref, panel in zip(self._outs, of.outs, strict=True):
+                if panel.level == level:
+                    self._write(ref, (at,), panel, self._value(panel))
+            new, sums = of.operands(level + 1), of.of_kind("summed", level + 1)
+            if not (new or sums):
+                continue
+            if of.levels == 1:
                 self._wait()
-            outs = {
-                p: r
-                for p, r in zip(of.outs, self._outs, strict=True)
-                if p.level == level
-            }
-            for panel in dict.fromkeys([*new, *outs]):
-                if panel in outs:
-                    self._write(outs[panel], (at,), panel, self._value(panel))
-                if panel in new:
-                    self._leave(panel, level + 1)
+            later = list[tuple[Any, Value]]()
+            put = later.append if of.is_shared else self._put
+            for x, count in new:
+                columns = self._columns(0, x.width)
+                refs = self._operands[level + 1, x]
+                parts = parts_of(self._masked(x), count)
+                for ref, part in zip(refs, parts, strict=True):
+                    put((ref.at[self._zero, :, columns], part))
             for panel in sums:
                 totals = [
                     jnp.sum(self._masked(x), 1) if x.width > 1 else self._value(x)
                     for x in panel.panels
                 ]
-                total = functools.reduce(jnp.add, totals)
-                gpu.store(self._sums[panel].at[self._group], total, optimized=False)
-            if new or sums:
-                gpu.commit_smem()
+                ref = self._sums[panel].at[self._group]
+                put((ref, functools.reduce(jnp.add, totals)))
+            # Products are made where they are used, but before their operands go.
+            for panel in of.of_kind("product", level):
+                self._value(panel)
+            if of.is_shared:
                 self._wait()
+            for pair in later:
+                self._put(pair)
+            gpu.commit_smem()
+            self._wait()
+            # They are read before another step writes them.
+            for panel in sums:
+                self._value(panel)
         return [gpu.layout_cast(self._value(p), self._layout_of(p)) for p in of.nexts]
 
-    def _leave(self, panel: Panel, level: int) -> None:
-        """Leaves what is multiplied in shared memory."""
-        x, refs = self._masked(panel), self._operands[level, panel]
-        columns = self._columns(0, panel.width)
-        for ref, part in zip(refs, parts_of(x, len(refs)), strict=True):
-            self.gpu.store(ref.at[self._zero, :, columns], part, optimized=False)
+    def _put(self, pair: tuple[Any, Value]) -> None:
+        self.gpu.store(*pair, optimized=False)
 
     def _wait(self) -> None:
         self.gpu.barrier_arrive(self._barrier)

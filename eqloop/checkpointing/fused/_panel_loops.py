@@ -6,7 +6,7 @@ the factors of cotangents of matrices, of each step, and their products over the
 and steps of a segment are made after it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,20 +39,9 @@ class PanelsForward:
             raise NotPanelsError("")  # nobody would expect it
         _check(of, loop, [*carry, *x, *y])
         self._loop, self._carry, self._y = loop, carry, y
-        panels = _panels(of, program, carry)
-        nexts = list(map(panels.one, range(len(carry))))
-        self._ys = list(map(panels.wide, panels.outs[len(carry) :]))
-        outs = dict.fromkeys(p for wide in self._ys for p in wide)
-        self._run = PanelLoop(
-            of,
-            panels,
-            program.ins,
-            range(len(consts), len(consts) + len(carry)),
-            _times(of, consts, carry, zip(x, loop.x_axes, strict=True)),
-            nexts,
-            list(outs),
-            loop,
-        )
+        axes = [None] * (len(consts) + len(carry)) + [(axis,) for axis in loop.x_axes]
+        at = range(len(consts), len(consts) + len(carry))
+        self._run, self._ys = _panel_loop(of, loop, program, at, axes)
         factors = [f for p in self._run.of_kind("product") for f in p.factors]
         if not any(min(f.sizes) >= _LEAST for f in factors):
             raise NotPanelsError(f"none has {_LEAST} rows and columns")
@@ -95,36 +84,21 @@ class PanelsBackward:
         _check(of, loop, [*h, *x, *z, *g, *before, *ct_x])
         if any(v.pending for v in (*before, *ct_x)):
             raise NotPanelsError("a sum over rows is carried, or is of a step")
+        # What is added up is of all rows, or of one.
+        if any(_has_rows(of, val) == bool(val.pending) for val in sums):
+            raise NotPanelsError("a cotangent is a sum over some of the rows")
         self._loop, self._vals = loop, vals
         self._ct_axes = [loop.x_axes[i] for i in x_of]
-        n, of_x = len(c), list(zip(x, loop.x_axes, strict=True))
-        panels = _panels(of, again, h)
-        at = range(n, n + len(h))
-        times = _times(of, c, h, of_x)
-        nexts = list(map(panels.one, range(len(h))))
-        self._again = PanelLoop(of, panels, again.ins, at, times, nexts, [], loop)
-        panels = _panels(of, pull, g)
-        self._sums, _, cts = split(panels.outs, len(sums), len(g))
-        nexts = [panels.one(len(sums) + i) for i in range(len(g))]
-        self._cts = list(map(panels.wide, cts))
-        outs = [p for wide in self._cts for p in wide]
-        for val, out in zip(sums, self._sums, strict=True):
-            pairs = out.pairs if isinstance(out, Outer) else [(out, ())]
-            outs += [p for pair in pairs for wide in pair[:2] for p in wide]
-            if _has_rows(of, val) == bool(val.pending):
-                raise NotPanelsError("a cotangent is a sum over some of the rows")
-        start = n + len(h) + len(x) + len(z)
-        self._pull = PanelLoop(
-            of,
-            panels,
-            pull.ins,
-            range(start, start + len(g)),
-            _times(of, c, [], [*((v, 0) for v in h), *of_x, *((v, 0) for v in z)]),
-            nexts,
-            list(dict.fromkeys(outs)),
-            loop,
-            frozenset(at),
+        at = range(len(c), len(c) + len(h))
+        none, of_x = [None] * len(c), [(axis,) for axis in loop.x_axes]
+        axes = [*none, *[None] * len(h), *of_x]
+        self._again, _ = _panel_loop(of, loop, again, at, axes)
+        axes = [*none, *[(0,)] * len(h), *of_x, *[(0,)] * len(z), *[None] * len(g)]
+        going = range(len(axes) - len(g), len(axes))
+        self._pull, outs = _panel_loop(
+            of, loop, pull, going, axes, len(sums), frozenset(at)
         )
+        self._sums, self._cts = split(outs, len(sums))
         _check_registers(self._again, self._pull)
 
     def __call__(
@@ -141,6 +115,10 @@ class PanelsBackward:
         dtypes = [sum_dtype(v.aval.dtype, self._loop.sums) for v in sums]
         totals = [jnp.zeros(v.shape, d) for v, d in zip(sums, dtypes, strict=True)]
         state: Any = totals, list(carried)
+        # These are the same for all segments.
+        none = [[None] * len(vals) for vals in self._vals[1:5]]
+        again = self._again.prepared([*consts, *none[0], *xs])
+        pull = self._pull.prepared([*consts, *none[0], *xs, *zs, *none[3]])
         position, row, parts = self._loop.length, sum(n.levels[0] for n in nests), []
         for nest in reversed(nests):
             position, row = position - nest.length, row - nest.levels[0]
@@ -154,11 +132,11 @@ class PanelsBackward:
                 carries = [a[None] for a in carry]
                 if steps > 1:
                     inputs, held = [*consts, *carry, *xs], [True] * len(carry)
-                    every = [(steps, 1)], held, steps
+                    every = [(steps, 1)], held, steps, again
                     _, _, carries = self._again(inputs, first, steps, *every)
                     carries = _stacked(carries, h)
                 inputs = [*consts, *carries, *xs, *zs, *going]
-                going, outs, _ = self._pull(inputs, first, steps)
+                going, outs, _ = self._pull(inputs, first, steps, prepared=pull)
                 going = [a.reshape(v.shape) for a, v in zip(going, g, strict=True)]
                 totals = [
                     total + _term(val, out, outs).astype(total.dtype)
@@ -199,7 +177,19 @@ def _term(val: Val, out: Wide | Outer, outs: dict[Panel, Value]) -> Value:
     return sum(terms[1:], start=terms[0]).reshape(val.shape)
 
 
-def _panels(of: RowPrograms, program: AxisProgram, carried: Sequence[Val]) -> Panels:
+def _panel_loop(
+    of: RowPrograms,
+    loop: Loop,
+    program: AxisProgram,
+    carried: range,
+    axes: Sequence[tuple[int] | None],
+    first: int = 0,
+    stored: frozenset[int] = frozenset(),
+) -> tuple[PanelLoop, list[Any]]:
+    """A loop of the steps of a program, and its outputs but what is carried.
+
+    `axes` says where steps are in each input; the carry is from the `first` output on.
+    """
     made = written(of.program(program))
     if (why := why_not([made])) is not None:
         raise NotPanelsError(why)
@@ -207,24 +197,25 @@ def _panels(of: RowPrograms, program: AxisProgram, carried: Sequence[Val]) -> Pa
     numbers = made.jaxpr.invars[n : n + len(of.found.roots)]
     used = [v for eqn in made.jaxpr.eqns for v in eqn.invars]
     if any(leaf.rows for leaf in of.lifted) or any(
-        v is w for v in used for w in numbers
+        v is number for v in used for number in numbers
     ):
         raise NotPanelsError("it has a table of the rows, or their numbers")
     own = [i for i, val in enumerate(program.ins) if _has_rows(of, val)]
-    at = next((i for i, val in enumerate(program.ins) if val is carried[0]), 0)
-    return Panels(made, own, range(at, at + len(carried)))
+    panels = Panels(made, own, carried)
+    last = first + len(carried)
+    nexts = list(map(panels.one, range(first, last)))
+    outs = [*panels.outs[:first], *panels.outs[last:]]
+    parts = dict.fromkeys(p for out in outs for wide in _wides(out) for p in wide)
+    times = {i: axes[i] for i in own if i not in carried}
+    return PanelLoop(
+        of, panels, program.ins, carried, times, nexts, list(parts), loop, stored
+    ), outs
 
 
-def _times(
-    of: RowPrograms,
-    consts: Sequence[Val],
-    carry: Sequence[Val],
-    others: Iterable[tuple[Val, int]],
-) -> dict[int, tuple[int] | None]:
-    """The axis of the steps of each input that has rows and is not carried."""
-    found = {i: None for i, val in enumerate(consts) if _has_rows(of, val)}
-    first = len(consts) + len(carry)
-    return {**found, **{first + i: (axis,) for i, (_, axis) in enumerate(others)}}
+def _wides(out: Wide | Outer) -> list[Wide]:
+    if isinstance(out, Outer):
+        return [wide for left, right, _ in out.pairs for wide in (left, right)]
+    return [out]
 
 
 def _has_rows(of: RowPrograms, val: Val) -> bool:

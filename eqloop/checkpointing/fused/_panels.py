@@ -53,7 +53,7 @@ class Same:
 
     @property
     def is_number(self) -> bool:
-        return self.value is not None or not self.var.aval.shape
+        return self.value is not None or self.var.aval.size == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Panel:
     def narrow(self) -> "Panel":
         """The numbers of bfloat16 that it has in another type, if it has."""
         is_cast = self.kind == "mapped" and _is_cast(self.of)
-        return self.ins[0] if is_cast and self.ins[0].dtype == NARROW else self
+        return self.panels[0] if is_cast and self.ins[0].dtype == NARROW else self
 
 
 # What rows have: a number or a vector each.
@@ -132,10 +132,6 @@ class Outer:
     """A matrix that is added up over rows: products of two vectors of each row."""
 
     pairs: tuple[tuple[Wide, Wide, Any], ...]
-
-
-def width_of(wide: Wide) -> int:
-    return sum(panel.width for panel in wide)
 
 
 class Panels:
@@ -165,7 +161,7 @@ class Panels:
 
     def _run(self, own: Sequence[int]) -> list[Wide | Outer]:
         jaxpr = self._program.jaxpr
-        env = {v: _same(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
+        env: dict[Any, Any] = {v: _same(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
         for i in own:
             aval = jaxpr.invars[i].aval
             given = Panel("given", _units(aval.shape), aval.dtype, i)
@@ -173,7 +169,7 @@ class Panels:
 
         def read(v: Any) -> Any:
             if isinstance(v, jex.Literal):
-                return Same(None, v.aval.shape, v.aval.dtype, v.val)
+                return Same(None, aval_of(v).shape, aval_of(v).dtype, v.val)
             return env[v]
 
         for eqn in jaxpr.eqns:
@@ -209,7 +205,8 @@ class Panels:
                 return ins[0]
             if _is_sum(eqn) and all(isinstance(x, Outer) for x in ins):
                 return Outer(tuple(pair for x in ins for pair in x.pairs))
-        of = [x if _is_number(x) else self.wide(x) for x in ins]
+        n = _units(aval_of(eqn.outvars[0]).shape)
+        of = [x if _is_number(x) else _spread(self.wide(x), n) for x in ins]
         ends = sorted({b for x in of if not isinstance(x, Same) for b in _ends(x)})
         parts = (
             [x if isinstance(x, Same) else self._part(x, a, b) for x in of]
@@ -312,6 +309,13 @@ def _level(wide: Wide) -> int:
     return max(p.level for p in wide)
 
 
+def _spread(x: Wide, n: int) -> Wide:
+    """A number of each row as so many units, if it is one."""
+    if n == sum(panel.width for panel in x):
+        return x
+    return (Panel("spread", n, x[0].dtype, ins=x, level=x[0].level),)
+
+
 # Operations in which a row has a part.
 
 
@@ -319,10 +323,7 @@ def _moved(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
     """What moves no unit, repeats a number, or turns a matrix."""
     before, after = (aval_of(v).shape for v in (eqn.invars[0], eqn.outvars[0]))
     if not isinstance(x, Outer):
-        n = _units(after)
-        if n == width_of(x):
-            return x
-        return (Panel("spread", n, x[0].dtype, ins=x, level=x[0].level),)
+        return _spread(x, _units(after))
     order = eqn.params.get("permutation") or range(len(before))
     order = [i for i in order if before[i] != 1]
     if [n for n in after if n != 1] != [before[i] for i in order]:

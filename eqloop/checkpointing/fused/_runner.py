@@ -77,6 +77,9 @@ class FusedRunner(AbstractRunner):
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
         if _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
+        there = forward_kernel(sweep.step, sweep.loop, self.settings)
+        if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
+            return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
         counts = [] if own is None else [own]
@@ -98,7 +101,7 @@ class FusedRunner(AbstractRunner):
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how = "one each way"
         if not isinstance(kernel.panels, str):
-            how = "one, and two for each segment on the way back"
+            how = "one there, and two for each segment back"
         return f"{how}, {rows} of about {max(numbers, 1)} numbers{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
