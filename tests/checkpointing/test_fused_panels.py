@@ -15,7 +15,7 @@ from jax import lax
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
 from eqloop.checkpointing.fused._lowered import lowered
-from eqloop.checkpointing.fused._panel_kernels import parts_of
+from eqloop.checkpointing.fused._panel_block import parts_of
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
 

@@ -19,8 +19,9 @@
   `_mosaic.py` writes programs by the operations that its backend Mosaic GPU has.
 - **Cells**: rows with vectors of units, which are multiplied by matrices that all rows
   share. `_panels.py` has their programs, by some units of all rows of a block,
-  `_panel_kernels.py` the kernels of these, by tensor cores, and `_panel_loops.py` a
-  loop of them and its way back.
+  `_panel_rooms.py` the shared memory that they take, `_panel_block.py` what a block
+  runs, by tensor cores, `_panel_kernels.py` the kernels, and `_panel_loops.py` a loop
+  of them and its way back.
 - **In the engine**: `_runner.py` runs a loop of a layout by them. `_nests.py` says
   which carries are stored, and `_choice.py` finds the kernel that a budget takes.
 """

@@ -1,6 +1,7 @@
 """What Pallas is asked: one kernel over blocks of rows.
 
-No other file imports it but `_panel_kernels.py`, whose kernels are of another kind.
+No other file imports it but `_panel_kernels.py` and `_panel_block.py`, whose kernels
+are of another kind.
 
 It takes a while to import, and few programs need it, so that is done where it is used.
 

@@ -21,7 +21,8 @@ from ..steps._loop import Loop
 from ._classes import AxisProgram, Val
 from ._mosaic import why_not, written
 from ._pallas import NAME
-from ._panel_kernels import ROWS, PanelLoop, joined
+from ._panel_kernels import PanelLoop, joined
+from ._panel_rooms import ROWS
 from ._panels import NotPanelsError, Outer, Panel, Panels, Wide
 from ._row_programs import RowPrograms
 

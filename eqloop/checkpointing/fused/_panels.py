@@ -172,11 +172,15 @@ class Panels:
                 return Same(None, aval_of(v).shape, aval_of(v).dtype, v.val)
             return env[v]
 
+        seen = dict[Any, list[Same]]()
         for eqn in jaxpr.eqns:
             ins, (out, *_) = list(map(read, eqn.invars)), eqn.outvars
             if all(isinstance(x, Same) for x in ins):
+                # A matrix is cast for each of its products, and is in memory once.
+                key = eqn.primitive, str(eqn.params), tuple(map(id, eqn.invars))
                 self._before.append(eqn)
-                env.update((v, _same(v, eqn, ins)) for v in eqn.outvars)
+                made = seen.setdefault(key, [_same(v, eqn, ins) for v in eqn.outvars])
+                env.update(zip(eqn.outvars, made, strict=True))
             elif eqn.primitive.name in ELEMENTWISE:
                 env[out] = self._mapped(eqn, ins)
             elif (rule := _RULES.get(eqn.primitive.name)) is not None:
