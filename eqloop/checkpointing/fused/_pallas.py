@@ -55,7 +55,8 @@ def interpreted_by_mosaic() -> Any:
     """How kernels that only Mosaic GPU has are interpreted."""
     from jax.experimental.pallas import mosaic_gpu
 
-    return mosaic_gpu.InterpretGPUParams()
+    backend: Any = mosaic_gpu
+    return backend.InterpretGPUParams()
 
 
 def call(

@@ -117,22 +117,28 @@ class PanelBlock:
         self._carry, self._made = dict(zip(of.carried, carry, strict=True)), {}
         at = self._local if of.stored else self._index
         for level in range(of.levels + 1):
-            for ref, panel in zip(self._outs, of.outs, strict=True):
-                if panel.level == level:
-                    self._write(ref, (at,), panel, self._value(panel))
-            new, sums = of.operands(level + 1), of.of_kind("summed", level + 1)
-            if not (new or sums):
-                continue
-            if of.levels == 1:
+            outs = {
+                panel: ref
+                for ref, panel in zip(self._outs, of.outs, strict=True)
+                if panel.level == level
+            }
+            new, sums = dict(of.operands(level + 1)), of.of_kind("summed", level + 1)
+            if of.levels == 1 and (new or sums):
                 self._wait()
             later = list[tuple[Any, Value]]()
             put = later.append if of.is_shared else self._put
-            for x, count in new:
-                columns = self._columns(0, x.width)
-                refs = self._operands[level + 1, x]
-                parts = parts_of(self._masked(x), count)
-                for ref, part in zip(refs, parts, strict=True):
-                    put((ref.at[self._zero, :, columns], part))
+            # Each is written as soon as it is computed, and then takes no registers.
+            for panel in dict.fromkeys([*new, *outs]):
+                if panel in outs:
+                    self._write(outs[panel], (at,), panel, self._value(panel))
+                if panel in new:
+                    columns = self._columns(0, panel.width)
+                    parts = parts_of(self._masked(panel), new[panel])
+                    refs = self._operands[level + 1, panel]
+                    for ref, part in zip(refs, parts, strict=True):
+                        put((ref.at[self._zero, :, columns], part))
+            if not (new or sums):
+                continue
             for panel in sums:
                 totals = [
                     jnp.sum(self._masked(x), 1) if x.width > 1 else self._value(x)

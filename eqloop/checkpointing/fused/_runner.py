@@ -99,10 +99,10 @@ class FusedRunner(AbstractRunner):
         numbers = _numbers(step) // max(found.count, 1)
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
-        how = "one each way"
+        how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
         if not isinstance(kernel.panels, str):
-            how = "one there, and two for each segment back"
-        return f"{how}, {rows} of about {max(numbers, 1)} numbers{why}{backend}"
+            how, why = "one there, and two for each segment back", ""
+        return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
         """Why a loop cannot be one kernel, if it cannot."""
