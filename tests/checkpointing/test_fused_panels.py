@@ -19,7 +19,7 @@ from eqloop.checkpointing.fused._panel_block import parts_of
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
 
-from ..asserts import assert_same
+from ..asserts import assert_close, assert_same
 
 pytestmark = pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
 
@@ -50,7 +50,7 @@ def lstm(inputs, dtype):
 
 
 def normalised(inputs, dtype):
-    """A minimal cell of two layers, of which the inner one is normalised."""
+    """A minimal cell of two layers, with a normalisation and a mask."""
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = (UNITS, inputs + UNITS), (UNITS, UNITS), (UNITS,)
     weights = [
@@ -63,8 +63,8 @@ def normalised(inputs, dtype):
         y = inner @ jnp.concatenate([x, h])
         y = y - jnp.mean(y)
         y = y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale
-        h = h + 0.5 * (jnp.tanh(outer @ jax.nn.relu(y)) - h)
-        return h, None
+        new = h + 0.5 * (jnp.tanh(outer @ jax.nn.relu(y)) - h)
+        return jnp.where(jnp.sum(x) > -1, new, h), None
 
     return weights, step
 
@@ -166,3 +166,31 @@ def test_numbers_of_float32_are_sums_of_narrow_ones():
     odd = jnp.array([jnp.inf, -jnp.inf, jnp.nan, 0])
     total = sum(part.astype(jnp.float32) for part in parts_of(odd, 2))
     assert_same(total, odd)
+
+
+@pytest.mark.slow
+def test_so_are_gradients_of_each_row_and_second_derivatives():
+    cell, step = gru(16, "float32")
+    h, xs = start_of(gru, "float32"), jnp.ones((ROWS, 2, 16))
+
+    def loss(schedule, cell, h, xs):
+        run = lambda h, xs: el.Scan(functools.partial(step, cell), schedule=schedule)(
+            h, xs
+        )
+        return jnp.sum(jax.vmap(run)(h, xs)[0] ** 2)
+
+    def each(schedule):
+        of = jax.grad(functools.partial(loss, schedule), (1, 2))
+        return jax.vmap(lambda h, x: of(cell, h[None], x[None]))(h, xs)
+
+    def second(schedule):
+        of = jax.grad(functools.partial(loss, schedule), (0, 1))
+        return jax.jvp(of, (cell, h, xs), (cell, h, xs))
+
+    for f in (each, second):
+        every = [
+            jax.tree.leaves(jax.jit(f, static_argnums=0)(s))
+            for s in (FUSED, el.StoreAll())
+        ]
+        for a, b in zip(*every, strict=True):
+            assert_close(a, b, rtol=3e-3, atol=3e-4 * np.max(np.abs(b)))

@@ -213,9 +213,15 @@ class PanelBlock:
         if i in self.of.carried:
             return self._carry[i]
         time = self._local if i in self.of.stored else self._index
-        columns = self._columns(panel.start, panel.width) if panel.width > 1 else 0
+        columns = self._columns(panel.start, panel.width)
         index = tuple(
-            time if axis.is_time else columns if axis.first is None else self._rows
+            time
+            if axis.is_time
+            else self._rows
+            if axis.first is not None
+            else columns
+            if axis.size > 1
+            else 0
             for axis in self._leaves[i].axes
         )
         return self._load(self._own[i], index, panel)

@@ -153,7 +153,7 @@ class PanelLoop(PanelRooms):
 
 
 def _is_units(axis: Axis) -> bool:
-    return axis.first is None and not axis.is_time
+    return axis.first is None and not axis.is_time and axis.size > 1
 
 
 def joined(arrays: Sequence[Value]) -> Value:

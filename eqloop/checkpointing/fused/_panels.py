@@ -317,7 +317,15 @@ def _spread(x: Wide, n: int) -> Wide:
     """A number of each row as so many units, if it is one."""
     if n == sum(panel.width for panel in x):
         return x
-    return (Panel("spread", n, x[0].dtype, ins=x, level=x[0].level),)
+    return (_spread_panel(x[0], n),)
+
+
+def _spread_panel(x: Panel, n: int) -> Panel:
+    # Flags are not spread: they are computed for each unit.
+    if x.kind == "mapped" and x.dtype == np.dtype(bool):
+        ins = (_spread_panel(y, n) if isinstance(y, Panel) else y for y in x.ins)
+        return dataclasses.replace(x, width=n, ins=tuple(ins))
+    return Panel("spread", n, x.dtype, ins=(x,), level=x.level)
 
 
 # Operations in which a row has a part.
