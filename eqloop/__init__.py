@@ -15,7 +15,6 @@ from . import ir
 from ._arrays import accumulating_in
 from ._calls import document_settings as _document_settings
 from ._device import planning_for
-from ._programs import check_new_jax as _check_new_jax
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -82,8 +81,6 @@ from .progress import ProgressBar
 from .rescheduling import ForeignLoop, Reschedule
 from .resuming import Resumable
 from .tracing import EvalShape, Jit, Named, NonFiniteError, Trace, Traced, find_leaves
-
-_check_new_jax()
 
 # Where JAX says where an operation comes from, it should name the user's line.
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)

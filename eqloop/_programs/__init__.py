@@ -26,11 +26,9 @@ A program is a jaxpr on a flat list of arrays.
   divides it where JAX transposes a part of it. `_small_equations.py` has those that are
   no loops: tables of integers, values without their derivatives, and marks for a
   debugger; `_program_call.py` that of any program.
-- **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
 from . import _partial_eval as _partial_eval  # sets up rules of JAX
-from ._assumptions import check_jax, check_new_jax
 from ._calculus import (
     along_axis,
     batched,
