@@ -377,7 +377,11 @@ def test_what_is_seen_of_a_piece_multiplies_its_estimate():
         for count in (1, 8, 64):
             plain = estimated.block(reversal, count)
             assert pace.block(reversal, count) == pytest.approx(5 * plain)
-    # Batches take as many times as long until they are seen.
+    # Batches take as many times as long until they are seen; but what single steps are
+    # slow by for reasons of their own is not told of them.
+    slow = pace.with_seen(RESIDUALS, 50.0)
+    assert slow.block(ByResiduals(), 64) > 49 * estimated.block(ByResiduals(), 64)
+    assert slow.block(Together(8), 64) == pytest.approx(6 * plain)
     seen = pace.with_seen(piece_of(Together(8)), 0.5)
     assert seen.block(reversal, 64) == pytest.approx(plain / 2)
 
