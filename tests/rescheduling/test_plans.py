@@ -272,3 +272,25 @@ def test_a_function_without_loops():
     found = el.Reschedule(jnp.sin).plans(W)
     assert (len(found.taken), found.left) == (0, ())
     assert str(found) == "no loop is planned"
+
+
+@pytest.mark.parametrize(("inner", "width"), [(2, 27), (3, 64), (4, 27)])
+def test_the_least_budget_that_an_error_names_is_enough(inner: int, width: int):
+    # With more for the outer loop, the inner one has more as well, and may use it.
+    def step(h: Any, x: Any) -> Any:
+        g, _ = lax.scan(lambda c, _: (jnp.sin(1.1 * c), None), h, length=inner)
+        return jnp.tanh(g + x), None
+
+    def loss(h: Any, xs: Any) -> Any:
+        return jnp.sum(lax.scan(step, h, xs)[0] ** 2)
+
+    def traced(nbytes: int) -> None:
+        schedule = el.Budget(nbytes, measure=False)
+        gradient = jax.grad(el.Reschedule(loss, schedule))
+        jax.jit(gradient).trace(jnp.ones(width), jnp.ones((40, width)))
+
+    with pytest.raises(ValueError, match="It needs at least") as error:
+        traced(1)
+    said = re.search(r"which is (\d+) bytes", str(error.value))
+    assert said is not None
+    traced(int(said[1]))
