@@ -100,6 +100,13 @@ OTHERS = (
         "Recursive(8)",
         "Recursive(8)",
     ),
+    Headline(
+        "a loop that fills an array, 64,000 steps",
+        "buffers",
+        "Gradient of h0 and xs: a row written at each of 64000 steps",
+        "Recursive(16)",
+        "Recursive(16)",
+    ),
 )
 
 

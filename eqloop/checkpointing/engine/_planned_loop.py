@@ -257,8 +257,8 @@ class PlannedLoop(MaskableLoop):
         zeros = self.zero_cts()
         if saves.layout.stores_residuals:
             ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
-            loop = self.problem.loop
-            cts = pull_residuals(loop, residuals, *map(instantiated, ends))
+            about = self.problem.step, self.problem.loop, residuals
+            cts = pull_residuals(*about, *map(instantiated, ends))
             return tuple(map(put, zeros, active, cts))
         inputs, stored = residuals
         # A callback is refused here and not in the forward sweep: without a cotangent,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from .._comparison import Comparison
 from ._ablation import ablation
 from ._budget import budget, million
+from ._buffers import buffers
 from ._calls import calls
 from ._cells import cells
 from ._convolutions import convolutions
@@ -139,6 +140,13 @@ GROUPS: Mapping[str, Group] = {
         "Leaves of the carry that no reversal reads, rows that are only written, and "
         "slots in a lower precision, in files, or replaced by an inverse.",
         slots,
+    ),
+    "buffers": Group(
+        "An array that a loop fills",
+        "The carry has an array with a row for each step, which writes it. JAX's "
+        "derivative of such a scan copies the whole array at each step, so its time "
+        "grows with the square of the number of steps.",
+        buffers,
     ),
     "sliced": Group(
         "Some of the outputs",
