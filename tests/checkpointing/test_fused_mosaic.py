@@ -43,6 +43,7 @@ def reasons(monkeypatch):
     return noted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["lorenz", "neuron", "izhikevich", "branches", "newton"]
 )
@@ -58,6 +59,7 @@ def test_so_are_those_of_larger_steps(name, reasons):
     assert set(reasons) == {""}
 
 
+@pytest.mark.slow
 def test_every_mode_of_differentiation(reasons):
     alike(all_modes, W, H, XS)
     assert "" in reasons

@@ -282,6 +282,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_loop_by_rows_has_its_schedule(schedule: str, tmp_path: Any):
     kept = SCHEDULES[schedule](tmp_path)
@@ -313,6 +314,7 @@ def test_a_reversible_loop_keeps_its_inverse():
     assert_close(run(el.Fit(f, "1MiB")), run(f), 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_solve_with_constant_steps_goes_by_rows():
     diffrax = pytest.importorskip("diffrax")
 

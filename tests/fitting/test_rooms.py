@@ -133,7 +133,7 @@ ROOMS = {
 NAMES = ("Scan", "CheckpointedWhileLoop", "ScanWhile")
 
 
-EVERY_DAY = ("shard_map", "ChunkedVmap", "ParallelMap", "custom_jvp")
+EVERY_DAY = ("shard_map", "ChunkedVmap", "custom_jvp")
 
 
 @pytest.mark.parametrize("name", slow_if(lambda name: name not in EVERY_DAY, ROOMS))

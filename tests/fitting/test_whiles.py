@@ -40,6 +40,7 @@ def of_jax(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(jax.lax.while_loop(lambda c: c[0] < 200, body, (0, x))[1] ** 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [16, 80])
 @pytest.mark.parametrize("f", [until, scan_while])
 def test_checkpoints_are_chosen_within_a_budget(f: Any, rows: int):
@@ -49,6 +50,7 @@ def test_checkpoints_are_chosen_within_a_budget(f: Any, rows: int):
     assert_close(gradient(W, X), jax.grad(f, (0, 1))(W, X), 1e-4, 1e-4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("f", [until, scan_while])
 def test_more_memory_stores_more_carries(f: Any):
     budgets = (16 * ROW, 60 * ROW, 400 * ROW)

@@ -248,6 +248,7 @@ HELD = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", HELD)
 def test_constants_that_print_alike_are_others(name):
     make, f, size, is_packed = HELD[name]

@@ -140,6 +140,7 @@ def test_a_batch_starts_most_operations_once():
     assert (alone.started_once, alone.dots_once) == (0, 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("args", "nbytes", "kind"),
     [

@@ -173,6 +173,7 @@ IN_PLACE = "rows of the cotangent of a leaf are read and written in place"
 MASKED = "writes to a leaf are masked: examples that have stopped write no rows"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("loop", "has_stages", "notes"),
     [
@@ -187,6 +188,7 @@ def test_while_loops(loop, has_stages, notes):
     assert "; ".join(notes) in str(found.plan)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reads", [False, True])
 def test_masked_writes(reads):
     loss = stopping(checkpointed, reads, False)
