@@ -188,7 +188,6 @@ def test_while_loops(loop, has_stages, notes):
     assert "; ".join(notes) in str(found.plan)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("reads", [False, True])
 def test_masked_writes(reads):
     loss = stopping(checkpointed, reads, False)
