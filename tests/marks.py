@@ -43,7 +43,7 @@ def leave_some(items: Iterable[pytest.Item]) -> None:
 
 def _left(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
     """Of the cases of a test those that are not run."""
-    # Which value of each parameter a case has. Those that go together are one.
+    # Which value of each parameter a case has.
     known = collections.defaultdict[str, dict[int, int]](dict)
     number = lambda name, value: known[name].setdefault(id(value), len(known[name]))
     values = [
@@ -52,9 +52,10 @@ def _left(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
         )
         for case in cases
     ]
-    # Those with one value, and those that go with another, are none of their own.
+    # Those that go together are one. What one value is left of was chosen by hand.
     apart = set(zip(*(dict(v).values() for v in values), strict=True))
-    if sum(len(set(column)) > 1 for column in apart) <= 1:
+    varying = sum(len(set(column)) > 1 for column in apart)
+    if len(apart) == 1 or (varying == 1 and len(cases) > _EVERY[1][0]):
         every = next(every for most, every in _EVERY if len(cases) <= most)
         return [case for i, case in enumerate(cases) if i % every]
     left, runs = list(range(len(cases))), collections.Counter[tuple[str, int]]()
