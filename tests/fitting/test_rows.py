@@ -203,7 +203,7 @@ def test_derivatives_are_those_of_the_function(f: Any, shapes: Any, rows: int):
     def every(f: Any, *args: Any) -> Any:
         g = gradient(f, len(args))
         batch = [jnp.stack([x, x / 2]) for x in args]
-        return jax.jvp(g, args, [jnp.cos(x) for x in args]), jax.vmap(g)(*batch)
+        return jax.jvp(g, args, tuple(map(jnp.cos, args))), jax.vmap(g)(*batch)
 
     ours = in_chunks(f, rows, *inputs)
     actual, expected = (
