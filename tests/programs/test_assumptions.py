@@ -60,6 +60,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     place, attribute, value, words = CHANGES[name]
@@ -99,6 +100,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("values", FLAGS, ids=",".join)
 def test_flags_make_no_difference(values: dict[str, object]):
     if not all(hasattr(jax.config, name) for name in values):
@@ -121,6 +123,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CALLS)
 def test_the_library_can_be_imported_in_a_function_that_is_traced(name: str):
     CALLS[name](jnp.ones((2, 3)))
