@@ -140,6 +140,7 @@ def test_a_split_step_whose_products_may_be_stored():
     assert found.peak_bytes == pytest.approx(own.peak_bytes, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_frontier_of_split_arrays_is_that_of_one_device():
     weight, *args = split(mesh_of(b=DEVICES))
     scan = el.Scan(jax.tree_util.Partial(cell, weight), schedule=el.Recursive(16))

@@ -257,6 +257,7 @@ def test_rows_of_a_checkpoint_are_run_again():
     assert a_fourth < temp_bytes(g(loss), w, x) / 2
 
 
+@pytest.mark.slow
 def test_models_with_auxiliary_outputs_and_counts():
     model = eqx.nn.MLP(D, D, 32, 3, key=jax.random.key(0))
     x = normal(1, (64, D))

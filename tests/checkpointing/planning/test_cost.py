@@ -19,6 +19,7 @@ from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
+from ...marks import slow
 from ..steps import field, gru, ode, recurrent
 
 pytestmark = pytest.mark.sampled
@@ -140,12 +141,11 @@ def test_a_batch_starts_most_operations_once():
     assert (alone.started_once, alone.dots_once) == (0, 0)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("args", "nbytes", "kind"),
     [
         (gru(512, 32), 180_000, Together),
-        (field(512), 2_000_000, ByResiduals),
+        slow(field(512), 2_000_000, ByResiduals),
         (field(512), 200_000, ByResiduals),
     ],
     ids=["gru", "field", "field in little"],
