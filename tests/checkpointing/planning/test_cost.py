@@ -19,7 +19,6 @@ from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
-from ...marks import slow
 from ..steps import field, gru, ode, recurrent
 
 pytestmark = pytest.mark.sampled
@@ -145,7 +144,7 @@ def test_a_batch_starts_most_operations_once():
     ("args", "nbytes", "kind"),
     [
         (gru(512, 32), 180_000, Together),
-        slow(field(512), 2_000_000, ByResiduals),
+        (field(512), 2_000_000, ByResiduals),
         (field(512), 200_000, ByResiduals),
     ],
     ids=["gru", "field", "field in little"],
