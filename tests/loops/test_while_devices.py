@@ -169,7 +169,7 @@ def test_every_mode_of_what_is_closed_over(kind, mode):
     check_closed_over(LOOPS[kind], STEPS["product"], mode)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", of_all_modes.values(), ids=of_all_modes)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_every_mode_of_every_step(step, mode):
