@@ -17,7 +17,6 @@ from jax import lax
 
 import eqloop as el
 
-
 Function = Callable[..., Any]
 
 

@@ -16,7 +16,6 @@ from jax import lax
 
 import eqloop as el
 
-
 H, XS = jnp.zeros(3), jnp.ones((20, 3))
 PACKAGE = str(Path(el.__file__).parent)
 SMALL = el.Budget(8, measure=False)
