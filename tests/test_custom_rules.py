@@ -166,15 +166,6 @@ def test_scans_under_all_schedules(rule, schedule):
     check_scan(rule, schedule, {**SECOND, **THIRD})
 
 
-@pytest.mark.parametrize("mode", slow_if(lambda m: m != "third, all in reverse", THIRD))
-@pytest.mark.parametrize(
-    ("rule", "schedule"), [slow(inside, "Recursive"), (leaves, "blocks")]
-)
-@pytest.mark.slow
-def test_third_derivatives(rule, schedule, mode):
-    check_scan(rule, SCHEDULES[schedule], {mode: THIRD[mode]})
-
-
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [

@@ -54,14 +54,8 @@ def _no_loop_is_left_to_the_engine():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, *map(slow, sorted({*STEPS} - {*QUICK}))])
 def test_values_and_gradients_are_those_of_lax_scan(name):
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
-def test_so_are_those_of_larger_steps(name):
     check(name)
 
 

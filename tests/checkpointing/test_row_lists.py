@@ -237,12 +237,6 @@ cases = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRITES)
-def test_the_gradient_with_each_way_to_write(name):
-    check(name, 0, grad)
-
-
 def test_a_step_with_an_operation_that_has_no_result():
     def step(carry, x):
         i, h, rows = carry
