@@ -14,7 +14,7 @@ import pytest
 
 import eqloop as el
 
-from .marks import slow, slow_if
+from .marks import slow
 from .schedules import BLOCKS, CHUNKS, LAST, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
@@ -150,9 +150,9 @@ def check_scan(rule: Any, schedule: Any, modes: Any = ()) -> None:
 
 
 @pytest.mark.parametrize(
-    # The others are in the loops and maps below.
+    # The others are in the loops and maps below, and in the weekly test.
     "rule",
-    slow_if((keeps, another, clips, inside).__contains__, REVERSE),
+    [leaves, backward],
     ids=lambda rule: rule.__name__,
 )
 def test_scans(rule):
