@@ -1,6 +1,7 @@
 """The package as a whole: what importing it brings along, its version, its floors."""
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = {"tqdm", "matplotlib", "pydot", "optax"}
 
 
+@functools.cache
 def modules_after(statement: str) -> set[str]:
     """The names of the modules that a fresh interpreter holds after `statement`."""
     code = f"{statement}\nimport sys\nprint(*sys.modules)"

@@ -325,6 +325,7 @@ def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
     assert found.evaluations == LENGTH
 
 
+@pytest.mark.slow
 def test_a_frontier_is_measured(runs: Runs):
     f, init, xs = recurrent(LENGTH)
     plans = el.Scan(f).frontier(init, xs)
@@ -430,6 +431,7 @@ def test_steps_with_known_products_are_as_much_faster_as_others_of_their_kind():
     assert ratio(base.of_known, base) < 1
 
 
+@pytest.mark.slow
 def test_layouts_say_of_which_pieces_their_time_is_made_up():
     f, init, xs = recurrent(64)
     layout = lambda schedule: el.Scan(f, schedule=schedule).plan(init, xs)._layout
