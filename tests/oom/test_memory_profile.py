@@ -97,6 +97,16 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert "stored" in str(change)
 
 
+def test_a_table_has_whole_sentences_and_says_how_many_more_there_are():
+    profile = el.memory_profile(scanned)(*CASES["scan"].args)
+    first, *others = profile.advice
+    lines = " ".join(str(profile).splitlines())
+    assert f"help: {first}" in lines
+    assert len(str(profile).splitlines()) <= 10
+    left = [text for text in others if text not in lines]
+    assert (f"; {len(left)} more: .advice" in lines) == bool(left)
+
+
 @pytest.mark.usefixtures("as_users_have_it")
 def test_advice_knows_of_rows_of_precision_and_of_a_fit():
     def head(w, x):
