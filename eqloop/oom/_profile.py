@@ -77,6 +77,10 @@ class MemoryProfile:
     _plans: Callable[[], Plans] | None = dataclasses.field(repr=False, compare=False)
     _heap: Heap | None = dataclasses.field(repr=False, compare=False)
 
+    def __getstate__(self) -> Mapping[str, object]:
+        # In another process there is nothing to make plans of.
+        return vars(self) | {"_plans": None}
+
     @property
     def largest(self) -> Alive | None:
         """The largest of what XLA assigned besides inputs and outputs."""
