@@ -300,6 +300,24 @@ def test_a_file_is_written_and_read(runs: Runs, tmp_path: Any):
     assert [p.name for p in tmp_path.iterdir()] == ["times.json"]
 
 
+def test_a_file_is_in_use_within_a_with(runs: Runs, tmp_path: Any):
+    found, (first, second) = plan(), (tmp_path / name for name in ("a", "b"))
+    for before in (None, first):
+        el.measurements(before)
+        plan()
+        runs.seen.clear()
+        with el.measurements(second):
+            plan()
+            assert bool(runs.seen) == (before is None)
+        assert second.exists()
+        runs.seen.clear()
+        assert plan().pinned == found.pinned
+        assert not runs.seen, "what was known before is known again"
+        plan(el.Budget("1MiB"))
+        kept = len(second.read_text())
+    assert len(first.read_text()) >= kept
+
+
 @pytest.mark.parametrize("fast", ["together", "everything"])
 def test_what_was_seen_decides(runs: Runs, fast: str):
     """If batches were slow they are not taken, and the other way round."""
