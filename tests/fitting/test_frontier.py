@@ -84,11 +84,12 @@ def test_plans_of_rows_and_of_none_are_pinned_and_say_what_they_take():
     by_rows = [any(" parts of " in p.stores for p in plan.parts) for plan in frontier]
     assert any(by_rows)
     assert not all(by_rows)
-    expected = jax.jit(jax.grad(head))(*args)
-    for plan in (frontier[0], frontier[-1]):
+    expected = jax.grad(head)(*args)
+    for plan in frontier:
         again = plan.pinned.plan(*args)
         assert again.peak_bytes == plan.peak_bytes
         assert [p.stores for p in again.parts] == [p.stores for p in plan.parts]
+    for plan in (frontier[0], frontier[-1]):
         assert_close(jax.jit(jax.grad(plan.pinned))(*args), expected, 1e-3, 1e-5)
 
 
