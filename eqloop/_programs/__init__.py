@@ -30,7 +30,7 @@ A program is a jaxpr on a flat list of arrays.
 """
 
 from . import _partial_eval as _partial_eval  # sets up rules of JAX
-from ._assumptions import check_jax, check_new_jax
+from ._assumptions import check_jax
 from ._calculus import (
     along_axis,
     batched,

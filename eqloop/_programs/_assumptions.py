@@ -2,8 +2,9 @@
 
 Most of what the library takes from JAX fails aloud once it is gone. Here is the rest:
 names that it compares, texts that it reads, and keys that it takes to differ. They are
-tried when the library is imported. That traces a few small programs; it compiles
-nothing, and does not ask which devices there are.
+tried when the library is imported, if the tests have not run with that version of JAX.
+That traces a few small programs; it compiles nothing, and does not ask which devices
+there are.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,16 +47,6 @@ _EXPECTED_NAMES = _named(
     pmin psum remat2 rng_bit_generator rng_uniform scan scatter scatter-add slice
     while"""
 )
-
-
-# The tests have run with these, so they need no check, which takes a tenth of a second.
-_CHECKED = frozenset({"0.10.0", "0.10.2", "0.11.2", "0.12.0", "0.12.0.1"})
-
-
-def check_new_jax() -> None:
-    """Checks JAX if it is a version that the tests have not run with."""
-    if jax_version() not in _CHECKED:
-        check_jax()
 
 
 def check_jax() -> None:
