@@ -158,31 +158,29 @@ def _ratios(
 
 
 def _planned(problem: Callable[[int], Any], rounds: int) -> Iterator[Verdict]:
-    args = problem(LENGTH)
+    """The seconds of a first plan, and the programs of it and of those that follow."""
+    args, twice = problem(LENGTH), problem(2 * LENGTH)
+    batch = _in_rows(args)
     gradient = problems.gradient(lax_scan().run)
-    program = _compile(gradient, args)
-    nbytes = temp_bytes(program) // 10
+    nbytes = temp_bytes(_compile(gradient, args)) // 10
 
-    def plan(length: int, nbytes: int) -> el.Plan:
-        cell, init, xs = problem(length)
+    def plan(args: Any, nbytes: int) -> el.Plan:
+        cell, init, xs = args
         return el.Scan(cell, schedule=el.Budget(nbytes)).plan(init, xs)
 
-    def batch() -> Any:
-        run = ours(el.Budget(ROWS * nbytes)).run
-        return el.plans(_batch_gradient(run))(*_in_rows(args))
+    def of_batch() -> Any:
+        return el.plans(_batch_gradient(ours(el.Budget(ROWS * nbytes)).run))(*batch)
 
-    first = functools.partial(plan, LENGTH, nbytes)
+    first = functools.partial(plan, args, nbytes)
     plain, own = _in_turn([lambda: _compile(gradient, args), first], rounds)
-    seconds = np.subtract(own, np.multiply(2, plain))
-    yield _verdict(
-        f"{_beside('`Budget`', plain, own)}; over twice that", seconds, 1, " s"
-    )
+    more = np.subtract(own, np.multiply(2, plain))
+    yield _verdict(f"{_beside('`Budget`', plain, own)}; over twice that", more, 1, " s")
     forget()
     for text, run, at_most in (
         ("the plan", first, 3),
-        ("a tenth less", lambda: plan(LENGTH, nbytes * 9 // 10), 0),
-        ("twice the length and bytes", lambda: plan(2 * LENGTH, 2 * nbytes), 0),
-        (f"{ROWS} rows", batch, 0),
+        ("a tenth less", lambda: plan(args, nbytes * 9 // 10), 0),
+        ("twice the length and bytes", lambda: plan(twice, 2 * nbytes), 0),
+        (f"{ROWS} rows", of_batch, 0),
     ):
         before = programs_compiled()
         run()
