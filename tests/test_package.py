@@ -50,6 +50,22 @@ def test_import_leaves_what_few_programs_need(name: str):
     assert not any(module.endswith(f".{name}") for module in added)
 
 
+def rooms_after(statement: str) -> set[str]:
+    """The rooms, and the modules beside them, that `statement` imports."""
+    names = (name.split(".") for name in modules_after(statement))
+    return {name[1] for name in names if name[0] == "eqloop" and len(name) > 1}
+
+
+def test_rooms_are_imported_when_something_of_them_is_asked_for():
+    at_once = "_compat _device _known_devices _types _version"
+    assert rooms_after("import eqloop") == {*at_once.split()}
+    rooms = rooms_after("from eqloop import Scan")
+    others = "autodiff debug diffrax fitting ir mapping oom rescheduling resuming"
+    assert "loops" in rooms
+    assert rooms.isdisjoint(others.split())
+    assert "fitting" in rooms_after("import eqloop; eqloop.fitting")
+
+
 def test_version_is_that_of_the_distribution():
     try:
         version = importlib.metadata.version("eqloop")

@@ -142,7 +142,7 @@ from ._places import (
 )
 from ._program_call import ProgramCall, laid_out_call
 from ._ranges import Range, range_of_literal, range_of_result
-from ._reaching import moving_variables, reached
+from ._reaching import moved_by, moving_variables, reached
 from ._registers import Registers, registers_of, varint
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
