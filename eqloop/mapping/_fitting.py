@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put, refuse_symbolic_sizes
-from .._calls import format_bytes, format_limit
+from .._calls import exact_bytes, format_bytes, format_limit
 from .._programs import aval_of, digest_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, PyTree
 from ..checkpointing import (
@@ -52,7 +52,7 @@ class Within:
         _refuse_symbolic(f)
         bytes_of = _bytes_by_size(f, _whole_map, "run")
         if f.origin is None:
-            return self.in_chunks_of(self._fitting(*self._found(f, bytes_of)), f)
+            return AtMost(self._fitting(*self._found(f, bytes_of))).loop(f)
         size = self._fitting(*self._size_for_all(f.origin))
         taken = bytes_of(size)
         if taken > self.nbytes:
@@ -64,7 +64,7 @@ class Within:
                 f"budget is {format_limit(self.nbytes)}. Give a number of rows as "
                 f"`chunk_size`."
             )
-        return self.in_chunks_of(size, f)
+        return AtMost(size).loop(f)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
@@ -86,7 +86,7 @@ class Within:
 
         # Value and derivative are in one program here, so they have the same chunks.
         bytes_of = _bytes_by_size(f, program, (policy, marks))
-        return self.in_chunks_of(self._fitting(*self._found(f, bytes_of)), f)
+        return AtMost(self._fitting(*self._found(f, bytes_of))).loop(f)
 
     def _size_for_all(self, f: ChunkFunction) -> tuple[int, int]:
         """The size of chunks in which both the value and the gradient fit."""
@@ -139,13 +139,10 @@ class Within:
         self, f: ChunkFunction, bytes_of: Callable[[int], int]
     ) -> tuple[int, int]:
         """A size that fits, or 0, and the bytes of that or of the least size."""
-        owner, what = f"Budget({self.nbytes})", f"a map over {f.length} rows"
+        owner = f"Budget({exact_bytes(self.nbytes)!r})"
+        what = f"a map over {f.length} rows"
         with says_if_long(owner, what, "the map in chunks of a few sizes"):
             return largest_that_fits(f.length, self.nbytes, bytes_of)
-
-    def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
-        """The map in chunks of at most so many rows."""
-        return AtMost(size).loop(f)
 
 
 # What a map asks of its `chunk_size`: the methods that both of these have.

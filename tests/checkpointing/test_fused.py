@@ -172,6 +172,18 @@ def test_bfloat16_is_added_up_in_float32():
     alike(gradient(run), *map(narrow, (W, H, XS)))
 
 
+def test_products_of_bfloat16():
+    def run(s, w, h, xs):
+        step = lambda h, x: (jnp.sin(w @ h + x), None)
+        h, _ = jax.vmap(lambda h, x: el.Scan(step, schedule=s)(h, x))(h, xs)
+        return h.astype(jnp.float32)
+
+    inputs = 0.3 * numbers(2, 2), numbers(3, 2), numbers(3, LENGTH, 2)
+    inputs = [x.astype(jnp.bfloat16) for x in inputs]
+    of = lambda s: jax.jit(functools.partial(gradient(run), s))(*inputs)
+    assert_close(of(FUSED), of(el.StoreAll()), rtol=0.05, atol=0.05)
+
+
 def test_products_by_tiles():
     """The weights are used twice, and in parts."""
 

@@ -301,9 +301,10 @@ def test_a_loop_in_rows_may_run_at_once_by_schedules_and_takes_as_long_as_it_doe
     assert min(rows) > 1.2 * min(at_once)
 
 
-def test_entries_that_are_equally_large_share_a_cotangent():
-    x = jnp.round(3 * normal(0, (N, D)))
-    y = jnp.round(3 * normal(1, (N, D)))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_entries_that_are_equally_large_share_a_cotangent(dtype: str):
+    x = jnp.round(3 * normal(0, (N, D))).astype(dtype)
+    y = jnp.round(3 * normal(1, (N, D))).astype(dtype)
     f = lambda x, y: jnp.max(jnp.minimum(x @ y.T, 5.0))
     run = lambda f: jax.jit(gradient(f, 2))(x, y)
     assert_close(run(in_chunks(f, 10, x, y)), run(f))

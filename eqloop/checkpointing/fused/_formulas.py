@@ -92,7 +92,8 @@ def _shifted(x: Value, n: Value, shift: Rule) -> Value:
 
 def to_integers(p: Params, x: Value) -> Value:
     """Floats as integers of fewer than 32 bits: the nearest one, and 0 of NaN."""
-    info, x = jnp.iinfo(p["new_dtype"]), x.astype(jnp.promote_types(x.dtype, "float32"))
+    info, is_narrow = jnp.iinfo(p["new_dtype"]), x.dtype.itemsize < 4
+    x = x.astype(np.float32) if is_narrow else x
     low, high = (lax.full_like(x, n) for n in (info.min, info.max))
     inside = lax.clamp(low, jnp.where(is_nan(x), lax.full_like(x, 0), x), high)
     return inside.astype(np.int32).astype(info.dtype)
