@@ -243,10 +243,12 @@ class Budget(AbstractSchedule):
             size = device_bytes(problem, active, smaller)
             if size <= needed.nbytes:
                 break
-            # The loops in the step have a share of what this one has, and may use it.
             needed = dataclasses.replace(self, nbytes=size)
-            problem = _shared(problem, needed)
-            times = paces(problem, active, self.measure)
+            # The loops in the step have a share of what this one has, and may use it.
+            if (shared := _shared(problem, needed)) is problem:
+                break
+            far, problem = times.far, shared
+            times = dataclasses.replace(paces(problem, active, self.measure), far=far)
         size = needed.nbytes
         least = plan_of(needed, problem, active, smaller, times)
         own = dataclasses.replace(problem, step=step)
@@ -278,14 +280,9 @@ class InnerBudget(AbstractSchedule):
     depth: int = 1
 
     @property
-    def budget(self) -> Budget:
-        """Its share."""
-        share = max(self.whole.nbytes >> self.depth, 1)
-        return dataclasses.replace(self.whole, nbytes=share)
-
-    @property
     def budgeted_bytes(self) -> int:
-        return self.budget.nbytes
+        """Its share."""
+        return max(self.whole.nbytes >> self.depth, 1)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored if it fits; otherwise what the budget finds."""
@@ -294,7 +291,8 @@ class InnerBudget(AbstractSchedule):
         takes = counted_bytes(everything, cost) + working_set(cost)
         if takes <= self.budgeted_bytes:
             return everything
-        return self.budget._layout(loop, refuses=False)
+        share = dataclasses.replace(self.whole, nbytes=self.budgeted_bytes)
+        return share._layout(loop, refuses=False)
 
 
 def _shared(problem: Problem, whole: Budget) -> Problem:
@@ -312,7 +310,7 @@ def _shared(problem: Problem, whole: Budget) -> Problem:
         return with_formula(eqn, formula.with_params(problem=changed))
 
     step = problem.step.rewritten(lambda program: map_equations(program, change))
-    return dataclasses.replace(problem, step=step)
+    return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
 def refuse_second_place(owner: str, budget: Budget) -> None:
