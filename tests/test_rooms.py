@@ -200,7 +200,7 @@ MOST_LINES = {
     "_arrays": 1020,
     "_calls": 1089,
     "_compiled": 582,
-    "_programs": 3531,
+    "_programs": 3532,
     "autodiff": 909,
     "branching": 352,
     "checkpointing": 2789,
@@ -218,7 +218,7 @@ MOST_LINES = {
     "mapping": 1856,
     "oom": 450,
     "progress": 536,
-    "rescheduling": 640,
+    "rescheduling": 639,
     "resuming": 1749,
     "tracing": 372,
 }

@@ -229,13 +229,12 @@ class Rewriting:
         # are left to JAX: what they store is there for one step of the scan at a time,
         # and is computed again with it.
         program = eqn.params["jaxpr"]
-        inner = schedule if isinstance(schedule, InnerBudget) else None
-        if inner is not None:
-            inner = dataclasses.replace(inner, depth=inner.depth + 1)
+        inner: InnerBudget | None = None
+        if isinstance(schedule, InnerBudget):
+            inner = dataclasses.replace(schedule, depth=schedule.depth + 1)
         elif is_budget(schedule):
             inner = InnerBudget(schedule)
-        if inner is not None:
-            inside = dataclasses.replace(inside, schedule=inner)
+        inside = dataclasses.replace(inside, schedule=inner or inside.schedule)
         new, notes = self._of(program, inside)
         may_leave = self.only is None and inner is None
         some_taken = inside.schedule is not None and not all(n.why for n in notes)

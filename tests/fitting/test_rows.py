@@ -12,6 +12,7 @@ import eqloop as el
 from eqloop.checkpointing import axis_maps, fitting
 from eqloop.fitting._cut import Cut
 from eqloop.fitting._options import EVERYTHING, Way
+from eqloop.fitting._written import flattened
 
 from ..asserts import assert_close
 from ..compiling import taken_and_made, temp_bytes
@@ -404,3 +405,10 @@ def test_an_operation_is_a_map_or_a_sum_along_its_axes():
         x, 0.0, jax.lax.add, (1, 2, 1), (1, 1, 2), "VALID"
     )
     assert maps(windows, (2, 3, 4)) == {((0,), (0,))}
+
+
+def test_what_is_only_copied_is_not_run_by_rows():
+    program = jax.make_jaxpr(lambda x: jnp.sin(jnp.copy(x)))(jnp.ones(3))
+    names = lambda program: [eqn.primitive.name for eqn in program.eqns]
+    assert "copy" in names(program)
+    assert names(flattened(program)) == ["sin"]
