@@ -87,13 +87,6 @@ OTHERS = (
         "Recursive(16)",
     ),
     Headline(
-        "one GRU of width 128, 1000 steps",
-        "cells",
-        "Gradient of weights, h0 and xs: GRU of width 128, 1000 steps",
-        "Recursive(16)",
-        "Recursive(16)",
-    ),
-    Headline(
         "a convolutional LSTM, 30 steps",
         "convolutions",
         "Gradient of all inputs: convolutional LSTM, 30 steps",
