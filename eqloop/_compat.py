@@ -151,13 +151,13 @@ def linear_outputs(tangents: PyTree) -> PyTree:
 
 
 def with_symbolic_zeros(
-    moved_by: Callable[[], Sequence[Sequence[bool]]],
+    moved_by: Callable[[], Sequence[Sequence[int]]],
     inputs: Sequence[Value],
     outputs: Sequence[Value],
 ) -> list[Value]:
     """The outputs of a primitive, so that those without a tangent are known to be."""
     # JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
-    # `moved_by` has, for each output, a mark for each input that moves it.
+    # `moved_by` has, for each output, the numbers of the inputs that move it.
     if not _ALL_MOVE:
         return list(outputs)
     # Each by itself: where JAX 0.10 leaves out unused outputs of a custom derivative
@@ -165,8 +165,8 @@ def with_symbolic_zeros(
     # alone that move it, as partial evaluation takes an output for unknown if one of
     # them is.
     return [
-        _through(tuple(x for x, mark in zip(inputs, marks, strict=True) if mark), out)
-        for marks, out in zip(moved_by(), outputs, strict=True)
+        _through(tuple(inputs[i] for i in moving), out)
+        for moving, out in zip(moved_by(), outputs, strict=True)
     ]
 
 

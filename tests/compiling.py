@@ -37,6 +37,15 @@ def temp_bytes(f: Callable[..., Any], *args: Any) -> int:
     """
     is_shape = lambda x: isinstance(x, tuple) and x and {*map(type, x)} == {int}
     types = [jax.ShapeDtypeStruct(x, "float32") if is_shape(x) else x for x in args]
+    return _compiled(f, *types).memory_analysis().temp_size_in_bytes
+
+
+def taken_and_made(f: Callable[..., Any], *args: Any) -> tuple[int, Any]:
+    """Those bytes, and what the function gives: by one program."""
+    program = _compiled(f, *args)
+    return program.memory_analysis().temp_size_in_bytes, program(*args)
+
+
+def _compiled(f: Callable[..., Any], *args: Any) -> Any:
     # A function of its own, so that nothing remembers the program of another call.
-    compiled = jax.jit(lambda *args: f(*args)).lower(*types).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    return jax.jit(lambda *args: f(*args)).lower(*args).compile()

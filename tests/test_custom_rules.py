@@ -14,7 +14,7 @@ import pytest
 
 import eqloop as el
 
-from .marks import slow, slow_if
+from .marks import slow
 from .schedules import BLOCKS, CHUNKS, LAST, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
@@ -150,9 +150,9 @@ def check_scan(rule: Any, schedule: Any, modes: Any = ()) -> None:
 
 
 @pytest.mark.parametrize(
-    # The others are in the loops and maps below.
+    # The others are in the loops and maps below, and in the weekly test.
     "rule",
-    slow_if((keeps, another, clips, inside).__contains__, REVERSE),
+    [leaves, backward],
     ids=lambda rule: rule.__name__,
 )
 def test_scans(rule):
@@ -164,15 +164,6 @@ def test_scans(rule):
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_scans_under_all_schedules(rule, schedule):
     check_scan(rule, schedule, {**SECOND, **THIRD})
-
-
-@pytest.mark.parametrize("mode", slow_if(lambda m: m != "third, all in reverse", THIRD))
-@pytest.mark.parametrize(
-    ("rule", "schedule"), [slow(inside, "Recursive"), (leaves, "blocks")]
-)
-@pytest.mark.slow
-def test_third_derivatives(rule, schedule, mode):
-    check_scan(rule, SCHEDULES[schedule], {mode: THIRD[mode]})
 
 
 @pytest.mark.parametrize(

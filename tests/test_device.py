@@ -129,6 +129,7 @@ PLANNED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("i", range(len(PLANNED)), ids=list(PLANNED))
 def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     compiled = []

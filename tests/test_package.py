@@ -1,6 +1,7 @@
 """The package as a whole: what importing it brings along, its version, its floors."""
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = {"tqdm", "matplotlib", "pydot", "optax"}
 
 
+@functools.cache
 def modules_after(statement: str) -> set[str]:
     """The names of the modules that a fresh interpreter holds after `statement`."""
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
@@ -46,6 +48,21 @@ def test_import_brings_no_package_that_is_no_dependency(packages_added: set[str]
 def test_import_leaves_what_few_programs_need(name: str):
     added = modules_after("import eqloop") - modules_after("import equinox")
     assert not any(module.endswith(f".{name}") for module in added)
+
+
+def rooms_after(statement: str) -> set[str]:
+    """The rooms, and the modules beside them, that `statement` imports."""
+    names = (name.split(".") for name in modules_after(statement))
+    return {name[1] for name in names if name[0] == "eqloop" and len(name) > 1}
+
+
+def test_rooms_are_imported_when_something_of_them_is_asked_for():
+    assert rooms_after("import eqloop") == {"_version"}
+    rooms = rooms_after("from eqloop import Scan")
+    others = "autodiff debug diffrax fitting ir mapping oom rescheduling resuming"
+    assert "loops" in rooms
+    assert rooms.isdisjoint(others.split())
+    assert "fitting" in rooms_after("import eqloop; eqloop.fitting")
 
 
 def test_version_is_that_of_the_distribution():

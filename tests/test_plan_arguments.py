@@ -17,8 +17,6 @@ from jax import lax
 
 import eqloop as el
 
-from .marks import slow
-
 Function = Callable[..., Any]
 
 
@@ -261,7 +259,7 @@ def test_each_way_to_say_it_gives_the_same_plan(case):
         assert plans[way] == plans[first], way
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Scan", "ScanWhile"])
 @pytest.mark.parametrize("group", OF_SCANS)
 def test_a_frontier_takes_them_as_well(name, group):

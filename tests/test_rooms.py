@@ -192,21 +192,21 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 40,812 in all. A commit that saves some takes its line down. What takes one up names
+# 40,560 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far: the sum never goes up.
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
-    ".": 1047,
+    ".": 944,
     "_arrays": 1020,
-    "_calls": 1091,
+    "_calls": 1089,
     "_compiled": 582,
-    "_programs": 3705,
+    "_programs": 3532,
     "autodiff": 909,
     "branching": 352,
-    "checkpointing": 2763,
-    "checkpointing/engine": 5659,
-    "checkpointing/fused": 4187,
-    "checkpointing/planning": 1843,
+    "checkpointing": 2789,
+    "checkpointing/engine": 5667,
+    "checkpointing/fused": 4188,
+    "checkpointing/planning": 1841,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
     "checkpointing/whiles": 800,
@@ -215,10 +215,10 @@ MOST_LINES = {
     "fitting": 2822,
     "ir": 2230,
     "loops": 2380,
-    "mapping": 1864,
+    "mapping": 1856,
     "oom": 450,
     "progress": 536,
-    "rescheduling": 638,
+    "rescheduling": 639,
     "resuming": 1749,
     "tracing": 372,
 }
@@ -233,7 +233,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 40_812
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 40_560
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():

@@ -35,6 +35,18 @@ def test_no_test_is_imported():
     assert found == []
 
 
+def test_what_marks_a_case_marks_no_test():
+    """It would be a case, and not be run."""
+    found = [
+        (path.relative_to(TESTS).as_posix(), node.name)
+        for path in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(mark) == "slow" for mark in node.decorator_list)
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("said", ["ValueError: Scan: … 3", "TypeError: 3 … Scan: `f`"])
 def test_an_error_of_another_kind_or_order_is_noticed(said: str):
     wrong = lambda: el.Scan(3)

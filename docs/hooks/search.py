@@ -15,6 +15,7 @@ BOOSTS = {
     "recipes/index": 1.0,
     "guides/": 2.0,
     "guides/while_loops": 3.0,  # the search itself ignores the word "while"
+    "symptoms": 2.0,
     "how_": 0.5,
     "coming_from/": 0.5,
     "contributing": 0.3,

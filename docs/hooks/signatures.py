@@ -20,6 +20,9 @@ class ModuleSignatures(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Called once all of the package has been read."""
+        package = importlib.import_module(pkg.name)
+        for name in package.__all__:
+            getattr(package, name)  # which imports it, and completes its docstring
         for found in list(_classes(pkg)):
             module = importlib.import_module(found.module.path)
             value = getattr(module, found.name, None)

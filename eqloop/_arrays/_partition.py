@@ -208,14 +208,14 @@ def put(
     ]
 
 
-def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
-    """The marks of what is marked in one list or in the other."""
-    return [a or b for a, b in zip(flags, others, strict=True)]
+def union(flags: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The marks of what is marked in one list or in the other; bits, if it has any."""
+    return [a | b for a, b in zip(flags, others, strict=True)]
 
 
 def closed_under(
-    flags: Sequence[bool], more: Callable[[list[bool]], Sequence[bool]]
-) -> list[bool]:
+    flags: Sequence[Any], more: Callable[[list[Any]], Sequence[Any]]
+) -> list[Any]:
     """Some marks, and those that follow from them, until no mark is added."""
     found = list(flags)
     while (grown := union(found, more(found))) != found:

@@ -313,15 +313,6 @@ def as_count(owner: str, setting: str, what: str, value: object, least: int = 1)
 
 def parse_bytes(owner: str, setting: str, value: object) -> int:
     """The number of bytes that an int or a string such as `"512MiB"` stands for."""
-    count = _count_of(owner, setting, value)
-    if count < 1:
-        raise ValueError(
-            f"{owner}: `{setting}` must be at least 1 byte, but it is {value!r}."
-        )
-    return count
-
-
-def _count_of(owner: str, setting: str, value: object) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
         if match is None or match[2].lower() not in _UNIT_OF:
@@ -330,11 +321,15 @@ def _count_of(owner: str, setting: str, value: object) -> int:
                 f"number and its unit, such as '64kB', '512 MiB' or '1.5GiB', or give "
                 f"an int, which is taken as bytes. Units are {', '.join(_UNITS)}."
             )
-        return int(float(match[1]) * _UNIT_OF[match[2].lower()])
-    if (count := int_of(value)) is None:
+        count = int(float(match[1]) * _UNIT_OF[match[2].lower()])
+    elif (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{setting}` must be an int, in bytes, or a string such as "
             f"'512MiB', not {value!r} of type {type(value).__name__}."
+        )
+    if count < 1:
+        raise ValueError(
+            f"{owner}: `{setting}` must be at least 1 byte, but it is {value!r}."
         )
     return count
 
@@ -351,18 +346,20 @@ def format_bytes(count: int) -> str:
 
 def exact_bytes(count: int) -> int | str:
     """A count of bytes as one writes it, such as `"512MiB"`, if that is not rounded."""
+    found = list[str]()
     for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
         hundredths, rest = divmod(100 * count, _UNIT_OF[unit.lower()])
         if not rest and 100 <= hundredths < 10**6:
-            return f"{hundredths / 100:g}{unit}"
-    return count
+            found.append(f"{hundredths / 100:g}{unit}")
+    # 4 MB are 3906.25 KiB as well, which nobody writes.
+    return min(found, key=len, default=count)
 
 
 def format_limit(count: int) -> str:
     """A count of bytes that a user gave, in the unit in which it was given.
 
-    >>> format_limit(20_000), format_limit(2**29), format_limit(1_234_567)
-    ('20 KB', '512 MiB', '1.18 MiB')
+    >>> format_limit(4_000_000), format_limit(2**29), format_limit(1_234_567)
+    ('4 MB', '512 MiB', '1.18 MiB')
     """
     exact = exact_bytes(count)
     if isinstance(exact, int):

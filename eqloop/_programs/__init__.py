@@ -26,11 +26,9 @@ A program is a jaxpr on a flat list of arrays.
   divides it where JAX transposes a part of it. `_small_equations.py` has those that are
   no loops: tables of integers, values without their derivatives, and marks for a
   debugger; `_program_call.py` that of any program.
-- **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
 from . import _partial_eval as _partial_eval  # sets up rules of JAX
-from ._assumptions import check_jax, check_new_jax
 from ._calculus import (
     along_axis,
     batched,
@@ -144,7 +142,7 @@ from ._places import (
 )
 from ._program_call import ProgramCall, laid_out_call
 from ._ranges import Range, range_of_literal, range_of_result
-from ._reaching import moving_variables, reached
+from ._reaching import moved_by, moving_variables, reached
 from ._registers import Registers, registers_of, varint
 from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch

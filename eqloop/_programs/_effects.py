@@ -20,7 +20,7 @@ from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
 from ._equations import aval_of, equations
 
-# Compared by name, since JAX does not export these classes; see `_assumptions.py`.
+# Compared by name, since JAX does not export these classes; see `tests/canaries/`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
 _OF_AXES = "NamedAxisEffect"

@@ -76,6 +76,11 @@ class HoldsPrograms(HiPrimitive):
         return [any(marks) or axis_name is not None] * len(self.out_avals_flat)
 
     @property
+    def steps(self) -> tuple[jex.ClosedJaxpr, tuple[int, ...]] | None:
+        """The step of a loop, and how many of its inputs are constants and carried."""
+        return None
+
+    @property
     def times(self) -> int:
         """How often it runs these programs, for all that is known."""
         return 1

@@ -58,7 +58,7 @@ from ._effects import refuse_callbacks
 from ._equations import HoldsPrograms, formula_params
 from ._expandable import PRIMITIVE
 from ._layouts import run_laid_out
-from ._reaching import dependences, names_axis
+from ._reaching import moving_inputs, names_axis
 
 
 def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,10 +162,7 @@ class Formula(HoldsPrograms):
         On JAX 0.10 it would not, see `with_symbolic_zeros`.
         """
         outs, flat = self.flat_out(self(*inputs)), self.flat_in(inputs)
-        marks = lambda flags: inexact_only(flags, self.in_avals_flat)
-        nonzeros_out = lambda flags: self.nonzeros_out(marks(flags))
-        moved_by = lambda: dependences(nonzeros_out, len(flat))
-        outs = with_symbolic_zeros(moved_by, flat, outs)
+        outs = with_symbolic_zeros(lambda: moving_inputs(self), flat, outs)
         return self.out_tree.unflatten(outs)
 
     # What JAX asks for.
@@ -343,8 +340,7 @@ class Selected(Formula):
 
     def may_pull(self, perturbed: PyTree) -> bool:
         """Whether its outputs are tangents, and nothing but tangents is perturbed."""
-        marks = self._marks(perturbed)
-        return self.source is not None and self.source.may_pull(marks)
+        return self.source is not None and self.source.may_pull(self._marks(perturbed))
 
     def with_formulas(self, change: Callable[[Any], Any]) -> Self:
         """This selection from another formula of the same meaning, everywhere in it."""

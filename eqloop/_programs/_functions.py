@@ -32,8 +32,7 @@ def is_of_library(value: object) -> bool:
     module = getattr(value, "__module__", getattr(value, "__name__", None)) or ""
     if module.partition(".")[0] in _OF_LIBRARIES | sys.stdlib_module_names:
         return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file
+    return "site-packages" in (getattr(sys.modules.get(module), "__file__", None) or "")
 
 
 def _closed_over(function: types.FunctionType) -> dict[str, Any]:

@@ -9,14 +9,21 @@ output depends on all inputs.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._arrays import Flags, is_inexact, pick, reduces_examples, split
+from .._arrays import (
+    Flags,
+    closed_under,
+    is_inexact,
+    pick,
+    reduces_examples,
+    split,
+)
 from .._compat import (
     batching_rule,
     called_by,
@@ -28,7 +35,7 @@ from .._compat import (
 )
 from .._types import AnyJaxpr, Aval
 from ._effects import is_ref
-from ._equations import equations, equations_of, formula_of
+from ._equations import HoldsPrograms, equations, equations_of, formula_of
 
 # From marks for the inputs of a formula to marks for its outputs.
 Marking: TypeAlias = Callable[[list[bool]], Sequence[bool]]
@@ -78,11 +85,31 @@ def _sources(program: AnyJaxpr, reach: "_Reach") -> tuple[Origins, ...]:
     return tuple(reach.follow(program))
 
 
-def dependences(rule: Marking, count: int) -> list[Flags]:
-    """Which of so many inputs each output of a formula depends on, by its rule."""
-    inputs = list(map(_input, range(count)))
-    sources = _by_rule(rule, inputs)
-    return [tuple(bool(source & bit) for bit in inputs) for source in sources]
+def _bits(sources: Origins) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while sources:
+        lowest = sources & -sources
+        yield lowest.bit_length() - 1
+        sources ^= lowest
+
+
+def moving_inputs(formula: HoldsPrograms) -> list[list[int]]:
+    """Which inputs move each output of a formula."""
+    inputs = [1 << i for i in range(len(formula.in_avals_flat))]
+    return [list(_bits(source)) for source in moved_by(formula, inputs)]
+
+
+def moved_by(formula: HoldsPrograms, inputs: Sequence[Origins]) -> list[Origins]:
+    """What the tangents of the outputs depend on, if those of the inputs do on this."""
+    types = formula.in_avals_flat
+    inputs = [of * is_inexact(type) for of, type in zip(inputs, types, strict=True)]
+    if formula.steps is None:
+        return _by_rule(formula.nonzeros_out, inputs)
+    # Of a loop all inputs are followed at once: its rule, for each of them, would take
+    # a time that grows with the square of their number.
+    program, counts = formula.steps
+    outs = _Reach(True, None).loop(program, *split(inputs, *counts))
+    return [*outs, *[_NOTHING] * (len(formula.out_avals_flat) - len(outs))]
 
 
 def moving_variables(program: jex.ClosedJaxpr, marks: Sequence[bool]) -> set[Any]:
@@ -127,11 +154,8 @@ class _Reach:
 
     def outputs(self, program: AnyJaxpr, inputs: Sequence[Origins]) -> list[Origins]:
         """What the outputs of a program depend on, if the inputs depend on this."""
-        places = [(_input(i), source) for i, source in enumerate(inputs) if source]
-        return [
-            _all_of([of & _PLACE, *(source for bit, source in places if of & bit)])
-            for of in _sources(program, self)
-        ]
+        places, sources = [_PLACE, *inputs], _sources(program, self)
+        return [_all_of(places[bit] for bit in _bits(of)) for of in sources]
 
     def _pass(self, eqn: jex.JaxprEqn, sources: dict[Any, Origins]) -> None:
         """Follows dependences through one equation."""
@@ -170,7 +194,7 @@ class _Reach:
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self._custom(eqn, inputs)
         if name == "scan":
-            return self._scan(params, inputs)
+            return self.loop(params["jaxpr"], *split(inputs, *scan_counts(params)))
         if name == "while":
             return self._while(params, inputs)
         if name == "cond":
@@ -181,7 +205,7 @@ class _Reach:
         if formula is None:
             return [anything] * count
         if self.is_derivative:
-            return _by_rule(formula.nonzeros_out, inputs)
+            return moved_by(formula, inputs)
         rule = functools.partial(formula.reached_out, axis_name=self.axis_name)
         outs = _by_rule(rule, inputs)
         if self._names(eqn):
@@ -203,32 +227,25 @@ class _Reach:
             return [_all_of(inputs)] * len(eqn.outvars)
         return self.outputs(form_params(eqn)["call_jaxpr"], inputs)
 
-    def _scan(self, params: dict[str, Any], inputs: Sequence[Origins]) -> list[Origins]:
-        consts, carry, xs = split(inputs, *scan_counts(params))
-        while True:
-            outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
-            after, ys = split(outs, len(carry))
-            # The least fixed point: what a step adds holds for the next one.
-            more = list(map(operator.or_, carry, after))
-            if more == list(carry):
-                return [*carry, *ys]
-            carry = more
+    def loop(self, program: AnyJaxpr, *groups: Sequence[Origins]) -> list[Origins]:
+        """What the outputs of a loop depend on, at any step."""
+        consts, carry, xs = groups
+        outputs = lambda carry: self.outputs(program, [*consts, *carry, *xs])
+        # The least fixed point: what a step adds holds for the next one.
+        carry = closed_under(carry, lambda carry: outputs(carry)[: len(carry)])
+        return [*carry, *outputs(carry)[len(carry) :]]
 
-    def _while(
-        self, params: dict[str, Any], inputs: Sequence[Origins]
-    ) -> list[Origins]:
+    def _while(self, params: Any, inputs: Sequence[Origins]) -> list[Origins]:
         counts = params["cond_nconsts"], params["body_nconsts"]
         of_cond, of_body, carry = split(inputs, *counts)
-        while True:
-            goes_on = _all_of(self.outputs(params["cond_jaxpr"], [*of_cond, *carry]))
-            after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
+
+        def after(carry: list[Origins]) -> list[Origins]:
             # If examples run differently long, all leaves of the carry differ.
-            more = [
-                _all_of([goes_on, *both]) for both in zip(carry, after, strict=True)
-            ]
-            if more == list(carry):
-                return more
-            carry = more
+            goes_on = _all_of(self.outputs(params["cond_jaxpr"], [*of_cond, *carry]))
+            outs = self.outputs(params["body_jaxpr"], [*of_body, *carry])
+            return [goes_on | out for out in outs]
+
+        return closed_under(carry, after)
 
 
 def _by_rule(rule: Marking, inputs: Sequence[Origins]) -> list[Origins]:
@@ -243,8 +260,7 @@ def _by_rule(rule: Marking, inputs: Sequence[Origins]) -> list[Origins]:
 
 
 def _source_of(atom: jax.core.Atom, sources: dict[Any, Origins]) -> Origins:
-    is_literal = isinstance(atom, jex.Literal)
-    return _NOTHING if is_literal else sources.get(atom, _NOTHING)
+    return _NOTHING if isinstance(atom, jex.Literal) else sources.get(atom, _NOTHING)
 
 
 def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:

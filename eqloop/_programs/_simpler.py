@@ -86,6 +86,7 @@ _MOVES: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
+    "copy": lambda p, x: x,
     # Only with its axes in another order is it not simple already.
     "reshape": lambda p, x: lax.reshape(x.transpose(p["dimensions"]), p["new_sizes"]),
 }

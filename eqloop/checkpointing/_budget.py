@@ -5,14 +5,18 @@ import functools
 import os
 from typing import NoReturn, TypeGuard, final
 
+import jax.extend.core as jex
+
 from .._arrays import refuse_symbolic, refuse_symbolic_sizes
 from .._calls import exact_bytes, format_bytes, format_limit, parse_bytes
+from .._programs import formula_of, map_equations, with_formula
 from ._plan import plan_of
 from ._schedules import AbstractSchedule, StoreAll
 from ._slot_schedules import writable_directory
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
+from .engine._planned_loop import PlannedLoop
 from .engine._problem import Problem
 from .engine._transformed import all_active
 from .engine.slots._file_slots import FileSlots
@@ -233,9 +237,19 @@ class Budget(AbstractSchedule):
 
         The step is that of the loop itself, with its own lines.
         """
-        smaller = smallest(problem, active, times)
-        size = device_bytes(problem, active, smaller)
-        needed = dataclasses.replace(self, nbytes=size)
+        needed = self
+        while True:
+            smaller = smallest(problem, active, times)
+            size = device_bytes(problem, active, smaller)
+            if size <= needed.nbytes:
+                break
+            needed = dataclasses.replace(self, nbytes=size)
+            # The loops in the step have a share of what this one has, and may use it.
+            if (shared := _shared(problem, needed)) is problem:
+                break
+            far, problem = times.far, shared
+            times = dataclasses.replace(paces(problem, active, self.measure), far=far)
+        size = needed.nbytes
         least = plan_of(needed, problem, active, smaller, times)
         own = dataclasses.replace(problem, step=step)
         said = largest_in_gradient(own, active, smaller)
@@ -256,22 +270,47 @@ class InnerBudget(AbstractSchedule):
     Everything is stored if that takes no more, and nothing is tried to find that out:
     it is there for one step of the loop around it at a time, and is computed again with
     that step. Nothing is refused here, as the loop around it is planned with it.
+
+    Attributes:
+        whole: The budget of the outermost loop.
+        depth: How many loops are around this one, each of which halves its share.
     """
 
-    budget: Budget
+    whole: Budget
+    depth: int = 1
 
     @property
     def budgeted_bytes(self) -> int:
-        return self.budget.budgeted_bytes
+        """Its share."""
+        return max(self.whole.nbytes >> self.depth, 1)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored if it fits; otherwise what the budget finds."""
         everything = StoreAll().layout(loop)
         cost = step_cost(loop._problem, loop._active)
         takes = counted_bytes(everything, cost) + working_set(cost)
-        if takes <= self.budget.nbytes:
+        if takes <= self.budgeted_bytes:
             return everything
-        return self.budget._layout(loop, refuses=False)
+        share = dataclasses.replace(self.whole, nbytes=self.budgeted_bytes)
+        return share._layout(loop, refuses=False)
+
+
+def _shared(problem: Problem, whole: Budget) -> Problem:
+    """A loop with another budget for the loops in its step to share."""
+
+    def change(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        formula = formula_of(eqn)
+        if not isinstance(formula, PlannedLoop):
+            return eqn
+        inner = formula.problem.planner
+        if not isinstance(inner, InnerBudget):
+            return eqn
+        planner = dataclasses.replace(inner, whole=whole)
+        changed = dataclasses.replace(formula.problem, planner=planner)
+        return with_formula(eqn, formula.with_params(problem=changed))
+
+    step = problem.step.rewritten(lambda program: map_equations(program, change))
+    return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
 def refuse_second_place(owner: str, budget: Budget) -> None:

@@ -36,7 +36,7 @@ from .._programs import (
     temporary_bytes,
 )
 from .._types import AnyJaxpr, Value
-from ._plan import Plan, as_table, estimated_plan
+from ._plan import Plan, as_table, estimated_plan, of_outputs
 from ._rule_loops import (
     AbstractFollower,
     RuleLoop,
@@ -114,9 +114,7 @@ class JaxPlan:
             kind, place = self.rule
             rule = f"`jax.{kind}` at {place}" if place else f"`jax.{kind}`"
             notes["left"] = f"the {rule} says what is stored; no schedule does"
-        if self.output_bytes > self.peak_bytes / 10:
-            size = format_bytes(self.output_bytes)
-            notes["outputs"] = f"{size} more, with their cotangents"
+        notes |= of_outputs(self.output_bytes, self.peak_bytes / 10)
         if self._why_not:
             notes["rescheduled"] = f"not known: {self._why_not}"
         if other is not None and other.peak_bytes < self.peak_bytes:

@@ -7,7 +7,7 @@ from typing import overload
 from .._calls import format_bytes
 from .._programs import Place
 from ._jax_loops import JaxPlan
-from ._plan import Plan
+from ._plan import Plan, of_outputs
 from ._while_plan import WhilePlan
 
 # Below a table with loops that have no schedule.
@@ -67,9 +67,7 @@ class LoopPlan:
             notes["kernel"] = plan.kernel
         if self.is_second:
             notes["of"] = "a derivative of the gradient, with a tangent for each carry"
-        if self.output_bytes > plan.peak_bytes / 10:
-            size = format_bytes(self.output_bytes)
-            notes["outputs"] = f"{size} more, with their cotangents"
+        notes |= of_outputs(self.output_bytes, plan.peak_bytes / 10)
         if self.copied_bytes > plan.peak_bytes / 10:
             size = format_bytes(self.copied_bytes)
             notes["transposed"] = (

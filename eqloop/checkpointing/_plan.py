@@ -82,6 +82,8 @@ class Plan:
             that have a derivative.
         may_end: Whether the loop may end before its last step, as a
             [`ScanWhile`][eqloop.ScanWhile] does. The figures are for all steps.
+        output_bytes: The bytes of its outputs and of their cotangents, which are beside
+            `peak_bytes`, as no schedule changes them.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -131,6 +133,7 @@ class Plan:
     kernel: str | None = dataclasses.field(default=None, repr=False)
     backward: str | None = dataclasses.field(default=None, repr=False)
     may_end: bool = dataclasses.field(default=False, repr=False)
+    output_bytes: int = dataclasses.field(default=0, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -207,6 +210,7 @@ class Plan:
         at_most, kept, place = self._at_most, self.kept, self._layout.slots.place
         nests = ", then ".join(" x ".join(map(str, nest)) for nest in self.levels)
         elsewhere = f"{format_bytes(self.bytes_elsewhere)} {place}"
+        limit, outputs = self.schedule.budgeted_bytes, self.output_bytes
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
         how += ", as the step compiles slowly" if self._compiles_slowly else ""
@@ -228,6 +232,7 @@ class Plan:
             ("evaluations", f"{at_most}{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
             ("time", time),
+            *of_outputs(outputs, outputs if limit is None else limit).items(),
         ]
         return as_table(repr(self.schedule), rows)
 
@@ -251,8 +256,7 @@ class Plan:
         schedule = self.schedule
         if not isinstance(schedule, Recursive) or self.length < 2:
             return ""
-        is_together = bool(self._layout.reversal.described(self.block))
-        if schedule.batch is None and is_together:
+        if schedule.batch is None and self._layout.reversal.described(self.block):
             return ", as many as pay where steps are reversed together"
         if self.levels != ((self.length,),):
             return ""
@@ -322,10 +326,10 @@ def plan_of(
         times = tried(problem, active, times, seen)
     how_long, whole = times.of(layout), times.duration(everything)
     stored = as_stored(problem, active, layout)
-    differs = stored is not problem
-    cost = step_cost(stored, active) if differs else how_long.cost
+    cost = how_long.cost if stored is problem else step_cost(stored, active)
     cost = layout.stored_cost(cost)
     problem = problem.under(layout)
+    run = problem.as_run
     takes, kernel = layout.duration(how_long), None
     if layout.why_left is not None:
         kernel = f"none: {layout.why_left}"
@@ -334,7 +338,6 @@ def plan_of(
     elif schedule.budgeted_bytes is not None and runner is None:
         kernel = why_no_kernel(problem, active)
     if runner is not None:
-        run = problem.as_run
         kernel = runner.described(run.row_step, run.loop, layout)
         measure = schedule.measures_steps or schedule.budgeted_bytes is None
         is_row = kernel.startswith("one each way")
@@ -343,19 +346,16 @@ def plan_of(
             takes, kernel = found.duration, found.described(kernel)
         if kernel.startswith("one there") and (why := why_loop_back(problem, active)):
             kernel += f"; its way back is a loop, as {why}"
-    if size is None:
-        size = peak_bytes(problem, active, layout)
     # Then JAX has the step as it was traced.
-    is_by_jax = schedule._by_jax and problem.loop.kept is None
-    is_by_jax = is_by_jax and not problem.as_run.loop.stops
+    is_by_jax = schedule._by_jax and problem.loop.kept is None and not run.loop.stops
     about = {} if is_by_jax else _leaves(problem, active, layout, is_kernel)
-    notes = notes_of_layouts(problem.as_run.step.jaxpr)
+    notes = notes_of_layouts(run.step.jaxpr)
     about["rewritten"] = (*about.get("rewritten", ()), *notes)
     return Plan(
         schedule=schedule,
         _layout=layout,
         _cost=cost,
-        peak_bytes=size,
+        peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=takes / whole if whole else 1.0,
         is_measured=how_long.is_measured,
         scatter=how_long.scatter,
@@ -365,7 +365,8 @@ def plan_of(
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         device=None if device.is_here else device.kind,
         kernel=kernel,
-        may_end=problem.as_run.loop.stops,
+        may_end=run.loop.stops,
+        output_bytes=2 * problem.loop.rows * cost.ct_y,
         **about,
     )
 
@@ -413,6 +414,12 @@ def _leaves(
         held_whole=tuple(whole),
         rewritten=loop.rewritten,
     )
+
+
+def of_outputs(nbytes: int, most: float) -> dict[str, str]:
+    """What outputs take, which is in no plan, as a note if it is more than `most`."""
+    size = format_bytes(nbytes)
+    return {"outputs": f"{size} more, with their cotangents"} if nbytes > most else {}
 
 
 def as_factor(time: float) -> str:

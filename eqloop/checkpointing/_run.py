@@ -36,6 +36,7 @@ from .engine._problem import Counted, Placements, Problem
 from .engine._transformed import all_active
 from .rewrites._normal_form import normal_form, reading_consts
 from .rewrites._views import Viewing
+from .steps._buffers import writes_rows
 from .steps._loop import Loop
 from .steps._step import Step, StepResult, make_step
 from .whiles._ending import Ending
@@ -84,9 +85,10 @@ def run_loop(
         return carry, viewing.join(ys, rows, loop.x_axes, [0] * len(step.y_types))
     # Under `StoreAll`, a plain loop is a `lax.scan`: JAX differentiates it without this
     # library. Not if only some rows of `ys` are kept: to do that, a scan would have to
-    # cut up its `xs`, and so copy them even if it is not differentiated.
+    # cut up its `xs`, and so copy them even if it is not differentiated. And not if it
+    # writes rows of buffers, whose cotangents XLA would copy at each step.
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
-    is_by_jax = schedule._by_jax and is_plain
+    is_by_jax = schedule._by_jax and is_plain and not writes_rows(step.jaxpr)
     # While plans are listed, such a loop is a primitive as well, or it would have none.
     if is_by_jax and not is_listing():
         # What stays in the carry is a const to JAX as well. But it finds that out after

@@ -28,7 +28,8 @@ class StoreAll(AbstractSchedule):
     Memory grows with the length of the loop, by the residuals of one step for each
     step. This is the default schedule of [`Scan`][eqloop.Scan]. Unlike there, gradients
     by bfloat16 arrays that all steps share are added up in float32
-    ([`accumulating_in`][eqloop.accumulating_in]).
+    ([`accumulating_in`][eqloop.accumulating_in]), and a step that writes a row of an
+    array in its carry does not copy the array's cotangent.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from .._calls import format_bytes
+from .._calls import format_bytes, format_limit
 from ..checkpointing import AbstractFrontier, plot_frontier
 from ._fit_plan import FitPlan
 
@@ -65,5 +65,5 @@ class FitFrontier(AbstractFrontier[FitPlan]):
         """
         at = lambda plan: (plan.peak_bytes, plan.relative_time)
         chosen = None if self.chosen is None else at(self.chosen)
-        label = f"within {format_bytes(self.budget)}"
+        label = f"within {format_limit(self.budget)}"
         return plot_frontier(list(map(at, self)), chosen, label, ax)

@@ -66,7 +66,7 @@ def _over_rows(form: str, axis: int, rows: Value, count: Value) -> Value:
 def _(form: str, axis: int, primals: PyTree, tangents: PyTree) -> tuple[Value, Value]:
     (rows, count), (dots, _) = primals, tangents
     found = _over_rows(form, axis, rows, count)
-    wide = jnp.promote_types(dots.dtype, count.dtype)
+    wide = max(dots.dtype, count.dtype, key=lambda dtype: dtype.itemsize)
     is_it = rows == jnp.expand_dims(found, axis)
     weights = jnp.where(is_it, count.astype(wide), 0)
     shares = jnp.where(is_it, weights * dots.astype(wide), 0)

@@ -5,18 +5,23 @@ Programs of a few sizes are compiled, and never run. Which sizes is decided by
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 
 from .._arrays import Flags, is_inexact, nbytes, pick, put, refuse_symbolic_sizes
-from .._calls import format_bytes, format_limit
-from .._device import remembered_per_device
+from .._calls import exact_bytes, format_bytes, format_limit
 from .._programs import aval_of, digest_of, equations, foreign_programs, temporary_bytes
-from .._types import AnyJaxpr, Aval, PyTree
-from ..checkpointing import Saveable, unlisted
+from .._types import AnyJaxpr, PyTree
+from ..checkpointing import (
+    Saveable,
+    key_of,
+    recall,
+    remember,
+    says_if_long,
+    unlisted,
+)
 from ._chunk_derivatives import vjp_function
 from ._chunk_function import ChunkFunction, MarkPair
 from ._chunk_loop import AtMost, ChunkLoop, Chunks, equal_chunks, run_stored
@@ -45,11 +50,11 @@ class Within:
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
         _refuse_symbolic(f)
-        search = self._search(f, _whole_map, "run")
+        bytes_of = _bytes_by_size(f, _whole_map, "run")
         if f.origin is None:
-            return self.in_chunks_of(self._fitting(*_found(search)), f)
+            return AtMost(self._fitting(*self._found(f, bytes_of))).loop(f)
         size = self._fitting(*self._size_for_all(f.origin))
-        taken = _bytes_of(search, size)
+        taken = bytes_of(size)
         if taken > self.nbytes:
             raise ValueError(
                 f"Budget: f can see which rows it is mapped with (by `unvmap`, a "
@@ -59,7 +64,7 @@ class Within:
                 f"budget is {format_limit(self.nbytes)}. Give a number of rows as "
                 f"`chunk_size`."
             )
-        return self.in_chunks_of(size, f)
+        return AtMost(size).loop(f)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
@@ -80,14 +85,14 @@ class Within:
             return gradient, (*f.in_types, cts)
 
         # Value and derivative are in one program here, so they have the same chunks.
-        search = self._search(f, program, (policy, marks))
-        return self.in_chunks_of(self._fitting(*_found(search)), f)
+        bytes_of = _bytes_by_size(f, program, (policy, marks))
+        return AtMost(self._fitting(*self._found(f, bytes_of))).loop(f)
 
     def _size_for_all(self, f: ChunkFunction) -> tuple[int, int]:
         """The size of chunks in which both the value and the gradient fit."""
         # It is that of the value alone if there is no gradient, or none that fits. As
         # in `_found`, it comes with its bytes.
-        value = _found(self._search(f, _whole_map, "run"))
+        value = self._found(f, _bytes_by_size(f, _whole_map, "run"))
         # Nobody knows yet by which inputs the gradient will be taken. If that by all of
         # them does not fit, it may be one without the large consts. A loop over chunks
         # holds each of their cotangents twice: the sum, and the part of one chunk.
@@ -119,7 +124,7 @@ class Within:
         # Under `vmap`, this is the gradient of the batch. A batch of gradients was seen
         # to take a third more.
         within = dataclasses.replace(self, nbytes=2 * self.nbytes // 3)
-        return _found(within._search(gradient, _whole_map, "run"))
+        return within._found(gradient, _bytes_by_size(gradient, _whole_map, "run"))
 
     def _fitting(self, size: int, least: int) -> int:
         """A size that was found, if there is one."""
@@ -130,23 +135,14 @@ class Within:
             )
         return size
 
-    def _search(
-        self,
-        f: ChunkFunction,
-        program: Callable[[ChunkLoop], "_Measured"],
-        kind: PyTree,
-    ) -> "_Search":
-        return _Search(
-            digest_of(f.program(f.probe)),
-            (f.length, f.x_axes, f.y_axes, f.sums, kind),
-            self,
-            f,
-            program,
-        )
-
-    def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
-        """The map in chunks of at most so many rows."""
-        return AtMost(size).loop(f)
+    def _found(
+        self, f: ChunkFunction, bytes_of: Callable[[int], int]
+    ) -> tuple[int, int]:
+        """A size that fits, or 0, and the bytes of that or of the least size."""
+        owner = f"Budget({exact_bytes(self.nbytes)!r})"
+        what = f"a map over {f.length} rows"
+        with says_if_long(owner, what, "the map in chunks of a few sizes"):
+            return largest_that_fits(f.length, self.nbytes, bytes_of)
 
 
 # What a map asks of its `chunk_size`: the methods that both of these have.
@@ -163,44 +159,30 @@ def _refuse_symbolic(f: ChunkFunction) -> None:
 _Measured = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Search:
-    """A search for the largest size of chunk, as a key of a cache."""
-
-    # Functions that say the same take the same memory, so they share the result, and
-    # `f` and `program` are not compared.
-
-    digest: str
-    layout: tuple[Aval, ...]
-    within: Within
-    f: ChunkFunction = dataclasses.field(compare=False)
-    program: Callable[[ChunkLoop], _Measured] = dataclasses.field(compare=False)
-
-
 def _whole_map(loop: ChunkLoop) -> _Measured:
     return loop.run, loop.f.in_types
 
 
-@remembered_per_device(maxsize=512)
-def _found(search: _Search) -> tuple[int, int]:
-    """The largest size that fits, or 0, and the bytes of that or of the least size."""
-    return largest_that_fits(
-        search.f.length,
-        search.within.nbytes,
-        functools.partial(_bytes_of, search),
-    )
+def _bytes_by_size(
+    f: ChunkFunction, program: Callable[[ChunkLoop], _Measured], kind: PyTree
+) -> Callable[[int], int]:
+    """What the program of a map takes with chunks of a size."""
+    # Functions that say the same take the same memory, in other processes as well.
+    about = digest_of(f.program(f.probe)), f.length, f.x_axes, f.y_axes, f.sums, kind
 
+    def bytes_of(size: int) -> int:
+        key = key_of([*about, size])
+        if (fact := recall(key)) is not None:
+            return round(fact["bytes"])
+        run, types = program(AtMost(size).loop(f))
+        with unlisted():
+            measured = temporary_bytes(run, *types)
+        if measured is None:
+            return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
+        remember({key: {"bytes": measured}})
+        return measured
 
-@remembered_per_device(maxsize=512)
-def _bytes_of(search: _Search, size: int) -> int:
-    """The bytes that the program takes with chunks of a size."""
-    loop = search.within.in_chunks_of(size, search.f)
-    run, types = search.program(loop)
-    with unlisted():
-        measured = temporary_bytes(run, *types)
-    if measured is None:
-        return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
-    return measured
+    return bytes_of
 
 
 def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
@@ -213,14 +195,15 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
     )
 
 
-# Once this full, it is not worth compiling another program.
-_FULL = 0.8
+# Once this full, it is not worth compiling another program: rows take as long in chunks
+# of half the size. A guess is somewhat smaller than what a line says, to fit at once.
+_FULL, _AIM = 0.5, 0.9
 
 
 def largest_that_fits(
     length: int, limit: int, bytes_of: Callable[[int], int]
 ) -> tuple[int, int]:
-    """The largest size of equal chunks that take no more bytes than a limit.
+    """A large size of equal chunks that take no more bytes than a limit.
 
     >>> largest_that_fits(1000, 5000, lambda size: 100 + 20 * size)
     (200, 4100)
@@ -230,7 +213,7 @@ def largest_that_fits(
     # Each size that is tried is a program to compile. The next size is where a straight
     # line through two known ones meets the limit; if this is slow, it is halfway
     # between one that fits and one that does not. The search ends with a size that
-    # nearly uses up the limit, or whose next larger one is too large.
+    # takes half of the limit, or whose next larger one is too large.
     known = {0: 0}
     low, high, size = 0, length + 1, length
     while low < size < high:
@@ -244,14 +227,16 @@ def largest_that_fits(
             high = size
         if low == length or known[low] >= _FULL * limit:
             break
-        guess = (low + high) // 2 if is_slow else _crossing(limit, low, high, known)
+        guess = (
+            (low + high) // 2 if is_slow else _crossing(_AIM * limit, low, high, known)
+        )
         size = equal_chunks(length, max(guess, 1)).size
         if not low < size < high:
             size = _above(length, low)
     return (low, known[low]) if low else (0, known[1])
 
 
-def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
+def _crossing(limit: float, low: int, high: int, known: dict[int, int]) -> int:
     """The size at which a line through two known sizes meets the limit."""
     # One of them is below the limit and one above, if both are known.
     larger = sorted(size for size in known if size >= high)

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from .._calls import format_bytes
-from .._compiled import Alive
-from .._programs import Place
+from .._compiled import Alive, LoopAt
 from ..checkpointing import JaxPlan, LoopPlan, Plan, Plans, StoreAll
 
 # What is less than this part of the peak is not worth a word.
@@ -24,26 +23,27 @@ def advice(
 
     `peak_bytes` is without inputs and outputs; `plans` finds the plans of the loops.
     """
-    by_loop, outside = Counter[Place | None](), 0
-    for one in alive:
-        if one.kind == "stored" and not one.is_on_host:
-            if one.loop is not None:
-                by_loop[one.loop.place] += one.nbytes
-            else:
-                outside += one.nbytes
+    stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
+    by_loop = Counter[LoopAt]()
+    for one in stored:
+        if one.loop is not None:
+            by_loop[one.loop] += one.nbytes
+    outside = sum(one.nbytes for one in stored if one.loop is None)
     large = {at: size for at, size in by_loop.items() if size >= _MUCH * peak_bytes}
     found, takes_cast = list[tuple[int, str]](), False
     if plans is None:
-        for place, size in large.items():
-            where = f"the loop at line {place.line if place else 'unknown'} stores "
+        for at, size in large.items():
+            where = f"the loop at line {_line(at)} stores "
             what = "el.plans shows its plan, and what others take"
             found.append((size, f"{where}{format_bytes(size)}: {what}"))
     elif large:
-        loops = {loop.place: loop for loop in plans()}
-        known = [(size, loops[at]) for at, size in large.items() if at in loops]
+        # A loop that JAX runs for us may have lost its line, but not its steps.
+        keys = lambda loop: (loop.place, (loop.name, loop.plan.length))
+        loops = {key: loop for loop in plans() for key in keys(loop)}
+        find = lambda at: loops.get(at.place) or loops.get((at.name, at.steps))
+        known = [(size, loop) for at, size in large.items() if (loop := find(at))]
         takes_cast = any(_takes_cast(loop.plan) for _, loop in known)
-        texts = ((size, _of_loop(loop)) for size, loop in known)
-        found += [(size, text) for size, text in texts if text]
+        found += [(size, text) for size, loop in known if (text := _of_loop(loop))]
     if outside and outside >= _MUCH * peak_bytes:
         how = "el.Fit, around what is differentiated, has computed again, or in parts"
         if has_fit:
@@ -59,7 +59,6 @@ def advice(
         found.append((wide.nbytes, text))
     elif text := _of_temporaries(alive, peak_bytes):
         found.append(text)
-    stored = [one for one in alive if one.kind == "stored" and not one.is_on_host]
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double and double >= _WIDE * peak_bytes:
         by_cast = ", and carries are, by el.Cast(schedule, …)" if takes_cast else ""
@@ -92,7 +91,7 @@ def _of_temporaries(alive: Sequence[Alive], peak_bytes: int) -> tuple[int, str] 
     return size, f"{format_bytes(size)} is temporary, by line {_line(first)}: {how}"
 
 
-def _line(one: Alive) -> str:
+def _line(one: Alive | LoopAt) -> str:
     return str(one.place.line) if one.place else "unknown"
 
 

@@ -32,7 +32,7 @@ _WIDTH, _LINES = 80, 10
 # Of names, so much is shown beside other columns.
 _NAME = 30
 # Plans of larger programs take longer than one waits for a table.
-_QUICK = 500
+_QUICK = 5_000
 # So many areas in a picture, and so many lines in a comparison.
 _AREAS, _CHANGES = 8, 8
 # With more points, no more can be seen.
@@ -77,6 +77,10 @@ class MemoryProfile:
     _plans: Callable[[], Plans] | None = dataclasses.field(repr=False, compare=False)
     _heap: Heap | None = dataclasses.field(repr=False, compare=False)
 
+    def __getstate__(self) -> Mapping[str, object]:
+        # In another process there is nothing to make plans of.
+        return vars(self) | {"_plans": None}
+
     @property
     def largest(self) -> Alive | None:
         """The largest of what XLA assigned besides inputs and outputs."""
@@ -111,13 +115,14 @@ class MemoryProfile:
         head = f"{_cut(self.name, _NAME)}: {size} at the peak, {total} in all"
         head += (host if self.host_bytes else "") + f", on {self.device}"
         is_quick = len(self._program.instructions) <= _QUICK
-        quick = self._advice(None)
-        text = "; ".join(self.advice if is_quick else quick)
-        help_lines = textwrap.wrap(f"help: {text}", _WIDTH) if text else []
-        if len(help_lines) > 3:
-            more = "... (all of it: .advice)"
-            last = textwrap.shorten(help_lines[2], _WIDTH - len(more), placeholder="")
-            help_lines = [*help_lines[:2], last + more]
+        texts = self.advice if is_quick else tuple(self._advice(None))
+        help_lines = list[str]()
+        # As many whole sentences as three lines have room for, and one if there is any.
+        for count in range(len(texts), 0, -1):
+            rest = f"; {len(texts) - count} more: .advice" if texts[count:] else ""
+            text = f"help: {'; '.join(texts[:count])}{rest}"
+            if len(help_lines := textwrap.wrap(text, _WIDTH)) <= 3:
+                break
         rows, count = _by_line(self.alive), _LINES - 2 - len(help_lines)
         if len(rows) > count:
             rest, rows = rows[count - 1 :], rows[: count - 1]

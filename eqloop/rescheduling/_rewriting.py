@@ -229,13 +229,14 @@ class Rewriting:
         # are left to JAX: what they store is there for one step of the scan at a time,
         # and is computed again with it.
         program = eqn.params["jaxpr"]
-        budget = schedule.budget if isinstance(schedule, InnerBudget) else schedule
-        has_budget = is_budget(budget)
-        if has_budget:
-            half = dataclasses.replace(budget, nbytes=max(budget.nbytes // 2, 1))
-            inside = dataclasses.replace(inside, schedule=InnerBudget(half))
+        inner: InnerBudget | None = None
+        if isinstance(schedule, InnerBudget):
+            inner = dataclasses.replace(schedule, depth=schedule.depth + 1)
+        elif is_budget(schedule):
+            inner = InnerBudget(schedule)
+        inside = dataclasses.replace(inside, schedule=inner or inside.schedule)
         new, notes = self._of(program, inside)
-        may_leave = self.only is None and not has_budget
+        may_leave = self.only is None and inner is None
         some_taken = inside.schedule is not None and not all(n.why for n in notes)
         if may_leave and some_taken and _is_best_left(eqn, schedule):
             left = dataclasses.replace(inside, why=_COMPUTED_AGAIN)

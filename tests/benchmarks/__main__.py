@@ -14,7 +14,7 @@ from . import _report as report
 from ._comparison import Comparison
 from ._machine import environment, watch
 from ._results import Environment, Record, data_of, load, merged, save, with_claims
-from .groups import GROUPS
+from .groups import GROUPS, Startup
 
 
 def main() -> int:
@@ -109,12 +109,12 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _comparisons(name: str, quick: bool) -> Iterable[Comparison]:
+def _comparisons(name: str, quick: bool) -> Iterable[Comparison | Startup]:
     comparisons = GROUPS[name].comparisons()
     return [next(iter(comparisons)).once()] if quick else comparisons
 
 
-def _measure(where: Environment, comparisons: Iterable[Comparison]) -> Record:
+def _measure(where: Environment, comparisons: Iterable[Comparison | Startup]) -> Record:
     elsewhere = watch()
     outcomes = []
     for comparison in comparisons:

@@ -159,7 +159,7 @@ def _compile(
     plans: dict[str, el.Plan | None] = {}
     for turn in range(rounds):
         for row, case in enumerate(cases):
-            _forget()
+            forget()
             with case.under():
                 start = time.perf_counter()
                 if case.is_compiled:
@@ -181,7 +181,7 @@ def _compiled_for_h100(case: Case) -> ForH100 | None:
         return compiled_for_h100(case.fn, *case.args)
 
 
-def _forget() -> None:
+def forget() -> None:
     """Empties JAX's caches, and those in which this project keeps what it planned."""
     forget_programs()
     # The times of steps are no cache of a function, and are taken anew as well.

@@ -199,6 +199,69 @@ class Attention(eqx.Module):
         return jnp.tanh(tokens + 0.1 * weights @ v), None
 
 
+class TransformerLayer(eqx.Module):
+    """Self-attention of four heads, and two products with a GELU between."""
+
+    within: jax.Array
+    outer: jax.Array
+    up: jax.Array
+    down: jax.Array
+
+    def __call__(self, tokens: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        q, k, v = jnp.split(jax.nn.standardize(tokens + x) @ self.within, 3, 1)
+        q, k, v = (y.reshape(len(y), 4, -1) for y in (q, k, v))
+        weights = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", q, k))
+        mixed = jnp.einsum("hqk,khd->qhd", weights, v).reshape(tokens.shape)
+        tokens = tokens + mixed @ self.outer
+        within = jax.nn.gelu(jax.nn.standardize(tokens) @ self.up)
+        return tokens + within @ self.down, None
+
+
+class Scalars(eqx.Module):
+    """Numbers in leaves of their own, each of which sees the one before it."""
+
+    weights: list[jax.Array]
+
+    def __call__(self, h: list[jax.Array], x: jax.Array) -> tuple[Any, None]:
+        pairs = zip(h, h[-1:] + h[:-1], self.weights, strict=True)
+        return [jnp.tanh(w * a + 0.1 * b + x) for a, b, w in pairs], None
+
+
+class Arm(eqx.Module):
+    """An arm above the ground, as simulators of physics have it: much to compile.
+
+    Its mass matrix comes of derivatives, and contacts of sweeps written out.
+    """
+
+    lengths: jax.Array
+
+    def __call__(self, state: Any, torque: jax.Array) -> tuple[Any, None]:
+        q, v = state
+        places, jacobian = self._places(q), jax.jacfwd(self._places)(q)
+        mass = jnp.einsum("lxi,lxj->ij", jacobian, jacobian) + 0.1 * jnp.eye(len(q))
+        factor = jax.scipy.linalg.cho_factor(mass)
+        force = torque - 9.8 * jnp.sum(jacobian[:, 2], 0) - 0.1 * v
+        v = v + 0.01 * jax.scipy.linalg.cho_solve(factor, force)
+        contact = jacobian[:, 2]
+        response = contact @ jax.scipy.linalg.cho_solve(factor, contact.T)
+        push, gap = [jnp.zeros(())] * len(q), contact @ v + 10 * (places[:, 2] + 0.5)
+        for i in [*range(len(q))] * 4:
+            excess = response[i] @ jnp.stack(push) + gap[i]
+            push[i] = jax.nn.relu(push[i] - excess / (response[i, i] + 1e-3))
+        v = v + jax.scipy.linalg.cho_solve(factor, contact.T @ jnp.stack(push))
+        return (q + 0.01 * v, v), None
+
+    def _places(self, q: jax.Array) -> jax.Array:
+        turned, place, places = jnp.eye(3), jnp.zeros(3), list[jax.Array]()
+        for i, (angle, length) in enumerate(zip(q, self.lengths, strict=True)):
+            c, s, axis = jnp.cos(angle), jnp.sin(angle), i % 2 * 2
+            turn = jnp.eye(3).at[axis, axis].set(c).at[1, 1].set(c)
+            turned = turned @ turn.at[axis, 1].set(s).at[1, axis].set(-s)
+            place = place + length * turned[:, 2]
+            places.append(place)
+        return jnp.stack(places)
+
+
 def recurrent(length: int, width: int = 64) -> tuple[Recurrent, jax.Array, jax.Array]:
     """The step by which the peers are known; `xs` is `(length, width)`.
 
@@ -332,6 +395,27 @@ def attention(length: int, tokens: int, width: int) -> tuple[Any, Any, Any]:
     weights = [jr.orthogonal(key, width) for key in keys[:3]]
     init = jr.normal(keys[3], (tokens, width))
     return Attention(*weights), init, 0.1 * jr.normal(keys[4], (length, width))
+
+
+def transformer_layer(length: int, tokens: int = 16, width: int = 64) -> Any:
+    """So many tokens; `xs` is `(length, width)`."""
+    keys = jr.split(jr.key(27), 6)
+    sizes = (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)
+    weights = [jr.normal(k, s) / 8 for k, s in zip(keys[:4], sizes, strict=True)]
+    init = jr.normal(keys[4], (tokens, width))
+    return TransformerLayer(*weights), init, 0.1 * jr.normal(keys[5], (length, width))
+
+
+def scalars(length: int, count: int = 40) -> tuple[Scalars, list[jax.Array], jax.Array]:
+    """So many numbers, each a leaf; `xs` is `(length,)`."""
+    leaves = lambda value: [jnp.full((), value) for _ in range(count)]
+    return Scalars(leaves(0.9)), leaves(0.1), 0.1 * jr.normal(jr.key(28), (length,))
+
+
+def arm(length: int, links: int = 4) -> tuple[Arm, Any, jax.Array]:
+    """Angles and speeds; `xs` is `(length, links)`."""
+    torques = 0.1 * jr.normal(jr.key(29), (length, links))
+    return Arm(jnp.full(links, 0.3)), (jnp.full(links, 0.1), jnp.zeros(links)), torques
 
 
 def loss(run: Callable[..., Any]) -> Callable[..., jax.Array]:

@@ -50,6 +50,8 @@ def section(
         parts.append(table(("", *CELLS), [(row.name, *cells(row)) for row in rows]))
         once = outcome.rounds == 1
         parts.append("One run." if once else f"Medians of {outcome.rounds} runs.")
+    elif not outcome.rows:
+        parts.append(table(CLAIM_CELLS, map(claim_cells, outcome.verdicts)))
     if elsewhere:
         which = "The other figures" if rows else "The figures"
         parts.append(f"{which} are in {', '.join(map(_link, elsewhere))}.")

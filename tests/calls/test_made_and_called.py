@@ -194,7 +194,7 @@ def test_policies_that_are_none_are_told_by_whose_they_are(name):
 
 CLASSES = [
     made
-    for made in map(el.__dict__.get, el.__all__)
+    for made in (getattr(el, name) for name in el.__all__)
     if isinstance(made, type) and "__init__" in vars(made)
 ]
 

@@ -16,8 +16,6 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow
-
 H, XS = jnp.zeros(3), jnp.ones((20, 3))
 PACKAGE = str(Path(el.__file__).parent)
 SMALL = el.Budget(8, measure=False)
@@ -98,7 +96,7 @@ def test_what_was_compiled_before_has_the_line_that_was():
     assert (frame.filename, frame.name) == (__file__, "of_while")
 
 
-@slow
+@pytest.mark.slow
 def test_all_is_shown_if_asked_for():
     before = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")

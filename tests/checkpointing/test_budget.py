@@ -102,16 +102,17 @@ def test_the_gradient_under_a_budget():
 
 def test_under_vmap_the_budget_is_for_the_batch():
     f, init, xs = recurrent(512)
+    budget = el.Budget("96KiB", measure=False)
     batch = (jnp.stack([init] * 8), jnp.stack([xs] * 8))
 
     def batched(f, init, xs):
-        run = lambda init, xs: el.Scan(f, schedule=el.Budget("96KiB"))(init, xs)[0]
+        run = lambda init, xs: el.Scan(f, schedule=budget)(init, xs)[0]
         return jnp.sum(jax.vmap(run)(init, xs) ** 2)
 
     temp = temp_bytes(jax.grad(batched, argnums=(0, 1, 2)), f, *batch)
     assert temp <= 96 * 1024
     # One after the other, each would be allowed to take all of it.
-    alone = el.Scan(f, schedule=el.Budget("96KiB")).plan(init, xs)
+    alone = el.Scan(f, schedule=budget).plan(init, xs)
     assert 8 * alone.peak_bytes > 96 * 1024
 
 
@@ -127,9 +128,9 @@ def test_where_the_initial_carry_is_not_differentiated(around):
     args = jnp.full(1000, 0.9), jnp.ones(1000)
     of_w = lambda schedule: jax.grad(around(lambda *args: loss(schedule, *args)))
     with pytest.raises(ValueError, match="It needs at least") as error:
-        el.plans(of_w(el.Budget(1)))(*args)
+        el.plans(of_w(el.Budget(1, measure=False)))(*args)
     smallest = int(re.search(r"which is (\d+) bytes", str(error.value))[1])
-    for schedule in (el.Budget(smallest), el.Binomial(5)):
+    for schedule in (el.Budget(smallest, measure=False), el.Binomial(5)):
         (found,) = el.plans(of_w(schedule))(*args)
         temp = temp_bytes(of_w(schedule), *args)
         assert temp <= found.plan.peak_bytes <= 1.1 * temp
@@ -159,7 +160,8 @@ def test_a_step_that_cannot_be_compiled_alone():
 
 
 @pytest.mark.parametrize(
-    "nbytes", ["256MiB", "1.5GiB", "0.25TiB", "20GB", "16KiB", 512, 773_456, "1.3GiB"]
+    "nbytes",
+    ["256MiB", "1.5GiB", "0.25TiB", "20GB", "16KiB", "4MB", "512KB", 512, "1.3GiB"],
 )
 def test_it_is_printed_as_one_writes_it(nbytes: int | str):
     budget = el.Budget(nbytes)
@@ -188,20 +190,20 @@ def test_a_budget_is_told_in_the_unit_in_which_it_was_given():
         scan = el.Scan(f, schedule=el.Budget(written, measure=False))
         with pytest.raises(ValueError, match=f"does not fit into {told}\\. It"):
             scan.plan(init, xs)
-    assert repr(el.Budget("20KB")) == "Budget(nbytes='20KB')"
+    assert repr(el.Budget("64kB")) == "Budget(nbytes='64KB')"
 
 
 def test_too_small_a_budget_names_the_line_of_the_largest_array():
     def step(h, x):
-        in_order = jnp.sort(jnp.outer(h, x))
-        return jnp.tanh(in_order[0] + h), None
+        squares = jnp.outer(h, x) @ jnp.outer(x, h)
+        return jnp.tanh(squares.max(0) + h), None
 
     least = el.Budget(64, measure=False)
     gradients = [
         jax.grad(lambda h, s=s: el.Scan(s, schedule=least)(h, xs)[0].sum())
         for s in (step, lambda h, x: step(h, x))  # that say the same
     ]
-    xs = jnp.ones((50, 300))
+    xs = jnp.ones((6, 300))
     for of in gradients:
         with pytest.raises(ValueError, match=r"[(]step[)]") as error:
             of(jnp.ones(300))

@@ -24,6 +24,7 @@ from eqloop.checkpointing.fused._mosaic import why_not, written
 from eqloop.checkpointing.fused._row_programs import RowPrograms, Settings
 
 from ..asserts import assert_close, assert_same
+from ..marks import slow
 from .fused_loops import XS, H, W, alike, all_modes, check, gradient, scanned
 from .fused_steps import numbers
 
@@ -45,8 +46,13 @@ def reasons(monkeypatch):
     return noted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
-    "name", ["lorenz", "neuron", "izhikevich", "branches", "newton"]
+    "name",
+    [
+        *("lorenz", "neuron", "izhikevich", "branches", "newton"),
+        *map(slow, ("noisy", "pendulum", "bodies", "squid")),
+    ],
 )
 def test_values_and_gradients_are_those_of_lax_scan(name, reasons):
     check(name, rows=6)
@@ -54,12 +60,6 @@ def test_values_and_gradients_are_those_of_lax_scan(name, reasons):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["noisy", "pendulum", "bodies", "squid"])
-def test_so_are_those_of_larger_steps(name, reasons):
-    check(name, rows=6)
-    assert set(reasons) == {""}
-
-
 def test_every_mode_of_differentiation(reasons):
     alike(all_modes, W, H, XS)
     assert "" in reasons

@@ -117,6 +117,7 @@ def test_the_rows_are_those_of_all_vmaps_wherever_they_are(kernels):
     assert kernels[-1] == 3
 
 
+@pytest.mark.slow
 def test_long_loops_in_several_launches(monkeypatch):
     monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, 2))
     run = lambda f, *args: gradient(f)(*args)
@@ -152,6 +153,7 @@ def bounded(a):
     return loop((jnp.float32(1), jnp.float32(0)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "f",
     [

@@ -317,12 +317,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("schedule", SCHEDULES[:1], ids=repr)
-def test_memory_is_that_of_what_is_read(name, schedule):
-    check_memory(name, schedule)
-
-
 LOOPS_WITHIN = {
     "scan": lambda body, init: el.Scan(lambda c, _: (body(c), None))(init, length=3)[0],
     "while": lambda body, init: el.CheckpointedWhileLoop(
@@ -363,14 +357,11 @@ def test_rows_that_a_loop_in_the_step_writes(run, derive):
     assert dict(plan.holds) == {"carry[0]": True, "carry[1]": False, "carry[2]": True}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=repr)
-def test_memory_under_every_schedule(name, schedule):
-    check_memory(name, schedule)
-
-
-def check_memory(name, schedule):
+@pytest.mark.parametrize(
+    "schedule", [SCHEDULES[0], *map(slow, SCHEDULES[1:])], ids=repr
+)
+def test_memory_is_that_of_what_is_read(name, schedule):
     """A large leaf that is not read lives once, with one cotangent."""
     f, init = CASES[name]
     xs = jnp.ones((60, 8))

@@ -107,6 +107,7 @@ def compiled(f, *args):
     return jax.jit(f)(*args)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_the_gradient_by_each_schedule(kind):
     theirs, ours, args = losses(SCHEDULES[kind])
@@ -115,6 +116,7 @@ def test_the_gradient_by_each_schedule(kind):
     assert layouts(ours, *args) == {PLAIN[2]}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["all", slow("recursive"), slow("chunked")])
 def test_every_mode_of_differentiation(kind, mode):
@@ -124,7 +126,7 @@ def test_every_mode_of_differentiation(kind, mode):
     assert_close(compiled(ours, *args), compiled(theirs, *args))
 
 
-@pytest.mark.parametrize("kind", ["all", "recursive"])
+@pytest.mark.parametrize("kind", [slow("all"), "recursive"])
 def test_a_batch_of_weights(kind):
     theirs, ours, (w, *args) = losses(SCHEDULES[kind])
     batch = lambda f: jax.vmap(jax.grad(f), (0, None, None))
@@ -132,7 +134,7 @@ def test_a_batch_of_weights(kind):
     assert_close(compiled(batch(ours), ws, *args), compiled(batch(theirs), ws, *args))
 
 
-@pytest.mark.parametrize("kind", ["all", "recursive"])
+@pytest.mark.parametrize("kind", [slow("all"), "recursive"])
 def test_one_dimension(kind):
     theirs, ours, args = losses(SCHEDULES[kind], space=1)
     assert layouts(jax.grad(ours), *args) == {PLAIN[1]}
@@ -174,6 +176,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", LOOPS)
 def test_every_loop_of_ours(case):
     f = lambda w, xs: jnp.sum(LOOPS[case](w, xs))
@@ -238,7 +241,7 @@ def test_without_jit():
     assert_close(found, compiled(jax.grad(theirs), *args))
 
 
-@pytest.mark.parametrize("kind", ["all", "recursive"])
+@pytest.mark.parametrize("kind", [slow("all"), "recursive"])
 def test_a_gradient_that_is_not_compiled_as_a_whole(kind, monkeypatch):
     theirs, ours, args = losses(SCHEDULES[kind])
     seen = []

@@ -59,6 +59,7 @@ CONTEXTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(
     ("schedule", "reverse"),

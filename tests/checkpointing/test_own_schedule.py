@@ -217,6 +217,7 @@ def test_the_parts_of_plans_are_not_public():
                 "kernel",
                 "length",
                 "levels",
+                "output_bytes",
                 "peak_bytes",
             ),
             *("pinned", "plot", "relative_time", "rewritten", "saved_once"),

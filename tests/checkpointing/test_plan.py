@@ -57,9 +57,9 @@ def test_evaluations_are_those_of_a_gradient(schedule):
     assert count == plan.evaluations
 
 
-# Policies take turns; each week both are tried under all schedules.
+# Policies take turns; each week both are tried under all schedules, and with budgets.
 OF_POLICIES = [
-    (schedule, policy) if (i + j) % 2 else slow(schedule, policy)
+    (schedule, policy) if (i + j) % 2 and i < 5 else slow(schedule, policy)
     for i, schedule in enumerate(QUICK)
     for j, policy in enumerate([el.policies.save_everything, el.policies.save_dots])
 ]
@@ -312,3 +312,17 @@ def test_without_matplotlib(monkeypatch):
     plan = el.Scan(lambda h, x: (h * x, None)).plan(1.0, jnp.ones(3))
     with pytest.raises(ImportError, match=r"pip install matplotlib"):
         plan.plot()
+
+
+@pytest.mark.parametrize(("nbytes", "is_told"), [("64KiB", True), ("8MiB", False)])
+def test_a_plan_says_that_outputs_exceed_its_budget(nbytes: str, is_told: bool):
+    step = lambda h, x: (jnp.tanh(h + x), h)
+    scan = el.Scan(step, schedule=el.Budget(nbytes, measure=False))
+    plan = scan.plan(jnp.zeros(64), jnp.zeros((1000, 64)))
+    assert plan.output_bytes == 2 * 1000 * 64 * 4
+    told = "outputs            500 KiB more, with their cotangents"
+    assert (told in str(plan)) == is_told
+    few = el.SlicedScan(step, step=100, schedule=scan.schedule)
+    assert (
+        few.plan(jnp.zeros(64), jnp.zeros((1000, 64))).output_bytes == 2 * 10 * 64 * 4
+    )

@@ -141,3 +141,29 @@ def test_with_a_policy_residuals_are_stored_in_blocks():
     policy = el.policies.save_dots
     assert plan(el.Recursive(4), 64, policy).block == 4
     assert plan(el.Chunked(8), 64, policy).block == 8
+
+
+# How long a gradient compiles goes by the copies of the step: how often the program has
+# it, and how often it has its derivative. One more of each is for a remainder.
+COPIES = [
+    (el.StoreAll(), 1024, (1, 1)),
+    (el.Recursive(16), 256, (2, 1)),
+    (el.Recursive(16), 1000, (3, 1)),
+    (el.Chunked(16), 1024, (2, 1)),
+    (el.Chunked(16), 1000, (3, 2)),
+    (el.Binomial(10), 1000, (3, 1)),
+    (el.Binomial(10, block=4), 1000, (4, 1)),
+]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize(("schedule", "length", "copies"), COPIES)
+def test_copies_of_the_step_in_a_gradient(schedule, length, copies, is_batch):
+    step = lambda h, x: (jnp.sin(h + x), None)
+    loss = lambda h, xs: jnp.sum(el.Scan(step, schedule=schedule)(h, xs)[0])
+    run = jax.vmap(loss) if is_batch else loss
+    rows = (3,) * is_batch
+    h, xs = jnp.ones((*rows, 4)), jnp.ones((*rows, length, 4))
+    gradient = jax.jit(jax.grad(lambda h, xs: jnp.sum(run(h, xs)), (0, 1)))
+    text = gradient.lower(h, xs).as_text()
+    assert (text.count("stablehlo.sine "), text.count("stablehlo.cosine ")) == copies

@@ -332,12 +332,11 @@ class Chosen(diffrax.HalfSolver):
 
 
 def test_solvers_with_an_init_of_their_own():
-    """They are not made anew from their fields."""
-    ours, theirs = (
-        solution(adjoint, controller="constant", solver=Chosen("heun"))
-        for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
-    )
-    near(gradients(ours), gradients(theirs))
+    """They are not made anew from their fields, which would be an error."""
+    settings = dict(controller="constant", solver=Chosen("heun"))
+    loss = weighed(solution(CheckpointedAdjoint(), **settings))
+    by_args, by_y0 = jax.eval_shape(jax.grad(loss, (0, 1)), *inputs())
+    assert (by_args.shape, by_y0.shape) == ((3,), (3,))
 
 
 # Brownian paths refuse to be differentiated by time, and such a step size makes times.
@@ -658,7 +657,7 @@ def test_on_devices_that_stop_at_their_own_times(name, saved, controller):
         )
 
     def in_turn(run):
-        return lambda args, y0: sum(run(args, y0[i : i + 1]) for i in range(2))
+        return lambda args, y0: jax.lax.map(lambda y: run(args, y[None]), y0)
 
     theirs = diffrax.RecursiveCheckpointAdjoint()
     near(gradient(ADJOINTS[name], on_devices), gradient(theirs, in_turn))

@@ -122,7 +122,9 @@ backend_config={"known_trip_count":{"n":"7"}}
 
 
 def test_all_groups_are_on_the_page_with_their_pictures():
-    assert set(KEPT["cpu"]) == set(GROUPS)
+    # Seconds of first uses are shown once they were measured where nothing else runs.
+    first_uses = {"importing", "tracing", "compiling", "planning"}
+    assert set(KEPT["cpu"]) | first_uses == set(GROUPS)
     shown = re.findall(r"!\[.+\]\((.+)\)", PAGE.read_text())
     assert len(shown) == 1 + sum(map(len, _plots.PICTURES.values()))
     folder = PAGE.parent / "images" / "benchmarks"
@@ -299,14 +301,14 @@ def test_what_two_groups_measure_is_shown_once():
         "frontier": record(outcome(here)),
         "length": record(outcome(there), outcome(there, title="Another")),
         "recurrent": record(outcome(there, more)),
-        "compilation": record(outcome(there, title="Compiled")),
+        "scaling": record(outcome(there, title="Compiled")),
     }
     shown = _once.shown(groups)
     rows = {name: [one.rows for one in ones] for name, ones in shown.items()}
     assert rows["frontier"] == [(here,)]
     assert rows["length"] == [(), (there,)]
     assert rows["recurrent"] == [(more,)]
-    assert rows["compilation"] == [()]
+    assert rows["scaling"] == [()]
     drawn = [one.outcome.rows for one in shown["length"]]
     assert drawn == [(here,), (there,)]
     figures = _page.tables({"cpu": groups})["benchmarks.json"]

@@ -55,7 +55,7 @@ FIRST = {
     "gradient accumulation": "guides/maps/",
     "lstm": "faq/",
     "rnn": "faq/",
-    "slow": "faq/",
+    "slow": "symptoms/",
     "recompile": "faq/",
     "recompilation": "faq/",
     "overhead": "faq/",
@@ -77,6 +77,15 @@ FIRST = {
     "mpc": "recipes/model_predictive_control/",
     "carry dtype": "faq/",
     "filter_jit": "faq/",
+    "resource_exhausted": "symptoms/",
+    "out of memory allocating": "symptoms/",
+    "budget exceeded": "symptoms/",
+    "memory grows": "symptoms/",
+    "micro-batches": "guides/maps/",
+    "unequal": "guides/maps/",
+    "delay line": "guides/delay_lines_and_trees/",
+    "implicit": "guides/while_loops/",
+    "memory test": "recipes/memory_test/",
 }
 
 

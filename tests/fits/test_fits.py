@@ -33,7 +33,7 @@ def _check(of: Function, parts: list[float]) -> None:
         assert_close(other, gradient, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mixer", "recurrent"])
+@pytest.mark.parametrize("name", [slow("mixer"), "recurrent"])
 def test_a_small_function_keeps_its_budget(name):
     _check(function(name, 0.03), [0.0])
 

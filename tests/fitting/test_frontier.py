@@ -12,13 +12,14 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import AS_USED, temp_bytes
+from ..marks import slow
 from ..weights import normal
 from .functions import W, X, layers, mixed
 
 gradient = lambda f: jax.value_and_grad(f, (0, 1))
 
 
-@pytest.mark.parametrize("f", [layers, mixed])
+@pytest.mark.parametrize("f", [slow(layers), mixed])
 def test_plans_trade_memory_for_time_and_say_what_they_take(f):
     frontier = el.Fit(f, 1).frontier(W, X)
     assert 2 <= len(frontier) <= 10

@@ -46,6 +46,7 @@ def by_rows(w, x):
     return jnp.sum(jax.vmap(lambda x: layers(w, x[None]))(x))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("f", [layers, mixed, until, fused, by_rows])
 def test_a_second_process_plans_nothing(f, forget, monkeypatch):
     nbytes = {fused: 100_000, by_rows: 4000}.get(f, TIGHT)

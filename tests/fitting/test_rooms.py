@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import eqloop as el
 
 from ..asserts import assert_close
-from ..compiling import temp_bytes
+from ..compiling import taken_and_made, temp_bytes
 from ..marks import slow_if
 
 W, X = jnp.eye(32) / 2, jnp.linspace(0.0, 1.0, 16 * 32).reshape(16, 32)
@@ -133,16 +133,18 @@ ROOMS = {
 NAMES = ("Scan", "CheckpointedWhileLoop", "ScanWhile")
 
 
-EVERY_DAY = ("shard_map", "ChunkedVmap", "ParallelMap", "custom_jvp")
+EVERY_DAY = ("shard_map", "ChunkedVmap", "custom_jvp")
 
 
 @pytest.mark.parametrize("name", slow_if(lambda name: name not in EVERY_DAY, ROOMS))
 def test_loops_are_decided_in_every_room(name):
     f = ROOMS[name]
-    budget = temp_bytes(jax.grad(f), W) * 2 // 5
+    plain, expected = taken_and_made(jax.grad(f), W)
+    budget = plain * 2 // 5
     fit = el.Fit(f, budget)
-    assert temp_bytes(jax.grad(fit), W) <= budget
-    assert_close(jax.jit(jax.grad(fit))(W), jax.jit(jax.grad(f))(W), 1e-5, 1e-6)
+    taken, found = taken_and_made(jax.grad(fit), W)
+    assert taken <= budget
+    assert_close(found, expected, 1e-5, 1e-6)
     assert any(part.name in NAMES for part in fit.plan(W).parts)
 
 
@@ -150,8 +152,9 @@ def test_loops_of_jax_in_chunks_are_decided_for():
     step = lambda w: lambda h, _: (jnp.tanh(h @ w), None)
     one = lambda w, x: jax.lax.scan(step(w), x, length=64)[0]
     f = lambda w: squares(el.ChunkedVmap(lambda x: one(w, x), 4)(X))
-    fit = el.Fit(f, temp_bytes(jax.grad(f), W) // 3, foreign=True)
-    assert_close(jax.jit(jax.grad(fit))(W), jax.jit(jax.grad(f))(W), 1e-5, 1e-6)
+    plain, expected = taken_and_made(jax.grad(f), W)
+    fit = el.Fit(f, plain // 3, foreign=True)
+    assert_close(jax.jit(jax.grad(fit))(W), expected, 1e-5, 1e-6)
 
 
 def test_chunks_of_a_budget_keep_their_loops():
@@ -168,9 +171,10 @@ def test_two_loops_of_a_room_are_named_by_what_they_store():
 def test_a_room_in_which_another_fit_decides_is_left_to_it():
     inner = el.Fit(loop, "1MiB")
     f = lambda w: squares(jax.checkpoint(inner)(w, X))
-    fit = el.Fit(f, 2 * temp_bytes(jax.grad(f), W))
+    plain, expected = taken_and_made(jax.grad(f), W)
+    fit = el.Fit(f, 2 * plain)
     assert all(part.name != "Scan" for part in fit.plan(W).parts)
-    assert_close(jax.grad(fit)(W), jax.grad(f)(W), 1e-5, 1e-6)
+    assert_close(jax.grad(fit)(W), expected, 1e-5, 1e-6)
 
 
 def test_a_collective_over_the_axis_of_a_map_leaves_a_loop_undecided():

@@ -7,7 +7,6 @@ import pytest
 
 import eqloop as el
 
-from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, assert_agrees, name
 from ..schedules import BLOCKS, LAST, NESTED, STORING
 
@@ -35,24 +34,6 @@ def theirs(kept: slice) -> Any:
 
 
 THEIRS = [theirs(kept) for kept in SLICES]
-
-# The slow test tries all of them.
-SOME = (
-    (derivatives.linearize, derivatives.plain),
-    (derivatives.forward_over_reverse, derivatives.backwards),
-    (derivatives.reverse_over_reverse, derivatives.plain),
-    (derivatives.grad, derivatives.vmap),
-    (derivatives.grad, derivatives.shard_map),
-    (derivatives.grad, derivatives.in_remat),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "context"), SOME, ids=name)
-def test_modes_and_contexts(mode, context):
-    turn = SOME.index((mode, context))
-    i, schedule = turn % 2, SCHEDULES[turn % 4]
-    assert_agrees(mode, context, ours(SLICES[i], schedule), THEIRS[i])
 
 
 @pytest.mark.slow

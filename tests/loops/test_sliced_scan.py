@@ -44,7 +44,7 @@ def sliced_calls(draw: st.DrawFn) -> tuple[slice, dict[str, Any]]:
 
 
 @hypothesis.given(sliced_calls())
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=2)
 def test_agrees_with_slicing_afterwards(sliced_call):
     kept, call = sliced_call
     assert_agrees_with_lax_scan(call, el.SlicedScan, kept)

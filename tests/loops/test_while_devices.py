@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 import eqloop as el
 
 from ..asserts import assert_close
-from ..marks import slow, slow_if
+from ..marks import slow
 
 pytestmark = pytest.mark.sampled
 
@@ -127,7 +127,7 @@ STEPS = {
     "map": lambda p, x: el.ChunkedVmap(lambda y: jnp.sin(p * x * y), 2)(XS[:3]).sum(),
     "gradient": lambda p, x: jax.grad(functools.partial(ended, p))(x),
 }
-EVERY_DAY = [STEPS[name] for name in ("rule", "planned scan", "while loop")]
+EVERY_DAY = ("rule", "planned scan", "while loop")
 of_all_modes = {
     "grad": lambda f: jax.grad(f, (0, 1)),
     "grad of grad": lambda f: jax.jacrev(jax.grad(f)),
@@ -156,11 +156,10 @@ def check_closed_over(kind, step, mode):
     assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "step", slow_if(lambda step: step not in EVERY_DAY, STEPS.values()), ids=STEPS
-)
-def test_what_is_closed_over_is_the_same_on_all_devices(step):
-    check_closed_over(LOOPS["checkpointed"], step, of_all_modes["grad"])
+# The weekly test below has all.
+@pytest.mark.parametrize("name", EVERY_DAY)
+def test_what_is_closed_over_is_the_same_on_all_devices(name):
+    check_closed_over(LOOPS["checkpointed"], STEPS[name], of_all_modes["grad"])
 
 
 @pytest.mark.parametrize("mode", of_all_modes.values(), ids=of_all_modes)
@@ -169,7 +168,7 @@ def test_every_mode_of_what_is_closed_over(kind, mode):
     check_closed_over(LOOPS[kind], STEPS["product"], mode)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", of_all_modes.values(), ids=of_all_modes)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_every_mode_of_every_step(step, mode):

@@ -83,7 +83,6 @@ def sizes(monkeypatch):
         return size, used
 
     monkeypatch.setattr(_fitting, "largest_that_fits", largest_that_fits)
-    _fitting._found.cache_clear()
     return found
 
 
@@ -171,6 +170,20 @@ def test_is_found_once_for_maps_that_are_alike(monkeypatch):
     for _ in range(2):
         el.ChunkedVmap(lambda x: jnp.sin(x) ** 7, el.Budget(12345))(jnp.ones((9, 2)))
     assert len(compiled) == 1
+
+
+def test_what_is_found_is_kept_for_other_processes(monkeypatch, tmp_path):
+    compiled, path = [], tmp_path / "measurements.json"
+    count = lambda run, *types: compiled.append(run) or 7
+    monkeypatch.setattr(_fitting, "temporary_bytes", count)
+    try:
+        for file in (path, None, path):
+            el.measurements(file)
+            budget = el.Budget(12345 + len(compiled))  # another one asks for the same
+            el.ChunkedVmap(lambda x: jnp.sin(x) ** 5, budget)(jnp.ones((9, 2)))
+    finally:
+        el.measurements(None)
+    assert len(compiled) == 2
 
 
 def test_is_found_anew_for_maps_that_only_print_alike(monkeypatch):

@@ -46,7 +46,30 @@ def test_few_programs_are_compiled():
         return 3000 + 8192 * size
 
     assert largest_that_fits(10**6, 2**29, bytes_of)[0] * 8192 > 2**28
-    assert len(tried) <= 4
+    assert len(tried) == 2
+
+
+def test_a_guess_that_a_line_has_somewhat_too_large_fits_at_once():
+    tried = []
+
+    def bytes_of(size):
+        tried.append(size)
+        return int(100 * size**0.95)
+
+    size, used = largest_that_fits(509, 3200, bytes_of)
+    assert tried == [509, size]
+    assert 1600 <= used <= 3200
+
+
+def test_half_of_the_limit_is_enough():
+    tried = []
+
+    def bytes_of(size):
+        tried.append(size)
+        return 120 * size if size < 512 else 100 * size
+
+    assert largest_that_fits(512, 3200, bytes_of)[0] == tried[-1]
+    assert len(tried) == 2
 
 
 def test_a_jump_is_found_without_trying_every_size():

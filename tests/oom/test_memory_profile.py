@@ -1,6 +1,7 @@
 """What `memory_profile` tells of whole programs, beside XLA's own numbers."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -85,6 +86,11 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert any("el.Reschedule" in text for text in profile.advice)
     w, xs = CASES["scan"].args
     step = lambda w: lambda h, x: (jnp.tanh(w @ h + x), None)
+    stored = lambda w, xs: jax.grad(lambda w: jnp.sum(el.Scan(step(w))(xs[0], xs)[0]))(
+        w
+    )
+    (text, *_) = el.memory_profile(stored)(w, xs).advice
+    assert "stores all residuals: give it a schedule" in text
     planned = lambda w, xs: jax.grad(
         lambda w: jnp.sum(el.CheckpointedScan(step(w))(xs[0], xs)[0])
     )(w)
@@ -95,6 +101,20 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert (change.before, change.after) == (profile.peak_bytes, other.peak_bytes)
     assert change.lines[0].before > change.lines[0].after
     assert "stored" in str(change)
+
+
+def test_a_table_has_whole_sentences_and_says_how_many_more_there_are():
+    profile = el.memory_profile(scanned)(*CASES["scan"].args)
+    first, *others = profile.advice
+    lines = " ".join(str(profile).splitlines())
+    assert f"help: {first}" in lines
+    assert len(str(profile).splitlines()) <= 10
+    kept = pickle.loads(pickle.dumps(profile))
+    assert kept == profile
+    assert str(kept) == str(profile)
+    assert kept.compare(profile).lines == ()
+    left = [text for text in others if text not in lines]
+    assert (f"; {len(left)} more: .advice" in lines) == bool(left)
 
 
 @pytest.mark.usefixtures("as_users_have_it")

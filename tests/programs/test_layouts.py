@@ -80,6 +80,7 @@ def convolution(seed):
     return functools.partial(lax.conv_general_dilated, **params), x, w
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(12))
 def test_a_convolution_in_any_layout_and_its_derivatives(seed):
     f, x, w = convolution(seed)
@@ -121,6 +122,7 @@ def product(seed):
     return f, *(numbers(shape, seed + i) for i, shape in enumerate(shapes))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(30))
 def test_a_product_with_transpositions_around_it(seed):
     f, a, b = product(seed)
@@ -210,6 +212,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", BETWEEN)
 def test_what_lies_between_two_convolutions(case):
     between = BETWEEN[case]

@@ -10,7 +10,11 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop._programs._reaching import reached
+from eqloop._programs._equations import formula_of
+from eqloop._programs._reaching import moving_inputs, reached
+from eqloop.checkpointing.engine._transformed import activity
+
+W = jnp.array([0.5, 2.0])
 
 
 def reaching(f: Callable[..., Any], *args: Any) -> list[list[bool]]:
@@ -94,3 +98,24 @@ def test_a_derivative_does_not_reach_what_has_no_tangent(f):
     program = jax.make_jaxpr(f)(1.5)
     assert reached(program, (True,), is_derivative=True) == (False,)
     assert reached(program, (True,)) == (True,)
+
+
+def test_all_inputs_of_a_loop_are_followed_at_once():
+    def step(carry: Any, x: Any) -> Any:
+        a, b, c, i = carry
+        still = lax.stop_gradient(c) * i
+        return (a + b, b * W[0] + still, x[0] - still, i + 1), (a, c + W[1], i)
+
+    init = (1.0, 2.0, 3.0, 4)
+    run = lambda init, xs: el.Scan(step, schedule=el.Recursive(4))(init, xs)
+    program = jax.make_jaxpr(run)(init, (jnp.ones(8), jnp.arange(8)))
+    formulas = filter(None, map(formula_of, program.eqns))
+    (loop,) = (formula for formula in formulas if formula.steps is not None)
+    expected: list[list[int]] = [[] for _ in loop.out_avals_flat]
+    for i in range(count := len(loop.in_avals_flat)):
+        marks = loop.in_tree.unflatten([i == j for j in range(count)])
+        active, ys = activity(loop.problem.step, marks)
+        for of, is_moved in zip(expected, (*active.carry, *ys), strict=False):
+            of += [i] * is_moved
+    assert moving_inputs(loop) == expected
+    assert max(map(len, expected)) == 3

@@ -272,3 +272,32 @@ def test_a_function_without_loops():
     found = el.Reschedule(jnp.sin).plans(W)
     assert (len(found.taken), found.left) == (0, ())
     assert str(found) == "no loop is planned"
+
+
+@pytest.mark.parametrize(("inner", "width"), [(3, 64), (2, 27)])
+def test_the_least_budget_that_an_error_names_is_enough(inner: int, width: int):
+    # With more for the outer loop, the inner one has more as well, and may use it.
+    def step(h: Any, x: Any) -> Any:
+        g, _ = lax.scan(lambda c, _: (jnp.sin(1.1 * c), None), h, length=inner)
+        return jnp.tanh(g + x), None
+
+    def loss(h: Any, xs: Any) -> Any:
+        return jnp.sum(lax.scan(step, h, xs)[0] ** 2)
+
+    def traced(nbytes: int, host: str | None) -> None:
+        schedule = el.Budget(nbytes, host=host, measure=False)
+        gradient = jax.grad(el.Reschedule(loss, schedule))
+        jax.jit(gradient).trace(jnp.ones(width), jnp.ones((40, width)))
+
+    def least(host: str | None) -> int:
+        with pytest.raises(ValueError, match="It needs at least") as error:
+            traced(1, host)
+        said = re.search(r"which is (\d+) bytes", str(error.value))
+        assert said is not None
+        return int(said[1])
+
+    near, far = least(None), least("1MiB")
+    traced(near, None)
+    traced(far, "1MiB")
+    # Large carries are stored on the host.
+    assert far < near or width < 64

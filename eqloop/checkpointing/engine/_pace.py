@@ -1,6 +1,7 @@
 """The time that the pieces of a gradient take, which orders add up."""
 
 import dataclasses
+import math
 from collections.abc import Hashable
 from typing import Self, TypeAlias
 
@@ -15,6 +16,11 @@ Piece: TypeAlias = Hashable
 # steps these are stored.
 ADVANCE = "advance"
 RESIDUALS = "residuals"
+
+# By so many times as much as a step that is run, what takes steps back was seen to be
+# off. More of it lies in taking them back one by one, as of convolutions on a CPU, and
+# says nothing of batches.
+_AT_MOST = 2.0
 
 
 def piece_of(reversal: AbstractReversal) -> Piece:
@@ -57,7 +63,8 @@ class Pace:
     def factor(self, piece: Piece) -> float:
         """How many times as long as estimated a piece takes."""
         seen = dict(self.seen)
-        return seen.get(piece, seen.get(RESIDUALS, 1.0))
+        alone = seen.get(ADVANCE, math.inf)
+        return seen.get(piece, min(seen.get(RESIDUALS, 1.0), _AT_MOST * alone))
 
     def with_seen(self, piece: Piece, factor: float) -> Self:
         """This pace where a piece takes `factor` times as long as estimated."""

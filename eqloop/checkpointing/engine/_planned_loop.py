@@ -46,6 +46,7 @@ from ..._programs import (
     Formula,
     Rewrite,
     Static,
+    moved_by,
     refuse_callbacks,
     refuse_refs_in_rules,
 )
@@ -53,7 +54,6 @@ from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from ..rewrites._masked_writes import MaskableLoop, with_masked_writes, written_leaves
 from ..steps._step import NoWayBackError, StepResult, reaching
-from ._forward import Active
 from ._layout import AbstractRunner, Stored
 from ._leaves import leaves_computed, without_leaves
 from ._listing import is_listing, stands_for_residuals
@@ -129,7 +129,7 @@ class PlannedLoop(MaskableLoop):
         return self.problem.evaluated(self.saves, inputs)
 
     def doubled(self, nonzeros: Flags) -> Doubled:
-        active, y_active = self._activity(nonzeros)
+        active, y_active = activity(self.problem.step, self.in_tree.unflatten(nonzeros))
         problem = tangent_problem(self.problem, active, y_active)
         # The slots stay as they are: nobody reads tangents from them. A `Reverse` that
         # needs tangents of carries runs this loop again.
@@ -257,8 +257,8 @@ class PlannedLoop(MaskableLoop):
         zeros = self.zero_cts()
         if saves.layout.stores_residuals:
             ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
-            loop = self.problem.loop
-            cts = pull_residuals(loop, residuals, *map(instantiated, ends))
+            about = self.problem.step, self.problem.loop, residuals
+            cts = pull_residuals(*about, *map(instantiated, ends))
             return tuple(map(put, zeros, active, cts))
         inputs, stored = residuals
         # A callback is refused here and not in the forward sweep: without a cotangent,
@@ -286,7 +286,7 @@ class PlannedLoop(MaskableLoop):
         return tuple(map(put, zeros, needed, cts))
 
     def settled(self, nonzeros: Flags, reverse: bool) -> Self:
-        active, _ = self._activity(nonzeros)
+        active, _ = activity(self.problem.step, self.in_tree.unflatten(nonzeros))
         return self.with_params(problem=settled_problem(self.problem, active, reverse))
 
     def batched(
@@ -361,9 +361,12 @@ class PlannedLoop(MaskableLoop):
         loop = PlannedLoop(dataclasses.replace(problem, step=masked), self.saves, args)
         return loop.flat_out(loop(*args))
 
+    @property
+    def steps(self) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
+        return self.problem.step.jaxpr, tuple(map(len, self.in_avals[:2]))
+
     def nonzeros_out(self, nonzeros_in: Sequence[bool]) -> list[bool]:
-        active, y_active = self._activity(nonzeros_in)
-        return [*active.carry, *y_active, *self._nothing_stored.flat]
+        return list(map(bool, moved_by(self, nonzeros_in)))
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         problem, groups = self.problem, self.in_tree.unflatten(marks)
@@ -428,9 +431,6 @@ class PlannedLoop(MaskableLoop):
     def _runner(self) -> AbstractRunner | None:
         saves = self.saves
         return self.problem.planner.runner if saves is None else saves.layout.runner
-
-    def _activity(self, nonzeros: Sequence[bool]) -> tuple[Active, Flags]:
-        return activity(self.problem.step, self.in_tree.unflatten(nonzeros))
 
     @property
     def _nothing_stored(self) -> Stored:

@@ -27,6 +27,7 @@ from ..._programs import (
     without_dead_code,
 )
 from ..._types import Aval, Index, Value
+from ..rewrites._in_place import in_place
 from ..steps._loop import element
 from ..steps._step import Step, computing, of_consts
 from ._backward_step import (
@@ -98,7 +99,7 @@ class StepParts:
         carried, z = ends
         arrived = tuple(end is not None for end in (*z, *carried))
         rest = self.rest if all(arrived) else _rest_for(self.rest, arrived)
-        outs = run(rest, *residuals, *pick([*z, *carried], arrived))
+        outs = run(in_place(rest), *residuals, *pick([*z, *carried], arrived))
         return BlockResult(*split(outs, *self.outs))
 
 

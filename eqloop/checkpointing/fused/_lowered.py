@@ -126,8 +126,7 @@ def _function(eqn: jex.JaxprEqn) -> Function | None:
         return of_complex(eqn)
     old, new = aval_of(eqn.invars[-1]).dtype, aval_of(eqn.outvars[0]).dtype
     if name == "dot_general":
-        is_narrow = _is_floating(new) and new.itemsize < 4
-        wide = np.dtype("float32") if is_narrow else new
+        wide = np.dtype("float32") if _is_floating(new) and new.itemsize < 4 else new
         is_one = all(aval_of(x).dtype == wide for x in (*eqn.invars, *eqn.outvars))
         return None if is_one else functools.partial(_product, p, wide, new)
     if name == "bitcast_convert_type":

@@ -34,7 +34,9 @@ _told: set[str] = set()
 
 
 @border
-def measurements(path: str | os.PathLike[str] | None) -> None:
+def measurements(
+    path: str | os.PathLike[str] | None,
+) -> contextlib.AbstractContextManager[object]:
     """Keeps what is found out for plans in a file, for this process and later ones.
 
     A [`Budget`][eqloop.Budget] measures how long a step takes on this device, and
@@ -51,6 +53,10 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
         path: The file. It is made if it does not exist. `None` goes back to
             remembering in the process alone, and beside the compilation cache.
 
+    Returns:
+        A context manager, which need not be entered: the file is in use from the call
+        on. At the end of a `with`, what was in use before is in use again.
+
     Raises:
         TypeError: If it is not a path.
         ValueError: If there is something else in the file, or no such folder. A file
@@ -58,10 +64,12 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
 
     Examples:
         >>> import pathlib, tempfile
+        >>> import jax.numpy as jnp
         >>> import eqloop as el
         >>> folder = tempfile.TemporaryDirectory()
-        >>> el.measurements(pathlib.Path(folder.name) / "times.json")
-        >>> el.measurements(None)
+        >>> with el.measurements(pathlib.Path(folder.name) / "times.json"):
+        ...     scan = el.Scan(lambda h, x: (h + x, h), schedule=el.Budget("1MiB"))
+        ...     plan = scan.plan(0.0, jnp.ones(100))
         >>> folder.cleanup()
     """
     if path is not None and not isinstance(path, str | os.PathLike):
@@ -74,13 +82,15 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
             f"measurements: there is no folder {str(file.parent)!r} for the file "
             f"{file.name!r}. Make it, or pass another path."
         )
-    with _guard:
+    with _guard, contextlib.ExitStack() as at_the_end:
         found = {} if path is None else _read(pathlib.Path(path))
-        _known.clear()
-        _caches_read.clear()
-        _told.clear()
+        at_the_end.callback(_known.update, dict(_known))
+        at_the_end.callback(measurements, *(_file_in_use or [None]))
+        for each in (_known, _caches_read, _told):
+            each.clear()
         _known.update(found)
         _file_in_use[:] = [] if path is None else [pathlib.Path(path)]
+        return at_the_end.pop_all()
 
 
 def recall(key: str) -> Fact | None:
@@ -153,13 +163,9 @@ def _read(path: pathlib.Path) -> dict[str, Fact]:
         if 0 < (found := content["eqloop measurements"]) < _FILE_FORMAT:
             return {}
         if found == _FILE_FORMAT:
-            return {
-                str(key): {
-                    str(name): x if isinstance(x, str) else float(x)
-                    for name, x in fact.items()
-                }
-                for key, fact in content["facts"].items()
-            }
+            number = lambda x: x if isinstance(x, str) else float(x)
+            facts = content["facts"].items()
+            return {k: {n: number(x) for n, x in of.items()} for k, of in facts}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -173,12 +179,10 @@ def _read(path: pathlib.Path) -> dict[str, Fact]:
 def _write(path: pathlib.Path) -> None:
     for key, fact in _read(path).items():
         _known.setdefault(key, fact)
-    content = {
-        "eqloop measurements": _FILE_FORMAT,
-        "facts": dict(sorted(_known.items())),
-    }
+    content = {"eqloop measurements": _FILE_FORMAT, "facts": _known}
     # Written to a file of another name and then renamed: no other process finds half of
     # it.
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    text = json.dumps(content, indent=1, sort_keys=True)
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)

@@ -66,7 +66,7 @@ class Guess:
             # What a batch takes is counted.
             cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
             more = working_set(cost) - cost.ct_consts if one_by_one else 0
-        return self.counted(layout) + more
+        return min(self.counted(layout) + more, self(layout))
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from .._comparison import Comparison
 from ._ablation import ablation
 from ._budget import budget, million
+from ._buffers import buffers
 from ._calls import calls
 from ._cells import cells
 from ._convolutions import convolutions
@@ -16,12 +17,13 @@ from ._gigabytes import gigabytes
 from ._length import length
 from ._maps import maps
 from ._progress import progress
-from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+from ._recurrent import batched, heavy, modes, recurrent, scaling
 from ._regret import regret
 from ._resumable import resumable
 from ._sliced import sliced
 from ._slots import slots
 from ._stacked_layers import stacked_layers
+from ._startup import Startup, compiling, importing, planning, tracing
 from ._while import whiles
 
 
@@ -39,7 +41,7 @@ class Group:
 
     title: str
     about: str
-    comparisons: Callable[[], Iterable[Comparison]]
+    comparisons: Callable[[], Iterable[Comparison | Startup]]
     figures_in: str | None = None
 
 
@@ -80,12 +82,6 @@ GROUPS: Mapping[str, Group] = {
         "The time of a step should not grow with the loop.",
         scaling,
         figures_in="length",
-    ),
-    "compilation": Group(
-        "Tracing and compiling a loop",
-        "Each program is compiled several times, in turn, with empty caches.",
-        compilation,
-        figures_in="frontier",
     ),
     "batched": Group(
         "A batch of sequences",
@@ -140,6 +136,13 @@ GROUPS: Mapping[str, Group] = {
         "slots in a lower precision, in files, or replaced by an inverse.",
         slots,
     ),
+    "buffers": Group(
+        "An array that a loop fills",
+        "The carry has an array with a row for each step, which writes it. JAX's "
+        "derivative of such a scan copies the whole array at each step, so its time "
+        "grows with the square of the number of steps.",
+        buffers,
+    ),
     "sliced": Group(
         "Some of the outputs",
         "A scan that keeps every tenth output.",
@@ -169,6 +172,27 @@ GROUPS: Mapping[str, Group] = {
         "compiling. The last table shows the first plan for a step with many leaves, "
         "and later plans for a new function that does the same.",
         calls,
+    ),
+    "importing": Group(
+        "Importing",
+        "Processor time of `import eqloop`, and of the first loop that is made.",
+        importing,
+    ),
+    "tracing": Group(
+        "Tracing a carry of a thousand leaves",
+        "Processor time, and that of calls of what is compiled.",
+        tracing,
+    ),
+    "compiling": Group(
+        "Compiling a gradient",
+        "Processor time to trace, lower and compile, with empty caches, in turn.",
+        compiling,
+    ),
+    "planning": Group(
+        "Planning a loop",
+        "Processor time, and programs that are compiled: of the first plan, and of "
+        "later plans for the same step.",
+        planning,
     ),
     "resumable": Group(
         "Loops in segments",

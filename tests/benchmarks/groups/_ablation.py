@@ -92,6 +92,8 @@ class _Program:
 class _Decided(el.AbstractSchedule):
     """A schedule that decides once, so that programs differ in one thing only."""
 
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __init__(self, schedule: el.AbstractSchedule):
         self._schedule, self.layouts = schedule, list[Any]()
 
@@ -130,8 +132,8 @@ def _of_loop(title: str, args: tuple[Any, ...]) -> Iterator[Comparison]:
     sizes = dict.fromkeys(max(round(part * whole), least) for part in _PARTS)
     for schedule in (
         el.Recursive(16),
-        el.Chunked(length, block=32),
-        el.Chunked(root, block=32),
+        el.Chunked(length, batch=32),
+        el.Chunked(root, batch=32),
         *map(el.Budget, sizes),
     ):
         yield from _of_schedule(f"{title}: {schedule!r}", schedule, args)

@@ -9,7 +9,7 @@ import jax.random as jr
 import eqloop as el
 
 from .. import _loops as loops
-from .._claims import compile_ratio, memory, memory_ratio, time_ratio
+from .._claims import memory, memory_ratio, time_ratio
 from .._comparison import Comparison
 from .._measure import Case
 from .._problems import gradient, loss, wave
@@ -89,22 +89,6 @@ def scaling() -> Sequence[Comparison]:
                 )
             ],
             rounds=7,
-        )
-    ]
-
-
-def compilation() -> Sequence[Comparison]:
-    """Tracing and compiling, from nothing, several times."""
-    three, recursive = loops.nested(16, 16, 16), loops.ours(el.Recursive(16))
-    rows = [three, recursive, loops.equinox(30), loops.ours(el.Binomial(30))]
-    args = problem(4096)
-    return [
-        Comparison(
-            "Trace and compile: gradient of W, h0 and xs, 4096 steps, width 64",
-            [loop.case(gradient, args) for loop in rows],
-            [compile_ratio(recursive.name, three.name, 1.5)],
-            rounds=3,
-            compile_rounds=7,
         )
     ]
 

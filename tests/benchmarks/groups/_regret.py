@@ -62,7 +62,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
     )
     sizes = [max(round(part * whole.peak_bytes), least) for part in _PARTS]
     budgets = {loops.ours(el.Budget(size)): size for size in dict.fromkeys(sizes)}
-    others = [plain, *_by_hand(length), *map(loops.ours, fixed_schedules(length))]
+    others = [plain, *by_hand(length), *map(loops.ours, fixed_schedules(length))]
     names = [one.name for one in others]
     claims = []
     for one, size in budgets.items():
@@ -83,7 +83,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
     )
 
 
-def _by_hand(length: int) -> list[loops.Loop]:
+def by_hand(length: int) -> list[loops.Loop]:
     """What one would write without this project."""
     chunk = 2 ** round(math.log2(length) / 2)
     while length % chunk:

@@ -47,6 +47,7 @@ def gradient(schedule, name="swapaxes"):
     return jax.grad(lambda w, x: loss(schedule, transposed, w, x))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TRANSPOSED)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_they_are_copied_once(schedule, name):

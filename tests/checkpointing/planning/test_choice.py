@@ -101,6 +101,9 @@ def test_there_is_hope_for_a_kind_until_one_that_is_like_it_was_compiled(
     guess = make()
     flat, deep = nested((256,)), nested((16, 16))
     assert guess.at_best(deep) == guess.counted(deep) < guess(deep)
+    more = 2 * (guess(deep) - guess.counted(deep))
+    guess.learn(flat, guess.counted(flat) + more)
+    assert guess.at_best(deep) == guess(deep) == guess.counted(deep) + more // 2
     guess.learn(flat, guess.counted(flat) + 1000)
     assert guess.at_best(deep) == guess.counted(deep) + 1000
     guess.learn(deep, guess.counted(deep) + 500)

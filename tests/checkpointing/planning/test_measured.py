@@ -300,6 +300,24 @@ def test_a_file_is_written_and_read(runs: Runs, tmp_path: Any):
     assert [p.name for p in tmp_path.iterdir()] == ["times.json"]
 
 
+def test_a_file_is_in_use_within_a_with(runs: Runs, tmp_path: Any):
+    found, (first, second) = plan(), (tmp_path / name for name in ("a", "b"))
+    for before in (None, first):
+        el.measurements(before)
+        plan()
+        runs.seen.clear()
+        with el.measurements(second):
+            plan()
+            assert bool(runs.seen) == (before is None)
+        assert second.exists()
+        runs.seen.clear()
+        assert plan().pinned == found.pinned
+        assert not runs.seen, "what was known before is known again"
+        plan(el.Budget("1MiB"))
+        kept = len(second.read_text())
+    assert len(first.read_text()) >= kept
+
+
 @pytest.mark.parametrize("fast", ["together", "everything"])
 def test_what_was_seen_decides(runs: Runs, fast: str):
     """If batches were slow they are not taken, and the other way round."""
@@ -325,6 +343,7 @@ def test_of_plans_that_are_as_fast_the_one_that_runs_less_is_taken(runs: Runs):
     assert found.evaluations == LENGTH
 
 
+@pytest.mark.slow
 def test_a_frontier_is_measured(runs: Runs):
     f, init, xs = recurrent(LENGTH)
     plans = el.Scan(f).frontier(init, xs)
@@ -377,7 +396,11 @@ def test_what_is_seen_of_a_piece_multiplies_its_estimate():
         for count in (1, 8, 64):
             plain = estimated.block(reversal, count)
             assert pace.block(reversal, count) == pytest.approx(5 * plain)
-    # Batches take as many times as long until they are seen.
+    # Batches take as many times as long until they are seen; but what single steps are
+    # slow by for reasons of their own is not told of them.
+    slow = pace.with_seen(RESIDUALS, 50.0)
+    assert slow.block(ByResiduals(), 64) > 49 * estimated.block(ByResiduals(), 64)
+    assert slow.block(Together(8), 64) == pytest.approx(6 * plain)
     seen = pace.with_seen(piece_of(Together(8)), 0.5)
     assert seen.block(reversal, 64) == pytest.approx(plain / 2)
 
@@ -426,6 +449,7 @@ def test_steps_with_known_products_are_as_much_faster_as_others_of_their_kind():
     assert ratio(base.of_known, base) < 1
 
 
+@pytest.mark.slow
 def test_layouts_say_of_which_pieces_their_time_is_made_up():
     f, init, xs = recurrent(64)
     layout = lambda schedule: el.Scan(f, schedule=schedule).plan(init, xs)._layout

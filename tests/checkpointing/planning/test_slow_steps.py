@@ -105,6 +105,7 @@ def test_a_small_step_is_seen_to_compile_slowly(monkeypatch: pytest.MonkeyPatch)
     assert planned(gradient(step_of(4.0), el.Budget(NBYTES // 3)))[0] <= 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kilobytes", [1, 8, 16, 32])
 def test_few_programs_are_compiled_for_any_budget(kilobytes: int):
     step, nbytes = step_of(5.0 + kilobytes), 1024 * kilobytes
@@ -153,6 +154,7 @@ def with_a_while_loop(step: Any, schedule: Any) -> Callable[..., Any]:
 KINDS = [by_jax, with_policy, stopping, with_a_while_loop]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_loops_of_every_kind(kind: Any):
     run = kind(step_of(50.0), el.Budget(NBYTES))

@@ -14,6 +14,9 @@ import eqloop as el
 from eqloop._programs import WRITES, run
 from eqloop.checkpointing.rewrites import _in_place
 
+from ...asserts import assert_close
+from ...canaries.hlo import optimised
+
 pytestmark = pytest.mark.sampled
 
 ROWS, WIDTH = 6, 2
@@ -161,3 +164,30 @@ def test_a_way_back_copies_no_buffer():
     # One buffer, and one for its cotangent.
     temporary = compiled.memory_analysis().temp_size_in_bytes
     assert temporary <= 2.2 * 4 * rows * WIDTH
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [el.StoreAll(), el.StoreLast(el.Chunked(40), 600), el.Chunked(1000, batch=20)],
+    ids=repr,
+)
+@pytest.mark.parametrize("reads", [False, True], ids=["writes", "reads"])
+def test_no_step_copies_a_buffer(schedule, reads):
+    """JAX's own derivative of a scan copies it, twice."""
+    rows = 1000
+
+    def step(carry, x):
+        i, h, rows = carry
+        h = jnp.tanh(h + x + rows[jnp.maximum(i - 5, 0)] if reads else h + x)
+        return (i + 1, h, rows.at[i].set(h)), None
+
+    def loss(scan, h, xs):
+        carry, _ = scan(step, (0, h, jnp.zeros((rows, WIDTH))), xs)
+        return jnp.sum(carry[2] ** 2)
+
+    args = jnp.ones(WIDTH), jnp.ones((rows, WIDTH))
+    scan = lambda f, init, xs: el.Scan(f, schedule=schedule)(init, xs)
+    ours = lambda *args: jax.grad(loss, (1, 2))(scan, *args)
+    theirs = lambda *args: jax.grad(loss, (1, 2))(lax.scan, *args)
+    assert_close(jax.jit(ours)(*args), jax.jit(theirs)(*args))
+    assert optimised(ours, *args).whole(4 * rows * WIDTH) == []

@@ -173,6 +173,7 @@ IN_PLACE = "rows of the cotangent of a leaf are read and written in place"
 MASKED = "writes to a leaf are masked: examples that have stopped write no rows"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("loop", "has_stages", "notes"),
     [

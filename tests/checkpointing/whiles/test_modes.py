@@ -34,14 +34,6 @@ LOOPS = {
 # A while loop runs in one direction, and one step at a time.
 OTHERS = ("backwards", "unrolled")
 STANDING = [c for c in CONTEXTS if c.__name__ not in OTHERS]
-QUICKLY = (
-    derivatives.vmap,
-    derivatives.collectives,
-    derivatives.shard_map,
-    derivatives.in_scan,
-    derivatives.in_cond,
-    derivatives.in_checkpoint,
-)
 FORWARD = ("primal", "jvp", "linearize", "jacfwd")
 
 
@@ -88,14 +80,6 @@ def test_modes(mode):
 @pytest.mark.parametrize("mode", [m for m in MODES if name(m) in FORWARD], ids=name)
 def test_forward_modes_of_a_loop_without_bounds(mode):
     assert_agrees(mode, derivatives.vmap, counted(el.WhileLoop))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context", QUICKLY, ids=name)
-def test_contexts(context):
-    turn = QUICKLY.index(context)
-    mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
-    assert_agrees(mode, context, counted(list(LOOPS.values())[turn // 2 % 2]))
 
 
 @pytest.mark.parametrize(

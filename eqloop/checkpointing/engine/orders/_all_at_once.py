@@ -10,6 +10,7 @@ from ...._arrays import Arrays, Flags, pick, put, split
 from ...._calls import format_bytes
 from ...._types import PyTree, Value
 from ....progress import step_with_bar, tied
+from ...rewrites._in_place import run_in_place
 from ...steps._loop import Loop, zero
 from ...steps._step import Step
 from .._costs import StepCost
@@ -122,11 +123,13 @@ def store_residuals(
 
 
 def pull_residuals(
-    loop: Loop, residuals: PyTree, ct_carry: Arrays, ct_ys: Arrays
+    step: Step, loop: Loop, residuals: PyTree, ct_carry: Arrays, ct_ys: Arrays
 ) -> PyTree:
     """The cotangents of active inputs, from what `store_residuals` stored."""
     pull, after, count = residuals
     ct_carry = at_end(ct_carry, count)
     number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)
-    number, *cts = pull((jax.tree.leaves(number), ct_carry, ct_ys))
+    ends = jax.tree.leaves(number), ct_carry, ct_ys
+    call = lambda pull, ends: pull(ends)
+    number, *cts = run_in_place(step.jaxpr, call, pull, ends)
     return tied(number[0] if number else None, cts)

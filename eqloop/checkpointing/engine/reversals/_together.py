@@ -57,6 +57,7 @@ from ...._programs import (
     sees_batch,
 )
 from ...._types import Index, Value
+from ...steps._find_lists import leaves_written
 from ...steps._loop import part
 from ...steps._step import Step
 from .._backward_step import BackwardStep, BlockResult, past
@@ -173,8 +174,9 @@ def together(step: Step, size: int) -> AbstractReversal:
     # A batch runs both sides of a branch, and so would evaluate derivatives where a
     # side is not meant to be run, which may be NaN. So steps with branches or effects
     # are reversed one by one. Steps with loops of this library are, too: these have
-    # plans of their own. And so are steps that can see their batch, which would give
-    # other numbers in it.
+    # plans of their own. So are steps that write rows of a buffer, as the cotangents of
+    # a batch have the whole buffer for each step. And so are steps that can see their
+    # batch, which would give other numbers in it.
     return Together(size) if size > 1 and can_join(step) else ByResiduals()
 
 
@@ -183,7 +185,7 @@ def can_join(step: Step) -> bool:
     """Whether a batch of steps does the same as the steps one by one."""
     if step.jaxpr.effects or not all(map(_is_plain, equations(step.jaxpr))):
         return False
-    if sees_batch(step.jaxpr):
+    if sees_batch(step.jaxpr) or any(leaves_written(step)):
         return False
     if not has_rules(step.jaxpr, ("custom_jvp_call",)):
         return True

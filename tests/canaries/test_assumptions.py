@@ -1,34 +1,30 @@
 """What JAX does not promise, and what would go wrong in silence without it.
 
 Most of what the library takes from JAX fails aloud once it is gone. Here is the rest:
-names that it compares, texts that it reads, and keys that it takes to differ. They are
-tried when the library is imported. That traces a few small programs; it compiles
-nothing, and does not ask which devices there are.
+names that it compares, texts that it reads, and keys that it takes to differ.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.experimental import checkify, io_callback
 from jax.extend.core import primitives
 
-from .._compat import jax_version
-from ._effects import axes_named, has_checks, has_io
-from ._equations import equations
-from ._formula import Formula
-from ._identity import digest_of
-from ._places import loop_name, loop_scope
-from ._reaching import reached
-from ._seen_batches import library_of
-from ._small_equations import constant_p
+from eqloop._programs import axes_named, digest_of, equations, has_io
+from eqloop._programs._effects import has_checks
+from eqloop._programs._formula import Formula
+from eqloop._programs._places import loop_name, loop_scope
+from eqloop._programs._reaching import reached
+from eqloop._programs._seen_batches import library_of
+from eqloop._programs._small_equations import constant_p
 
 _X = jax.ShapeDtypeStruct((3,), jnp.float32)
 _FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
@@ -46,44 +42,6 @@ _EXPECTED_NAMES = _named(
     pmin psum remat2 rng_bit_generator rng_uniform scan scatter scatter-add slice
     while"""
 )
-
-
-# The tests have run with these, so they need no check, which takes a tenth of a second.
-_CHECKED = frozenset({"0.10.0", "0.10.2", "0.11.2", "0.12.0", "0.12.0.1"})
-
-
-def check_new_jax() -> None:
-    """Checks JAX if it is a version that the tests have not run with."""
-    if jax_version() not in _CHECKED:
-        check_jax()
-
-
-def check_jax() -> None:
-    """Checks that JAX is as it is taken to be."""
-    # In a thread of its own: the user may import the library while a function is traced
-    # or under a mesh, and JAX keeps these by thread.
-    with ThreadPoolExecutor(1) as thread:
-        wrong, cause = thread.submit(_changes).result()
-    if wrong:
-        raise ImportError(
-            f"eqloop cannot be used with JAX {jax_version()}, which has changed what "
-            f"this version of eqloop relies on: {'; '.join(wrong)}. Install an older "
-            "JAX, or a newer eqloop."
-        ) from cause
-
-
-def _changes() -> tuple[list[str], Exception | None]:
-    """What is wrong, and the last error among it, if there was one."""
-    wrong, cause = list[str](), None
-    # The user may have turned it on: then there would be no loops to look at.
-    with jax.disable_jit(False):
-        for check in _CHECKS:
-            try:
-                wrong += check()
-            except Exception as error:
-                wrong.append(f"{(check.__doc__ or '').rstrip('.')}: {error}")
-                cause = error
-    return wrong, cause
 
 
 def _effects() -> Iterator[str]:
@@ -220,19 +178,6 @@ def _makers() -> Iterator[str]:
         yield "the implementation of a primitive"
 
 
-_CHECKS = [
-    _effects,
-    _primitive_names,
-    _inner_programs,
-    _checks,
-    _collectives,
-    _digests,
-    _name_stacks,
-    _key_types,
-    _makers,
-]
-
-
 class _Nothing(Formula):
     """A formula that is here to be found."""
 
@@ -251,3 +196,21 @@ def _jaxpr_of(f: Callable[..., Any], *types: Any) -> jex.ClosedJaxpr:
 
 def _primitives_in(program: jex.ClosedJaxpr) -> set[str]:
     return {eqn.primitive.name for eqn in equations(program)}
+
+
+_CHECKS = [
+    _effects,
+    _primitive_names,
+    _inner_programs,
+    _checks,
+    _collectives,
+    _digests,
+    _name_stacks,
+    _key_types,
+    _makers,
+]
+
+
+@pytest.mark.parametrize("check", _CHECKS)
+def test_jax_is_as_it_is_taken_to_be(check: Callable[[], Iterator[str]]):
+    assert list(check()) == []
