@@ -340,11 +340,12 @@ def plan_of(
     if runner is not None:
         kernel = runner.described(run.row_step, run.loop, layout)
         measure = schedule.measures_steps or schedule.budgeted_bytes is None
-        is_row = kernel.startswith("one each way")
+        is_row = kernel.startswith("one each way,")
+        is_cell = kernel.startswith("one each way with")
         found = kernel_of(problem, active, layout, measure) if is_row else None
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
-        if kernel.startswith("one there") and (why := why_loop_back(problem, active)):
+        if is_cell and (why := why_loop_back(problem, active)):
             kernel += f"; its way back is a loop, as {why}"
     # Then JAX has the step as it was traced.
     is_by_jax = schedule._by_jax and problem.loop.kept is None and not run.loop.stops

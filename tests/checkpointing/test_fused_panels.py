@@ -14,8 +14,11 @@ from jax import lax
 
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
+from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.fused._lowered import lowered
-from eqloop.checkpointing.fused._panel_block import parts_of
+from eqloop.checkpointing.fused._nests import usual_nests
+from eqloop.checkpointing.fused._panel_block import _segment, parts_of
+from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
 
@@ -119,6 +122,40 @@ def test_so_are_other_cells(name, dtype):
 
 def test_it_goes_in_reverse_too():
     check(normalised, 20, reverse=True)
+
+
+def test_what_has_no_room_in_shared_memory_is_added_up_in_memory(monkeypatch):
+    totals = PanelRooms.totals.func
+    outside = lambda of: {n: (count, 0) for n, (count, _) in totals(of).items()}
+    monkeypatch.setattr(PanelRooms, "totals", property(outside))
+    check(normalised, 16)
+
+
+def test_what_each_row_has_of_its_own_has_a_cotangent():
+    cell, step = normalised(16, "float32")
+    h, own, xs = (
+        jnp.ones((ROWS, *shape)) * 0.1 for shape in ((UNITS,), (16,), (3, 16))
+    )
+
+    def loss(schedule, cell, own, h, xs):
+        def run(own, h, xs):
+            of = lambda h, x: step(cell, h, x * own)
+            return el.Scan(of, schedule=schedule)(h, xs)[0]
+
+        return jnp.sum(jax.vmap(run)(own, h, xs) ** 2)
+
+    of = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
+    every = [jax.tree.leaves(of(s, cell, own, h, xs)) for s in (FUSED, el.StoreAll())]
+    for a, b in zip(*every, strict=True):
+        assert_close(a, b, rtol=3e-3, atol=3e-4 * np.max(np.abs(b)))
+
+
+@pytest.mark.parametrize("nests", [nests(9, 3), usual_nests(10, 4), nests(1, 2)])
+def test_segments_are_found_by_their_number(nests):
+    found = [_segment(nests, i) for i in range(sum(n.levels[0] for n in nests))]
+    starts = [int(first) for first, _ in found]
+    assert starts == [sum(int(n) for _, n in found[:i]) for i in range(len(found))]
+    assert sum(int(n) for _, n in found) == sum(n.length for n in nests)
 
 
 def panels_of(f, *shapes, own):

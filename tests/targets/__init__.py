@@ -6,6 +6,7 @@
     python -m tests.targets --write docs/on_a_gpu_and_a_tpu.md
     python -m tests.targets --render docs/on_a_gpu_and_a_tpu.md
     python -m tests.targets --run gpu --workers 8      # here, to see that it is right
+    python -m tests.targets --only fused               # cells as kernels: `cells.py`
 
 Every schedule, loop and map is compiled, on the steps of the benchmarks and in the
 modes in which they are used (`_cases.py`). Nothing is run, but with `--run`

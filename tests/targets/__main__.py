@@ -10,6 +10,7 @@ import jax
 
 import eqloop as el
 
+from . import cells
 from ._cases import GROUPS, Case
 from ._page import data_of, load, save, write
 from ._runs import run_all
@@ -25,6 +26,9 @@ IN_PART = {"v6e": ("steps",)}
 def main() -> int:
     """Compiles what is asked for; exits with 1 if something is wrong."""
     options = _options()
+    if options.only == ["fused"]:
+        cells.main(options.match, options.write)
+        return 0
     page = options.write or options.render
     found = load(data_of(page)) if page else {}
     count = 0

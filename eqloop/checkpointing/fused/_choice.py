@@ -180,16 +180,10 @@ def on_a_gpu(problem: Problem, active: Active) -> str:
         return f"an error. {error}"
 
 
-def _settings() -> Settings:
-    """How kernels are made among which a budget chooses."""
-    # Those of cells have been compiled, and none has run on a GPU yet.
-    return Settings(panels=False)
-
-
 def _layouts(problem: Problem) -> list[Layout]:
     """From the most memory to the least, which is from the fastest to the slowest."""
     every = dict.fromkeys(map(tuple, nests_to_try(problem.loop.length)))
-    return [Layout(Nested(one), runner=FusedRunner(_settings(), one)) for one in every]
+    return [Layout(Nested(one), runner=FusedRunner(Settings(), one)) for one in every]
 
 
 def _counted(problem: Problem, layout: Layout) -> int:
@@ -208,7 +202,7 @@ def _work(problem: Problem, active: Active) -> float:
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return 0.0
     try:
-        runner, run = FusedRunner(_settings()), problem.as_run
+        runner, run = FusedRunner(Settings()), problem.as_run
         if runner.why_not(run.row_step, run.loop) is not None:
             return 0.0
         there = _there(problem, active)
@@ -230,7 +224,7 @@ def _seen(
     length = problem.loop.length
     count = min(length, _STEPS_TO_RUN)
     levels = nests(count, max(math.isqrt(count), 2))
-    short = Layout(Nested(levels), runner=FusedRunner(_settings(), levels))
+    short = Layout(Nested(levels), runner=FusedRunner(Settings(), levels))
     found = trials(problem, active, [StepsAlone(count), short], measure)
     if found is None or not found[1].was_run:
         return None
@@ -258,22 +252,20 @@ def _told(
 def _there(problem: Problem, active: Active) -> Forward:
     """The kernel that runs steps."""
     run = settled_problem(problem.as_run, active, reverse=True)
-    return forward_kernel(run.row_step, run.loop, _settings())
+    return forward_kernel(run.row_step, run.loop, Settings())
 
 
 def why_loop_back(problem: Problem, active: Active) -> str:
     """Why the way back of a cell that is a kernel is a loop; "" if it is not."""
-    back = _kernels(problem, active, Settings())[1].panels
+    back = _kernels(problem, active)[1].panels
     return back if isinstance(back, str) else ""
 
 
-def _kernels(
-    problem: Problem, active: Active, settings: Settings | None = None
-) -> tuple[Forward, Backward]:
+def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
     run = settled_problem(problem.as_run, active, reverse=True)
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
     way = way_back(again(run), back, own)
     there = _there(problem, active)
-    return there, backward_kernel(way, run.loop_back, settings or _settings())
+    return there, backward_kernel(way, run.loop_back, Settings())

@@ -89,7 +89,7 @@ class Forward:
         """What a plan says of the backend of Pallas that compiles it."""
         settings = self.programs.settings
         if isinstance(self.panels, PanelsForward):
-            return "; by Mosaic GPU, with matrices in shared memory"
+            return "; by Mosaic GPU"
         if settings.interpret or not settings.mosaic or not self.of_row:
             return ""
         why = self.programs.why_not_mosaic

@@ -218,8 +218,7 @@ class RowNumbers:
         return self.own
 
     @property
-    def first(self) -> Value:
-        """The first row of the block."""
+    def _first(self) -> Value:
         first, most = self.number * self.block, math.prod(self.sizes) - self.block
         return jnp.minimum(first, most) if most % self.block else first
 
@@ -228,7 +227,7 @@ class RowNumbers:
         """The number of each row. Rows too many are the last one again."""
         count = math.prod(self.sizes)
         if self.are_sliced:
-            return self.first + places(self.block)
+            return self._first + places(self.block)
         return jnp.minimum(self.own, count - 1) if count % self.block else self.own
 
     @property
@@ -244,7 +243,7 @@ class RowNumbers:
     def index(self, first: int, last: int | None) -> Any:
         """The index along axes that follow one another, in an array in memory."""
         if self.are_sliced:
-            return rows_from(self.first, self.block)
+            return rows_from(self._first, self.block)
         return self.along(first, last)
 
     def along(self, first: int, last: int | None) -> Value:

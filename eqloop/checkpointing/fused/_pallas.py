@@ -51,14 +51,6 @@ def has_tensor_cores() -> bool:
     return by_mosaic() and planning_device().own.compute_capability == "9.0"
 
 
-def interpreted_by_mosaic() -> Any:
-    """How kernels that only Mosaic GPU has are interpreted."""
-    from jax.experimental.pallas import mosaic_gpu
-
-    backend: Any = mosaic_gpu
-    return backend.InterpretGPUParams()
-
-
 def call(
     kernel: Callable[..., None],
     inputs: Sequence[Value],

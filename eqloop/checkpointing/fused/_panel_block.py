@@ -2,17 +2,18 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._arrays import pick
+from ..._arrays import Flags, pick
 from ..._types import Index, Value
+from ..engine.orders._levels import Nest
 from ._leaves import Leaf
-from ._panel_rooms import ROWS, PanelRooms
+from ._panel_rooms import ROWS, PanelRooms, PanelStep, Total
 from ._panels import NARROW, Panel, Same
 
 _FLOAT = np.dtype("float32")
@@ -32,154 +33,222 @@ def parts_of(x: Value, count: int) -> list[Value]:
 class PanelBlock:
     """A block of rows, which runs the loop in the kernel."""
 
-    def __init__(
-        self,
-        of: PanelRooms,
-        first: Value,
-        leaves: dict[int, Leaf],
-        held: Any,
-        refs: Any,
-        rooms: Any,
-    ):
+    def __init__(self, of: PanelRooms, leaves: dict[int, Leaf], refs: Any, rooms: Any):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as gpu
 
         self.of, self.pl, self.gpu = of, pl, gpu
-        (self._numbers,), own, same, sources, self._finals, self._outs, self._kept = (
-            refs
-        )
-        matrices, operands, sums, loaded, self._barrier = rooms
-        self._own = dict(zip(of.own_inputs, own, strict=True))
-        self._leaves = leaves
+        (self._numbers,), own, self._start, self._stored, same, sources, *outs = refs
+        self._finals, self._outs, self._kept, totals = outs
+        matrices, operands, self._ones, sums, near, loaded, self._barrier = rooms
+        self._own, self._leaves = dict(zip(of.times, own, strict=True)), leaves
         self._shared = dict(zip(of.same, same, strict=True))
-        self._held, self._first = held, first
-        self._group, self.layout = lax.axis_index("group"), gpu.Layout.WGMMA
-        rest, self._operands = iter(matrices), dict[Any, list[Any]]()
-        self._matrices = {
-            f.key: list(itertools.islice(rest, n)) for f, n in of.matrices
-        }
-        rest = iter(operands)
-        for level in range(of.levels + 1):
-            rest = iter(operands) if of.is_shared else rest
-            for x, n in of.operands(level):
-                self._operands[level, x] = list(itertools.islice(rest, n))
+        self._group, self._block = lax.axis_index("group"), lax.axis_index("block")
+        self.layout = gpu.Layout.WGMMA
+        keys = (factor.key for factor in of.factors)
+        self._matrices = dict(zip(keys, matrices, strict=True))
+        self._operands = dict(zip(of.operands, operands, strict=True))
         self._sums = dict(zip(of.of_kind("summed"), sums, strict=True))
+        self._totals = dict(zip(of.totals, totals, strict=True))
+        inside = [n for n, (_, count) in of.totals.items() if count]
+        self._near = dict(zip(inside, near, strict=True))
         if matrices:
 
             @pl.when(self._group == 0)
             def _() -> None:
-                for source, ref in zip(sources, matrices, strict=True):
+                parts = (ref for refs in matrices for ref in refs)
+                for source, ref in zip(sources, parts, strict=True):
                     gpu.copy_gmem_to_smem(source, ref.at[0], loaded)
 
             gpu.barrier_wait(loaded)
 
-    def run(self, steps: int, stored: Sequence[tuple[int, int]]) -> None:
-        self._start_step()
-        carry = [
-            self._load(self._own[i], self._place(panel), panel)
-            for i, panel in zip(self.of.carried, self.of.nexts, strict=True)
+    def run(self, nests: Sequence[Nest], held: Flags) -> None:
+        """Runs the loop, and stores what is `held` before the segments of nests."""
+        step = self.of.step
+        of_held = lambda values: pick(values, held) if self._kept else []
+
+        def segment(i: Index, carry: Any) -> Any:
+            self._write_carry(self._kept, of_held(step.nexts), of_held(carry), i)
+            first, steps = _segment(nests, i)
+            each = lambda j, carry: self._stepped(step, first + j, carry)
+            return lax.fori_loop(0, steps, each, carry)
+
+        carry = self._loaded(self._start, step.nexts)
+        carry = lax.fori_loop(0, _rows(nests), segment, carry)
+        self._write_carry(self._finals, step.nexts, carry)
+
+    def go_back(self, nests: Sequence[Nest], again: PanelStep) -> None:
+        """Runs each segment again, the last one first, and takes its steps back."""
+        step, count = self.of.step, _rows(nests)
+
+        def segment(i: Index, going: Any) -> Any:
+            row = count - 1 - i
+            first, steps = _segment(nests, row)
+
+            def forth(j: Index, carry: Any) -> Any:
+                self._write_carry(self._kept, again.nexts, carry, j)
+                return self._stepped(again, first + j, carry)
+
+            def back(j: Index, going: Any) -> Any:
+                local = steps - 1 - j
+                return self._stepped(step, first + local, going, local)
+
+            carry = self._loaded(self._stored, again.nexts, row)
+            carry = lax.fori_loop(0, steps - 1, forth, carry)
+            self._write_carry(self._kept, again.nexts, carry, steps - 1)
+            return lax.fori_loop(0, steps, back, going)
+
+        self._start_totals()
+        going = self._loaded(self._start, step.nexts)
+        going = lax.fori_loop(0, count, segment, going)
+        self._write_carry(self._finals, step.nexts, going)
+        self._write_totals()
+
+    def _loaded(self, refs: Any, panels: Sequence[Panel], *slot: Index) -> list[Value]:
+        self._renew()
+        return [
+            self._load(ref, (*slot, *self._place(panel)), panel)
+            for ref, panel in zip(refs, panels, strict=True)
         ]
-        at = row = 0
-        for count, length in stored or [(1, steps)]:
-            segment = functools.partial(self._segment, (at, row), length, steps)
-            carry = lax.fori_loop(0, count, segment, carry)
-            at, row = at + count * length, row + count
-        self._start_step()
-        for ref, x, panel in zip(self._finals, carry, self.of.nexts, strict=True):
-            self._write(ref, (), panel, x)
 
-    def _segment(
-        self, start: tuple[int, int], length: int, steps: int, i: Index, carry: Any
-    ) -> Any:
-        self._start_step()
-        self._store(carry, start[1] + i)
-        first = start[0] + i * length
-        step = lambda j, carry: self._stepped(first + j, steps, carry)
-        return lax.fori_loop(0, length, step, carry)
+    def _write_carry(
+        self, refs: Any, panels: Sequence[Panel], carry: Any, *slot: Index
+    ) -> None:
+        self._renew()
+        for ref, panel, x in zip(refs, panels, carry, strict=True):
+            self._write(ref, slot, panel, x)
 
-    def _store(self, carry: Any, row: Index) -> None:
-        pairs = list(zip(carry, self.of.nexts, strict=True))
-        held = pick(pairs, self._held) if self._kept else []
-        for ref, (x, panel) in zip(self._kept, held, strict=True):
-            self._write(ref, (row,), panel, x)
+    def _renew(self) -> None:
+        """Has addresses computed again, which else take registers all along.
 
-    def _start_step(self) -> None:
-        """Has addresses computed for a step: a number that is zero is read again."""
+        A number that is zero is read again.
+        """
         self._zero = self._numbers[0]
-        self._rows = self.pl.ds(self._first + self._zero, ROWS)
+        self._rows = self.pl.ds(self._block * ROWS + self._zero, ROWS)
 
-    def _stepped(self, i: Index, steps: int, carry: Any) -> Any:
+    def _stepped(
+        self, step: PanelStep, position: Index, carry: Any, local: Index = 0
+    ) -> Any:
         """The carry after a step, of which outputs are written."""
-        of, gpu = self.of, self.gpu
-        self._start_step()
-        self._local = steps - 1 - i if of.stored else i
-        self._index = of.loop.index(self._numbers[1] + self._local)
-        self._carry, self._made = dict(zip(of.carried, carry, strict=True)), {}
-        at = self._local if of.stored else self._index
-        for level in range(of.levels + 1):
-            outs = {
-                panel: ref
-                for ref, panel in zip(self._outs, of.outs, strict=True)
-                if panel.level == level
-            }
-            new, sums = dict(of.operands(level + 1)), of.of_kind("summed", level + 1)
-            if of.levels == 1 and (new or sums):
-                self._wait()
-            later = list[tuple[Any, Value]]()
-            put = later.append if of.is_shared else self._put
+        self._renew()
+        self._index, self._local = self.of.loop.index(position), local
+        self._carry, self._made = dict(zip(step.carried, carry, strict=True)), {}
+        outs = dict(zip(step.outs, self._outs, strict=False))
+        # What is in shared memory was read by all groups.
+        if step.operands or step.of_kind("summed"):
+            self._wait()
+        for level in range(step.levels + 1):
+            sums, here = step.of_kind("summed", level + 1), [*step.operands, *outs]
+            here = [p for p in dict.fromkeys(here) if p.level == level]
             # Each is written as soon as it is computed, and then takes no registers.
-            for panel in dict.fromkeys([*new, *outs]):
+            for panel in here:
                 if panel in outs:
-                    self._write(outs[panel], (at,), panel, self._value(panel))
-                if panel in new:
-                    columns = self._columns(0, panel.width)
-                    parts = parts_of(self._masked(panel), new[panel])
-                    refs = self._operands[level + 1, panel]
-                    for ref, part in zip(refs, parts, strict=True):
-                        put((ref.at[self._zero, :, columns], part))
-            if not (new or sums):
-                continue
+                    self._write(outs[panel], (self._index,), panel, self._value(panel))
+                if panel in step.operands:
+                    self._put_parts(panel)
             for panel in sums:
                 totals = [
                     jnp.sum(self._masked(x), 1) if x.width > 1 else self._value(x)
                     for x in panel.panels
                 ]
                 ref = self._sums[panel].at[self._group]
-                put((ref, functools.reduce(jnp.add, totals)))
-            # Products are made where they are used, but before their operands go.
-            for panel in of.of_kind("product", level):
-                self._value(panel)
-            if of.is_shared:
+                self._put(ref, functools.reduce(jnp.add, totals))
+            if sums or any(panel in step.operands for panel in here):
+                self.gpu.commit_smem()
                 self._wait()
-            for pair in later:
-                self._put(pair)
-            gpu.commit_smem()
-            self._wait()
-            # They are read before another step writes them.
-            for panel in sums:
-                self._value(panel)
-        return [gpu.layout_cast(self._value(p), self._layout_of(p)) for p in of.nexts]
+        made = [
+            self.gpu.layout_cast(self._value(p), self._layout_of(p.width))
+            for p in step.nexts
+        ]
+        if step.totals:
+            self._each_total(self._add)
+        return made
 
-    def _put(self, pair: tuple[Any, Value]) -> None:
-        self.gpu.store(*pair, optimized=False)
+    def _put_parts(self, panel: Panel) -> None:
+        """Leaves a panel where products read it."""
+        self._renew()
+        refs, columns = self._operands[panel], self._columns(0, panel.width)
+        parts = parts_of(self._masked(panel), len(refs))
+        for ref, part in zip(refs, parts, strict=True):
+            self._put(ref.at[self._zero, :, columns], part)
+
+    def _each_total(self, do: Callable[[Total, Any], None]) -> None:
+        """Does something to each total, in the group of warps whose it is."""
+        for k, total in enumerate(self.of.step.totals):
+
+            @self.pl.when(self._group == k % self.of.groups)
+            def _(total: Total = total) -> None:
+                self._renew()
+                n, i = self.of.places[total]
+                is_near, at = i < self.of.totals[n][1], i + self._zero
+                far = self._totals[n].at[self._block, at]
+                do(total, (self._near[n].at[at], far) if is_near else (far,))
+
+    def _start_totals(self) -> None:
+        def start(total: Total, refs: Any) -> None:
+            n = self.of.places[total][0]
+            shape, layout = (ROWS, n)[: 1 + (n > 1)], self._layout_of(n)
+            self._put(refs[0], self.gpu.layout_cast(jnp.zeros(shape, _FLOAT), layout))
+
+        self._each_total(start)
+        if self._ones:
+
+            @self.pl.when(self._group == 0)
+            def _() -> None:
+                x = jnp.full((ROWS, self.of.tile), 1 / self.of.tile, NARROW)
+                x = self.gpu.layout_cast(x, self.layout)
+                self._put(self._ones[0].at[0], x)
+
+    def _add(self, total: Total, refs: Any) -> None:
+        n, (ref, *_) = self.of.places[total][0], refs
+        columns = self.pl.ds(0, n if n > 1 else self.of.tile)
+
+        def run(sum_: Any) -> Any:
+            for left, start, right in total.pairs:
+                units = self.pl.ds(start, ROWS)
+                lefts = self._operands[left]
+                rights = self._ones if right is None else self._operands[right]
+                for i, j in _pairs(len(lefts), len(rights)):
+                    part = lefts[i].at[self._zero, :, units].transpose((1, 0))
+                    self.gpu.wgmma(sum_, part, rights[j].at[self._zero, :, columns])
+            return sum_[...]
+
+        x = self.pl.run_scoped(run, self.gpu.ACC((ROWS, columns.size), _FLOAT))
+        # A vector was multiplied by columns that are all the same.
+        x = x if n > 1 else jnp.sum(x, 1)
+        before = self.gpu.load(ref, layout=self._layout_of(n), optimized=False)
+        self._put(ref, before + x)
+
+    def _write_totals(self) -> None:
+        def write(total: Total, refs: Any) -> None:
+            n = self.of.places[total][0]
+            if len(refs) > 1:
+                layout = self._layout_of(n)
+                x = self.gpu.load(refs[0], layout=layout, optimized=False)
+                self._put(refs[1], x)
+
+        self._each_total(write)
+
+    def _put(self, ref: Any, x: Value) -> None:
+        self.gpu.store(ref, x, optimized=False)
 
     def _wait(self) -> None:
         self.gpu.barrier_arrive(self._barrier)
         self.gpu.barrier_wait(self._barrier)
 
-    def _layout_of(self, panel: Panel) -> Any:
-        return self.layout if panel.width > 1 else self.layout.reduce(1)
+    def _layout_of(self, width: int) -> Any:
+        return self.layout if width > 1 else self.layout.reduce(1)
 
     def _columns(self, start: Index, width: int) -> Any:
         own = self.of.own(width)
         return self.pl.ds(start + self._group * own, own)
 
     def _load(self, ref: Any, index: Any, panel: Panel) -> Value:
-        layout = self._layout_of(panel)
+        layout = self._layout_of(panel.width)
         return self.gpu.load(ref.at[index], layout=layout, optimized=False)
 
     def _write(self, ref: Any, index: Any, panel: Panel, x: Value) -> None:
-        x = self.gpu.layout_cast(x, self._layout_of(panel))
+        x = self.gpu.layout_cast(x, self._layout_of(panel.width))
         ref = ref.at[(*index, *self._place(panel))]
         self.gpu.store(ref, x, optimized=False)
 
@@ -193,11 +262,17 @@ class PanelBlock:
     def _masked(self, panel: Panel) -> Value:
         """A panel with zeros where it has no units."""
         x, width = self._value(panel), panel.width
-        if width == self.of.padded(width):
-            return x
-        at = self.gpu.broadcasted_iota(jnp.int32, x.shape, 1, layout=self.layout)
-        left = jnp.broadcast_to(width - self._group * x.shape[1], x.shape)
-        return jnp.where(at < left, x, jnp.zeros_like(x))
+        count = self.of.of.found.count - self._block * ROWS
+        # Rows that there are not have no part in what is added up over rows.
+        is_whole = not self.of.totals or self.of.rows == self.of.of.found.count
+        ends = [] if is_whole else [(0, count)]
+        if width != self.of.padded(width):
+            ends.append((1, width - self._group * x.shape[1]))
+        for axis, end in ends:
+            at = self.gpu.broadcasted_iota(jnp.int32, x.shape, axis, layout=self.layout)
+            is_there = at < jnp.broadcast_to(end, x.shape)
+            x = jnp.where(is_there, x, jnp.zeros_like(x))
+        return x
 
     def _value(self, panel: Panel) -> Value:
         if panel in self._made:
@@ -210,12 +285,14 @@ class PanelBlock:
 
     def _given(self, panel: Panel) -> Value:
         i = panel.of
-        if i in self.of.carried:
+        if i in self._carry:
             return self._carry[i]
-        time = self._local if i in self.of.stored else self._index
+        if self.of.again and i in (stored := self.of.again.carried):
+            index = self._local, *self._place(panel)
+            return self._load(self._kept[stored.index(i)], index, panel)
         columns = self._columns(panel.start, panel.width)
         index = tuple(
-            time
+            self._index
             if axis.is_time
             else self._rows
             if axis.first is not None
@@ -266,7 +343,7 @@ class PanelBlock:
         def run(sum_: Any) -> Value:
             for x, factor in zip(panel.panels, panel.factors, strict=True):
                 units = self.pl.ds(0, self.of.padded(x.width))
-                left = self._operands[panel.level, x]
+                left = self._operands[x]
                 right = self._matrices[factor.key]
                 for i, j in _pairs(len(left), len(right)):
                     at = (slice(None), columns)[:: 1 - 2 * factor.axis]
@@ -277,6 +354,25 @@ class PanelBlock:
 
         shape = self._shape(panel.width)
         return self.pl.run_scoped(run, self.gpu.ACC(shape, _FLOAT))
+
+
+def _rows(nests: Sequence[Nest]) -> int:
+    """How many carries are stored."""
+    return sum(nest.levels[0] for nest in nests)
+
+
+def _segment(nests: Sequence[Nest], i: Index) -> tuple[Index, Index]:
+    """The first step of a segment, and how many it has."""
+    first, steps, at, row = 0, 0, 0, 0
+    for nest in nests:
+        here = at + (i - row) * nest.stride, nest.stride
+        first, steps = (
+            (jnp.where(i < row, first, here[0]), jnp.where(i < row, steps, here[1]))
+            if row
+            else here
+        )
+        at, row = at + nest.length, row + nest.levels[0]
+    return first, steps
 
 
 def _pairs(m: int, n: int) -> list[tuple[int, int]]:

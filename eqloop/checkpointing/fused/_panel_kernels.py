@@ -1,19 +1,20 @@
 """Kernels of panels, by Pallas's backend Mosaic GPU on Hopper."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from ..._arrays import pick, split
-from ..._types import Index, Value
-from ._leaves import Axis, Leaf, RowNumbers
-from ._pallas import NAME, interpreted_by_mosaic, launched
+from ..._arrays import Arrays, Flags, pick, split
+from ..._types import Value
+from ..engine.orders._levels import Nest
+from ._leaves import Leaf
+from ._pallas import NAME, launched
 from ._panel_block import PanelBlock, parts_of
-from ._panel_rooms import ROWS, PanelRooms
+from ._panel_rooms import ROWS, PanelRooms, Total
 from ._panels import NARROW, Panel
 
 _FLOAT = np.dtype("float32")
@@ -22,114 +23,141 @@ _FLOAT = np.dtype("float32")
 class PanelLoop(PanelRooms):
     """A loop of steps by panels, as a kernel."""
 
-    def prepared(self, inputs: Sequence[Value | None]) -> tuple[Any, list[Value]]:
-        """What is known of the inputs, as the kernel takes it: of rows, and shared."""
-        of_rows = {
-            i: self._opened(i, x)
-            for i in self.own_inputs
-            if (x := inputs[i]) is not None
-        }
-        return of_rows, self.shared(inputs)
-
-    def shared(self, inputs: Sequence[Value]) -> list[Value]:
-        """What rows share, as the kernel takes it."""
-        none = [jnp.int32(0)] * len(self.of.found.roots)
-        inputs = [*inputs, *none, *self.of.lifted_values]
-        wanted = [*self.same, *(factor.matrix.var for factor, _ in self.matrices)]
-        found = self.panels.before(inputs, wanted)
-        same, matrices = split(found, len(self.same))
-        # The last panel of a vector has no units in some of its columns.
-        more = self.groups * self.tile
-        made = [_fit(x.reshape(-1), x.size + more) for x in same]
-        for x, (factor, count) in zip(matrices, self.matrices, strict=True):
-            (i, j), (a, b) = factor.starts, factor.sizes
-            x = jnp.squeeze(x)[i : i + a, j : j + b].astype(_FLOAT)
-            made += parts_of(_fit(x, self.padded(a), self.padded(b)), count)
-        return made
-
     def __call__(
         self,
         inputs: Sequence[Value],
-        first: Index,
-        steps: int,
-        stored: Sequence[tuple[int, int]] = (),
-        held: Sequence[bool] = (),
+        nests: Sequence[Nest],
+        held: Flags = (),
         slots: int = 0,
-        prepared: Any = None,
-    ) -> tuple[list[Value], dict[Panel, Value], list[Value]]:
-        """Runs steps from the `first` on: the carry, what is written, stored carries.
+        stored: Arrays = (),
+    ) -> tuple[list[Value], dict[Panel, Value], list[Value], dict[Total, Value]]:
+        """Runs the loop: the carry, what is written, stored carries, and totals.
 
-        Carries are `stored` before segments, so many of so many steps each. Some inputs
-        may be `prepared` before.
+        Those that are `held` are stored before the segments of nests. Steps are taken
+        back from `stored` ones.
         """
         from jax.experimental.pallas import mosaic_gpu as gpu
 
-        found, interpret = self.of.found, self.of.settings.interpret
-        numbers = jnp.stack([jnp.int32(0), jnp.asarray(first, jnp.int32)])
+        step, again = self.step, self.again
+        kept = again.nexts if again else pick(step.nexts, held)
+        # What is run again has the carries of one segment at a time.
+        slots = max(nest.stride for nest in nests) if again else slots
         leaves = {i: self._leaf(i, inputs[i]) for i in self.times}
-        opened, shared = prepared or self.prepared(inputs)
-        of_rows = [
-            opened[i] if i in opened else self._opened(i, inputs[i])
-            for i in self.own_inputs
+        groups = [
+            [jnp.zeros(1, jnp.int32)],
+            [self._opened(i, inputs[i]) for i in self.times],
+            [
+                self._carry(panel, inputs[i])
+                for i, panel in zip(step.carried, step.nexts, strict=True)
+            ],
+            [
+                self._carry(panel, x, x.shape[0])
+                for panel, x in zip(kept if again else (), stored, strict=True)
+            ],
+            *self._shared_inputs(inputs),
         ]
-        given = [numbers, *of_rows, *shared]
-        kept = pick(self.nexts, held) if stored else []
-        length = steps if self.stored else self.loop.length
 
         def type_of(panel: Panel, *more: int) -> jax.ShapeDtypeStruct:
-            shape = (found.count, self.padded(panel.width))[: 1 + (panel.width > 1)]
+            shape = (self.rows, self.padded(panel.width))[: 1 + (panel.width > 1)]
             return jax.ShapeDtypeStruct((*more, *shape), panel.dtype)
 
-        types = [type_of(p) for p in self.nexts]
-        types += [type_of(p, length) for p in self.outs]
-        types += [type_of(p, slots) for p in kept]
-        tiles = gpu.TilingTransform((8, self.tile)), gpu.SwizzleTransform(2 * self.tile)
+        sizes = {n: (ROWS, n)[: 1 + (n > 1)] for n in self.totals}
+        made_of = [
+            [type_of(p) for p in step.nexts],
+            [type_of(p, self.loop.length) for p in step.outs],
+            [type_of(p, slots) for p in kept],
+            [
+                jax.ShapeDtypeStruct((self.blocks, many, *sizes[n]), _FLOAT)
+                for n, (many, _) in self.totals.items()
+            ],
+        ]
+
         # An axis of one entry has addresses computed at each step, not held all along.
-        room = lambda *shape: gpu.SMEM((1, *shape), NARROW, transforms=tiles)
+        def room(tile: int, dtype: Any, *shape: int) -> Any:
+            swizzle = gpu.SwizzleTransform(tile * dtype.itemsize)
+            transforms = gpu.TilingTransform((8, tile)), swizzle
+            return gpu.SMEM(shape, dtype, transforms=transforms)
+
+        wide = functools.partial(room, self.tile, NARROW, 1)
         matrices = [
-            room(*map(self.padded, factor.sizes))
-            for factor, count in self.matrices
-            for _ in range(count)
+            [wide(*map(self.padded, factor.sizes))] * self.parts_of(factor.matrix)
+            for factor in self.factors
+        ]
+        operands = [
+            [wide(ROWS, self.padded(width))] * self.parts_of(x)
+            for x, width in self.operands.items()
+        ]
+        totals = [
+            room(8, _FLOAT, near, *sizes[n])
+            if n > 1
+            else gpu.SMEM((near, ROWS), _FLOAT)
+            for n, (_, near) in self.totals.items()
+            if near
         ]
         scratch = [
             matrices,
-            [room(ROWS, width) for width in self.rooms(*self._room)],
+            operands,
+            [wide(ROWS, self.tile)] * bool(self.totals),
             [gpu.SMEM((self.groups, ROWS), _FLOAT) for _ in self.of_kind("summed")],
-            gpu.Barrier(num_arrivals=max(len(matrices), 1)),
+            totals,
+            gpu.Barrier(num_arrivals=max(sum(map(len, matrices)), 1)),
             gpu.Barrier(num_arrivals=self.groups),
         ]
-        counts = [1, *map(len, (of_rows, self.same, matrices))]
-        counts += map(len, (self.nexts, self.outs, kept))
+        interpret, backend = self.of.settings.interpret, cast(Any, gpu)
 
         def body(*refs: Any) -> None:
-            *parts, rooms = split(refs, *counts)
-            numbers = RowNumbers(found.sizes, ROWS, lax.axis_index("block"), True)
-            PanelBlock(self, numbers.first, leaves, held, parts, rooms).run(
-                steps, stored
-            )
+            *parts, rooms = split(refs, *map(len, (*groups, *made_of)))
+            block = PanelBlock(self, leaves, parts, rooms)
+            block.go_back(nests, again) if again else block.run(nests, held)
 
         body.__name__ = NAME
         run = gpu.kernel(
             body,
-            out_type=types,
+            out_type=[t for types in made_of for t in types],
             scratch_types=scratch,
-            grid=(-(-found.count // ROWS),),
+            grid=(self.blocks,),
             grid_names=("block",),
             num_threads=self.groups,
             thread_name="group",
-            interpret=interpreted_by_mosaic() if interpret else None,
+            interpret=backend.InterpretGPUParams() if interpret else None,
             compiler_params=gpu.CompilerParams(
                 lowering_semantics=gpu.LoweringSemantics.Lane,
                 unsafe_no_auto_barriers=True,
             ),
         )
-        panels = [*self.nexts, *self.outs, *kept]
-        made = [
-            x[..., : p.width] if p.width > 1 else x
-            for x, p in zip(launched(run, given, interpret), panels, strict=True)
-        ]
-        carry, outs, carries = split(made, len(self.nexts), len(self.outs))
-        return carry, dict(zip(self.outs, outs, strict=True)), carries
+        made = launched(run, [x for group in groups for x in group], interpret)
+        *made, totals = split(made, *map(len, made_of[:-1]))
+        carry, outs, carries = (
+            list(map(self._closed, panels, arrays))
+            for panels, arrays in zip((step.nexts, step.outs, kept), made, strict=True)
+        )
+        # Blocks are added up in the same order in every run.
+        totals = dict(zip(self.totals, (jnp.sum(x, 0) for x in totals), strict=True))
+        found = {total: totals[n][i] for total, (n, i) in self.places.items()}
+        return carry, dict(zip(step.outs, outs, strict=True)), carries, found
+
+    def _shared_inputs(self, inputs: Sequence[Value]) -> tuple[list[Value], ...]:
+        """What rows share, as the kernel takes it: vectors, and parts of matrices."""
+        none = [jnp.int32(0)] * len(self.of.found.roots)
+        inputs = [*inputs, *none, *self.of.lifted_values]
+        wanted = [*self.same, *(factor.matrix.var for factor in self.factors)]
+        same, matrices = split(self.panels.before(inputs, wanted), len(self.same))
+        # The last panel of a vector has no units in some of its columns.
+        more = self.groups * self.tile
+        same = [_fit(x.reshape(-1), x.size + more) for x in same]
+        parts = list[Value]()
+        for x, factor in zip(matrices, self.factors, strict=True):
+            (i, j), (a, b) = factor.starts, factor.sizes
+            x = jnp.squeeze(x)[i : i + a, j : j + b].astype(_FLOAT)
+            x = _fit(x, self.padded(a), self.padded(b))
+            parts += parts_of(x, self.parts_of(factor.matrix))
+        return same, parts
+
+    def _carry(self, panel: Panel, x: Value, *slots: int) -> Value:
+        """A carry, or several of it, as the kernel takes it."""
+        n = panel.width
+        x = x.reshape(*slots, self.of.found.count, *[n][: n > 1])
+        return _fit(x, *slots, self.rows, *[self.padded(n)][: n > 1])
 
     def _leaf(self, i: int, x: Value) -> Leaf:
         axis = self.times[i]
@@ -137,23 +165,21 @@ class PanelLoop(PanelRooms):
 
     def _opened(self, i: int, x: Value) -> Value:
         """An input of rows, with columns for the units that panels have in memory."""
-        if i in self.carried:
-            width = self.nexts[i - self.carried.start].width
-            shape = (self.of.found.count, width)[: 1 + (width > 1)]
-            x, ends, axis = x.reshape(shape), [self.padded(width)], -1
-        else:
-            leaf, given = self._leaf(i, x), self.of_kind("given")
-            x = leaf.opened(x)
-            ends = [p.start + self.padded(p.width) for p in given if p.of == i]
-            axis = next((k for k, a in enumerate(leaf.axes) if _is_units(a)), 0)
+        leaf, given = self._leaf(i, x), self.of_kind("given")
+        x = leaf.opened(x)
+        ends = [p.start + self.padded(p.width) for p in given if p.of == i]
         sizes = list(x.shape)
-        if max(ends, default=1) > 1:
-            sizes[axis] = max(sizes[axis], *ends)
+        for k, axis in enumerate(leaf.axes):
+            if axis.first is not None:
+                sizes[k] = self.rows
+            elif not axis.is_time and axis.size > 1:
+                sizes[k] = max(axis.size, *ends)
         return _fit(x, *sizes)
 
-
-def _is_units(axis: Axis) -> bool:
-    return axis.first is None and not axis.is_time and axis.size > 1
+    def _closed(self, panel: Panel, x: Value) -> Value:
+        """What a kernel has written of a panel."""
+        rows, units = slice(self.of.found.count), slice(panel.width)
+        return x[..., rows, units] if panel.width > 1 else x[..., rows]
 
 
 def joined(arrays: Sequence[Value]) -> Value:

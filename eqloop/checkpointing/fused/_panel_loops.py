@@ -1,33 +1,37 @@
-"""A loop by panels, and its way back.
+"""A loop by panels, and its way back: a kernel each.
 
-The way there is one kernel. The way back has two for each segment, the last one first:
-one runs its steps again and stores their carries, the other takes them back. It leaves
-the factors of cotangents of matrices, of each step, and their products over the rows
-and steps of a segment are made after it.
+The way back runs each segment again, leaves its carries in memory, and takes its steps
+back. What a segment leaves there, the next one has the place of.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split, sum_dtype
-from ..._programs import registers_of, told_of
+from ..._programs import registers_of, run, told_of
 from ..._types import Value
 from ..engine.orders._levels import Nest
 from ..steps._loop import Loop
 from ._classes import AxisProgram, Val
 from ._mosaic import why_not, written
+from ._nests import usual_nests
 from ._pallas import NAME
 from ._panel_kernels import PanelLoop, joined
-from ._panel_rooms import ROWS
-from ._panels import NotPanelsError, Outer, Panel, Panels, Wide
+from ._panel_rooms import ROWS, PanelStep, Total
+from ._panels import NotPanelsError, Outer, Panel, Panels, Wide, ends, is_exact, spread
 from ._row_programs import RowPrograms
 
-# A matrix is one for tensor cores if it has so many rows and columns.
-_LEAST = 16
+_FLOAT = np.dtype("float32")
+# A matrix is one for tensor cores if it has so many rows and columns. With less, a row
+# may be small enough for its numbers to be written out, and a budget chooses among such
+# kernels: those of cells have been compiled, and none has run on a GPU yet.
+_LEAST = 32
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 
@@ -40,11 +44,16 @@ class PanelsForward:
             raise NotPanelsError("")  # nobody would expect it
         _check(of, loop, [*carry, *x, *y])
         self._loop, self._carry, self._y = loop, carry, y
-        axes = [None] * (len(consts) + len(carry)) + [(axis,) for axis in loop.x_axes]
         at = range(len(consts), len(consts) + len(carry))
-        self._run, self._ys = _panel_loop(of, loop, program, at, axes)
-        factors = [f for p in self._run.of_kind("product") for f in p.factors]
-        if not any(min(f.sizes) >= _LEAST for f in factors):
+        panels = _panels(of, of.program(program), program.ins, at)
+        self._ys = list(map(panels.wide, panels.outs[len(carry) :]))
+        outs = [p for wide in self._ys for p in wide]
+        nexts = list(map(panels.one, range(len(carry))))
+        step = PanelStep(at, nexts, list(dict.fromkeys(outs)))
+        axes = [None] * at.stop + [(axis,) for axis in loop.x_axes]
+        times = _times(of, program.ins, axes, *at)
+        self._run = PanelLoop(of, panels, program.ins, times, loop, step)
+        if not any(min(factor.sizes) >= _LEAST for factor in self._run.factors):
             raise NotPanelsError(f"none has {_LEAST} rows and columns")
         _check_registers(self._run)
 
@@ -58,15 +67,14 @@ class PanelsForward:
         xs: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop, see `Forward`."""
-        stored = [(nest.levels[0], nest.stride) for nest in nests] if any(held) else []
-        inputs, length = [*consts, *init, *xs], self._loop.length
-        carry, outs, kept = self._run(inputs, 0, length, stored, held, slots)
+        nests = nests if any(held) else [Nest((1, self._loop.length))]
+        inputs = [*consts, *init, *xs]
+        carry, outs, kept, _ = self._run(inputs, nests, held, slots)
         ys = [joined([outs[p] for p in wide]) for wide in self._ys]
-        held_vals = pick(self._carry, held) if stored else []
         return (
             [x.reshape(v.shape) for x, v in zip(carry, self._carry, strict=True)],
             _stacked(ys, self._y),
-            _stacked(kept, held_vals),
+            _stacked(kept, pick(self._carry, held)),
         )
 
 
@@ -86,21 +94,43 @@ class PanelsBackward:
         if any(v.pending for v in (*before, *ct_x)):
             raise NotPanelsError("a sum over rows is carried, or is of a step")
         # What is added up is of all rows, or of one.
-        if any(_has_rows(of, val) == bool(val.pending) for val in sums):
+        own = [_has_rows(of, val) for val in sums]
+        if any(has == bool(v.pending) for has, v in zip(own, sums, strict=True)):
             raise NotPanelsError("a cotangent is a sum over some of the rows")
-        self._loop, self._vals = loop, vals
+        self._loop, self._vals, self._own = loop, vals, own
         self._ct_axes = [loop.x_axes[i] for i in x_of]
-        at = range(len(c), len(c) + len(h))
-        none, of_x = [None] * len(c), [(axis,) for axis in loop.x_axes]
-        axes = [*none, *[None] * len(h), *of_x]
-        self._again, _ = _panel_loop(of, loop, again, at, axes)
-        axes = [*none, *[(0,)] * len(h), *of_x, *[(0,)] * len(z), *[None] * len(g)]
-        going = range(len(axes) - len(g), len(axes))
-        self._pull, outs = _panel_loop(
-            of, loop, pull, going, axes, len(sums), frozenset(at)
+        there, back, n = of.program(again), of.program(pull), len(pull.ins)
+        of_own = pick(back.out_avals[: len(sums)], own)
+
+        def both(*flat: Value) -> list[Value]:
+            ins, added, more = split(flat, n, len(of_own))
+            made, cts = split(run(back, *ins, *more), len(sums) + len(g))
+            mine = zip(pick(made[: len(sums)], own), added, strict=True)
+            mine = [x.astype(y.dtype) + y for x, y in mine]
+            return [*run(there, *ins[: len(again.ins)], *more), *made, *mine, *cts]
+
+        ins = [*pull.ins, *pick(sums, own)]
+        of_own = [v.update(dtype=_FLOAT) for v in of_own]
+        made = jax.make_jaxpr(both)(*back.in_avals[:n], *of_own, *back.in_avals[n:])
+        at, going = range(len(c), len(c) + len(h)), range(n - len(g), len(ins))
+        panels = _panels(of, made, ins, at, going)
+        first, *counts, _ = itertools.accumulate(map(len, (h, sums, going, ct_x)))
+        outs = [x if isinstance(x, Outer) else panels.wide(x) for x in panels.outs]
+        self._cts = list(map(panels.wide, outs[counts[1] :]))
+        of_sums = zip(outs[first : counts[0]], own, strict=True)
+        self._totals = {i: out for i, (out, has) in enumerate(of_sums) if not has}
+        step = PanelStep(
+            going,
+            [panels.one(i) for i in range(*counts)],
+            list(dict.fromkeys(p for wide in self._cts for p in wide)),
+            _totals(self._totals),
         )
-        self._sums, self._cts = split(outs, len(sums))
-        _check_registers(self._again, self._pull)
+        of_x = [(axis,) for axis in loop.x_axes]
+        axes = [*[None] * at.stop, *of_x, *[(0,)] * len(z), *[None] * len(going)]
+        times = _times(of, ins, axes, *at, *going)
+        rerun = PanelStep(at, list(map(panels.one, range(first))))
+        self._run = PanelLoop(of, panels, ins, times, loop, step, rerun)
+        _check_registers(self._run)
 
     def __call__(
         self,
@@ -112,111 +142,89 @@ class PanelsBackward:
         carried: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Goes back, see `Backward`."""
-        _, h, _, _, g, sums, _, ct_x = self._vals
-        dtypes = [sum_dtype(v.aval.dtype, self._loop.sums) for v in sums]
-        totals = [jnp.zeros(v.shape, d) for v, d in zip(sums, dtypes, strict=True)]
-        state: Any = totals, list(carried)
-        # These are the same for all segments.
-        none = [[None] * len(vals) for vals in self._vals[1:5]]
-        again = self._again.prepared([*consts, *none[0], *xs])
-        pull = self._pull.prepared([*consts, *none[0], *xs, *zs, *none[3]])
-        position, row, parts = self._loop.length, sum(n.levels[0] for n in nests), []
-        for nest in reversed(nests):
-            position, row = position - nest.length, row - nest.levels[0]
-
-            def segment(
-                state: Any, i: Value, nest: Nest = nest, start: Any = (position, row)
-            ) -> tuple[Any, list[Value]]:
-                totals, going = state
-                first, steps = start[0] + i * nest.stride, nest.stride
-                carry = [a[start[1] + i] for a in stored]
-                carries = [a[None] for a in carry]
-                if steps > 1:
-                    inputs, held = [*consts, *carry, *xs], [True] * len(carry)
-                    every = [(steps, 1)], held, steps, again
-                    _, _, carries = self._again(inputs, first, steps, *every)
-                    carries = _stacked(carries, h)
-                inputs = [*consts, *carries, *xs, *zs, *going]
-                going, outs, _ = self._pull(inputs, first, steps, prepared=pull)
-                going = [a.reshape(v.shape) for a, v in zip(going, g, strict=True)]
-                totals = [
-                    total + _term(val, out, outs).astype(total.dtype)
-                    for total, val, out in zip(totals, sums, self._sums, strict=True)
-                ]
-                cts = [joined([outs[p] for p in wide]) for wide in self._cts]
-                return (totals, going), cts
-
-            every = jnp.arange(nest.levels[0])
-            state, made = lax.scan(segment, state, every, reverse=True)
-            parts.insert(0, [a.reshape(-1, *a.shape[2:]) for a in made])
-        cts = [jnp.concatenate(each) for each in zip(*parts, strict=True)]
-        cts = [jnp.flip(a, 0) for a in cts] if self._loop.reverse else cts
+        *_, g, sums, _, ct_x = self._vals
+        added = [jnp.zeros(v.shape, _FLOAT) for v in pick(sums, self._own)]
+        inputs = [*consts, *stored, *xs, *zs, *carried, *added]
+        made, outs, _, totals = self._run(inputs, nests, stored=stored)
+        going, mine = split(made, len(g))
+        going = [a.reshape(v.shape) for a, v in zip(going, g, strict=True)]
+        rest, found = iter(mine), list[Value]()
+        for i, val in enumerate(sums):
+            is_own = i not in self._totals
+            x = next(rest) if is_own else _assembled(i, self._totals[i], totals)
+            dtype = sum_dtype(val.aval.dtype, self._loop.sums)
+            found.append(x.astype(dtype).reshape(val.shape))
+        cts = [joined([outs[p] for p in wide]) for wide in self._cts]
         pairs = zip(_stacked(cts, ct_x), self._ct_axes, strict=True)
-        return (*state, [jnp.moveaxis(a, 0, axis) for a, axis in pairs])
+        return found, going, [jnp.moveaxis(a, 0, axis) for a, axis in pairs]
 
 
-def _term(val: Val, out: Wide | Outer, outs: dict[Panel, Value]) -> Value:
-    """The sum over a segment of the cotangent of a const."""
+def _assembled(i: int, out: Wide | Outer, totals: dict[Total, Value]) -> Value:
+    """A matrix, or a vector, from what is added up of its parts."""
+    left, right, _ = _pairs_of(out)[0]
+    made = jnp.zeros((ends(left)[-1], ends(right)[-1] or 1), _FLOAT)
+    for total, x in totals.items():
+        of, is_turned, (a, m), (b, n) = total.place
+        if of == i:
+            x, at = x.reshape(ROWS, -1)[:m, :n], (a, b)
+            x, at = (x.T, at[::-1]) if is_turned else (x, at)
+            old = lax.dynamic_slice(made, at, x.shape)
+            made = lax.dynamic_update_slice(made, old + x, at)
+    return made
 
-    def of(wide: Wide) -> Value:
-        x = joined([outs[p] for p in wide])
-        return x if x.ndim > 2 else x[..., None]
 
-    if not isinstance(out, Outer):
-        axes = (0, 1) if val.pending else (0,)
-        return jnp.sum(of(out).astype(jnp.float32), axes).reshape(val.shape)
-    terms = [
-        jnp.einsum(
-            "tra,trb->ab",
-            of(left),
-            of(right),
-            precision=how,
-            preferred_element_type=jnp.float32,
-        )
-        for left, right, how in out.pairs
+def _pairs_of(out: Wide | Outer) -> Any:
+    return out.pairs if isinstance(out, Outer) else ((out, (), None),)
+
+
+def _totals(outs: dict[int, Wide | Outer]) -> list[Total]:
+    """What is added up over rows and steps, part by part."""
+    found = dict[Any, list[Any]]()
+    for i, out in outs.items():
+        for left, right, how in _pairs_of(out):
+            # More rows are one product, and more columns are several.
+            is_turned = ends(left)[-1] < ends(right)[-1]
+            left, right = (right, left) if is_turned else (left, right)
+            of_left, of_right = _placed(left), _placed(right) or [(0, 1, None)]
+            for (a, m, p), (b, n, q) in itertools.product(of_left, of_right):
+                for start in range(0, m, ROWS):
+                    rows = a + start, min(m - start, ROWS)
+                    place = i, is_turned, rows, (b, n)
+                    found.setdefault(place, []).append(((p, start, q), how))
+    return [
+        Total(place, [pair for pair, _ in of], any(is_exact(how) for _, how in of))
+        for place, of in found.items()
     ]
-    return sum(terms[1:], start=terms[0]).reshape(val.shape)
 
 
-def _panel_loop(
-    of: RowPrograms,
-    loop: Loop,
-    program: AxisProgram,
-    carried: range,
-    axes: Sequence[tuple[int] | None],
-    first: int = 0,
-    stored: frozenset[int] = frozenset(),
-) -> tuple[PanelLoop, list[Any]]:
-    """A loop of the steps of a program, and its outputs but what is carried.
+def _placed(wide: Wide) -> list[tuple[int, int, Panel]]:
+    """Its panels, each with its first unit and how many it has, to be multiplied."""
+    # A number of each row is repeated.
+    made = (spread((p.narrow,), _LEAST)[0] if p.width == 1 else p.narrow for p in wide)
+    return [(a, p.width, q) for a, p, q in zip(ends(wide), wide, made, strict=False)]
 
-    `axes` says where steps are in each input; the carry is from the `first` output on.
-    """
-    made = written(of.program(program))
+
+def _panels(
+    of: RowPrograms, program: Any, vals: Sequence[Val], *carried: range
+) -> Panels:
+    """A program by panels, if kernels may have it."""
+    made = written(program)
     if (why := why_not([made])) is not None:
         raise NotPanelsError(why)
-    n = len(program.ins)
-    numbers = made.jaxpr.invars[n : n + len(of.found.roots)]
+    numbers = made.jaxpr.invars[len(vals) :][: len(of.found.roots)]
     used = [v for eqn in made.jaxpr.eqns for v in eqn.invars]
     if any(leaf.rows for leaf in of.lifted) or any(
         v is number for v in used for number in numbers
     ):
         raise NotPanelsError("it has a table of the rows, or their numbers")
-    own = [i for i, val in enumerate(program.ins) if _has_rows(of, val)]
-    panels = Panels(made, own, carried)
-    last = first + len(carried)
-    nexts = list(map(panels.one, range(first, last)))
-    outs = [*panels.outs[:first], *panels.outs[last:]]
-    parts = dict.fromkeys(p for out in outs for wide in _wides(out) for p in wide)
-    times = {i: axes[i] for i in own if i not in carried}
-    return PanelLoop(
-        of, panels, program.ins, carried, times, nexts, list(parts), loop, stored
-    ), outs
+    own = [i for i, val in enumerate(vals) if _has_rows(of, val)]
+    return Panels(made, own, [i for each in carried for i in each])
 
 
-def _wides(out: Wide | Outer) -> list[Wide]:
-    if isinstance(out, Outer):
-        return [wide for left, right, _ in out.pairs for wide in (left, right)]
-    return [out]
+def _times(of: RowPrograms, vals: Sequence[Val], axes: Any, *carried: int) -> Any:
+    """The axis of steps of each input of rows that is not carried."""
+    own = (i for i, val in enumerate(vals) if _has_rows(of, val))
+    return {i: axes[i] for i in own if i not in carried}
 
 
 def _has_rows(of: RowPrograms, val: Val) -> bool:
@@ -231,8 +239,8 @@ def _stacked(arrays: Sequence[Value], vals: Sequence[Val]) -> list[Value]:
 
 def _check(of: RowPrograms, loop: Loop, vals: Sequence[Val]) -> None:
     """Refuses loops, and arrays with rows, that these kernels do not know."""
-    if loop.stops or loop.meter.is_shown or loop.kept is not None:
-        raise NotPanelsError("it stops early, or leaves out some of its outputs")
+    if loop.stops or loop.meter.is_shown or loop.kept is not None or not loop.length:
+        raise NotPanelsError("it stops early, has no steps, or leaves out outputs")
     if of.settings.block is not None or of.found.count < ROWS:
         raise NotPanelsError(f"it has fewer than {ROWS} rows, or a `block`")
     count = len(of.found.sizes)
@@ -244,23 +252,26 @@ def _check(of: RowPrograms, loop: Loop, vals: Sequence[Val]) -> None:
             raise NotPanelsError(f"it has numbers of {val.aval.dtype}")
 
 
-def _check_registers(*loops: PanelLoop) -> None:
-    """Refuses kernels whose numbers do not fit into registers: they are compiled."""
-    for loop in loops:
-        if loop.of.settings.interpret:
-            return
-        types = list[jax.ShapeDtypeStruct]()
-        for i, val in enumerate(loop.vals):
-            shape = list(val.shape)
-            if (axis := loop.times.get(i)) is not None:
-                shape.insert(axis[0], loop.loop.length)
-            types.append(jax.ShapeDtypeStruct(shape, val.aval.dtype))
+def _check_registers(loop: PanelLoop) -> None:
+    """Refuses a kernel whose numbers do not fit into registers: it is compiled."""
+    if loop.of.settings.interpret:
+        return
+    nests, again = usual_nests(loop.loop.length), loop.again
+    stored = again.carried if again else range(0)
+    slots, types = sum(nest.levels[0] for nest in nests), []
+    for i, val in enumerate(loop.vals):
+        shape = [slots] * (i in stored) + list(val.shape)
+        if (axis := loop.times.get(i)) is not None:
+            shape.insert(axis[0], loop.loop.length)
+        types.append(jax.ShapeDtypeStruct(shape, val.aval.dtype))
 
-        def run(*inputs: Value, loop: PanelLoop = loop) -> list[Value]:
-            carry, outs, _ = loop(inputs, 0, loop.loop.length)
-            return [*carry, *outs.values()]
+    def run(*inputs: Value) -> list[Value]:
+        held = (False,) * len(loop.step.nexts)
+        carries = [inputs[i] for i in stored]
+        carry, outs, _, totals = loop(inputs, nests, held, 0, carries)
+        return [*carry, *outs.values(), *totals.values()]
 
-        found = told_of(lambda compiled: registers_of(compiled, NAME), run, *types)
-        most = min(255, 2**16 // (128 * loop.groups))
-        if found and found.stack and found.number >= most - 7:
-            raise NotPanelsError(f"{found.stack} B of a thread are not in registers")
+    found = told_of(lambda compiled: registers_of(compiled, NAME), run, *types)
+    most = min(255, 2**16 // (128 * loop.groups))
+    if found and found.stack and found.number >= most - 7:
+        raise NotPanelsError(f"{found.stack} B of a thread are not in registers")

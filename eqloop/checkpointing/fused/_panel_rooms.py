@@ -5,12 +5,14 @@ Matrices stay in shared memory, as arrays of bfloat16 whose sum they are. What t
 multiplied by is left there as well, and products are made by tensor cores:
 
     registers  --stored, waited for-->  shared memory  --product-->  registers
+
+Cotangents of matrices are added up there as far as there is room, and in memory else.
 """
 
+import collections
 import dataclasses
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..steps._loop import Loop
@@ -27,31 +29,37 @@ _UNITS, _MOST_GROUPS = 32, 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PanelRooms:
-    """A loop of steps by panels, and the shared memory that its kernel takes.
+class Total:
+    """A part of a matrix, or of a vector, that is added up over rows and steps.
 
     Attributes:
-        of: The programs of one row, with which rows there are.
-        panels: The program of a step.
-        vals: Its inputs.
-        carried: Those that are carried.
-        times: For each other input of rows, the axis of steps; `None` without one.
-        nexts: What is carried after a step.
-        outs: What is written at each step.
-        loop: The loop that these steps are of.
-        stored: Inputs with an entry for each step of a segment. If there are any, steps
-            are taken back, from the last one to the first.
+        place: Where it is: which output, its first row and column there, how many of
+            them it has, and whether rows and columns are those of the output.
+        pairs: Panels of which some units from one on are its rows, each with a panel
+            whose units are its columns; `None` if it is of a vector.
+        is_exact: Whether its products are to be as precise as can be.
     """
 
-    of: RowPrograms
-    panels: Panels
-    vals: Sequence[Val]
+    place: tuple[Any, ...]
+    pairs: Sequence[tuple[Panel, int, Panel | None]]
+    is_exact: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PanelStep:
+    """What a kernel does at each step.
+
+    Attributes:
+        carried: The inputs that are carried.
+        nexts: What is carried after it.
+        outs: What is written.
+        totals: What is added up.
+    """
+
     carried: range
-    times: dict[int, tuple[int] | None]
     nexts: Sequence[Panel]
-    outs: Sequence[Panel]
-    loop: Loop
-    stored: frozenset[int] = frozenset()
+    outs: Sequence[Panel] = ()
+    totals: Sequence[Total] = ()
 
     @functools.cached_property
     def all(self) -> list[Panel]:
@@ -64,7 +72,7 @@ class PanelRooms:
                     visit(x)
                 found[panel] = None
 
-        for panel in (*self.nexts, *self.outs):
+        for panel in (*self.nexts, *self.outs, *self._of_totals()):
             visit(panel)
         return list(found)
 
@@ -76,26 +84,83 @@ class PanelRooms:
         return max(p.level for p in self.all)
 
     @functools.cached_property
-    def matrices(self) -> list[tuple[Factor, int]]:
-        """The parts of matrices in shared memory, each with the number of its parts."""
+    def operands(self) -> list[Panel]:
+        """What is multiplied."""
+        every = [x for p in self.of_kind("product") for x in p.panels]
+        return list(dict.fromkeys([*every, *self._of_totals()]))
+
+    def _of_totals(self) -> Iterator[Panel]:
+        for total in self.totals:
+            for left, _, right in total.pairs:
+                yield from (left,) if right is None else (left, right)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PanelRooms:
+    """A loop of steps by panels, and the shared memory that its kernel takes.
+
+    Attributes:
+        of: The programs of one row, with which rows there are.
+        panels: The program of a step.
+        vals: Its inputs.
+        times: For each input of rows that is not carried, the axis of steps; `None`
+            without one.
+        loop: The loop that these steps are of.
+        step: What the kernel does at each of them.
+        again: What runs a step again, if steps are taken back, from the last one on.
+    """
+
+    of: RowPrograms
+    panels: Panels
+    vals: Sequence[Val]
+    times: dict[int, tuple[int] | None]
+    loop: Loop
+    step: PanelStep
+    again: PanelStep | None = None
+
+    @functools.cached_property
+    def steps(self) -> list[PanelStep]:
+        return [step for step in (self.step, self.again) if step is not None]
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.of.found.count // ROWS)
+
+    @property
+    def rows(self) -> int:
+        """The rows of all blocks, of which the last ones may be none."""
+        return self.blocks * ROWS
+
+    def of_kind(self, kind: str) -> list[Panel]:
+        return list(dict.fromkeys(p for s in self.steps for p in s.of_kind(kind)))
+
+    @functools.cached_property
+    def factors(self) -> list[Factor]:
+        """The parts of matrices in shared memory."""
         found = {f.key: f for p in self.of_kind("product") for f in p.factors}
-        return [(f, self._count(f.matrix.is_narrow)) for f in found.values()]
+        return list(found.values())
 
-    def _count(self, is_narrow: bool) -> int:
+    @functools.cached_property
+    def operands(self) -> dict[Panel, int]:
+        """What is multiplied, with the units that are read of each at once."""
+        found = {x: x.width for s in self.steps for x in s.operands}
+        for total in self.step.totals:
+            found.update((x, -(-x.width // ROWS) * ROWS) for x, *_ in total.pairs)
+        return found
+
+    def parts_of(self, x: Panel | Same) -> int:
         """How many arrays of bfloat16 add up to one."""
-        is_exact = any(f.is_exact for p in self.of_kind("product") for f in p.factors)
+        factors = (f for p in self.of_kind("product") for f in p.factors)
+        is_exact = any(y.is_exact for y in (*factors, *self.step.totals))
+        is_narrow = x.is_narrow if isinstance(x, Same) else x.dtype == NARROW
         return 1 if is_narrow else 2 + is_exact
-
-    def operands(self, level: int) -> list[tuple[Panel, int]]:
-        """What products of a level multiply, each with the number of its parts."""
-        every = (x for p in self.of_kind("product", level) for x in p.panels)
-        return [(x, self._count(x.dtype == NARROW)) for x in dict.fromkeys(every)]
 
     @functools.cached_property
     def same(self) -> list[Any]:
         """The vectors and numbers that rows share."""
         every = [p.of for p in self.of_kind("same")]
-        every += [x for p in self.all for x in p.ins if isinstance(x, Same)]
+        panels = [p for step in self.steps for p in step.all]
+        every += [x for p in panels for x in p.ins if isinstance(x, Same)]
         return list(dict.fromkeys(x.var for x in every if x.value is None))
 
     @functools.cached_property
@@ -106,33 +171,16 @@ class PanelRooms:
 
     @functools.cached_property
     def _widest(self) -> int:
-        return max(p.width for p in self.all)
+        return max(p.width for step in self.steps for p in step.all)
 
     @functools.cached_property
-    def _room(self) -> tuple[bool, int]:
-        """Whether levels share room, and how many columns a tile has that fits.
-
-        If each level has room of its own, what is multiplied is left there as soon as
-        it is computed, and takes no registers.
-        """
-        tiles = [t for t in (64, 32) if self.groups * t <= self._widest]
-        every = list(itertools.product([False, True], [*tiles, 16]))
-        sizes = [self._shared(*how) for how in every]
-        if min(sizes) > _MOST_SHARED:
-            raise NotPanelsError(f"they take {min(sizes)} B of shared memory")
-        return next(
-            how for how, n in zip(every, sizes, strict=True) if n <= _MOST_SHARED
-        )
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether operands of a level are where those of the one before were."""
-        return self._room[0]
-
-    @property
     def tile(self) -> int:
         """How many columns a tile in shared memory has."""
-        return self._room[1]
+        tiles = [t for t in (64, 32) if self.groups * t <= self._widest]
+        sizes = {tile: self._shared(tile) for tile in [*tiles, 16]}
+        if (least := min(sizes.values())) > _MOST_SHARED:
+            raise NotPanelsError(f"they take {least} B of shared memory")
+        return next(tile for tile, n in sizes.items() if n <= _MOST_SHARED)
 
     def padded(self, width: int, tile: int | None = None) -> int:
         """How many columns a panel has in memory: as many for each group."""
@@ -143,24 +191,33 @@ class PanelRooms:
         """How many of them a group has."""
         return self.padded(width) // self.groups
 
-    def rooms(self, is_shared: bool, tile: int) -> list[int]:
-        """The columns of rooms for operands, level by level, or of the widest level."""
-        levels = [
-            [self.padded(x.width, tile) for x, n in of_level for _ in range(n)]
-            for of_level in map(self.operands, range(self.levels + 1))
-        ]
-        if is_shared:
-            return list(map(max, itertools.zip_longest(*levels, fillvalue=0)))
-        return [width for widths in levels for width in widths]
-
-    def _shared(self, is_shared: bool, tile: int) -> int:
-        size = 2 * ROWS * sum(self.rooms(is_shared, tile))
-        for factor, count in self.matrices:
+    def _shared(self, tile: int) -> int:
+        size = sum(
+            self.padded(width, tile) * self.parts_of(x)
+            for x, width in self.operands.items()
+        )
+        size = 2 * ROWS * (size + tile * bool(self.step.totals))
+        for factor in self.factors:
             a, b = (self.padded(n, tile) for n in factor.sizes)
-            size += 2 * a * b * count
+            size += 2 * a * b * self.parts_of(factor.matrix)
         return size + 4 * ROWS * self.groups * len(self.of_kind("summed"))
 
     @functools.cached_property
-    def own_inputs(self) -> list[int]:
-        """The inputs of rows."""
-        return sorted([*self.carried, *self.times])
+    def places(self) -> dict[Total, tuple[int, int]]:
+        """Where each total is: among those of so many columns, and its number there."""
+        seen, found = collections.Counter[int](), dict[Total, tuple[int, int]]()
+        for total in self.step.totals:
+            right = total.pairs[0][2]
+            n = -(-right.width // self.tile) * self.tile if right else 1
+            found[total], seen[n] = (n, seen[n]), seen[n] + 1
+        return found
+
+    @functools.cached_property
+    def totals(self) -> dict[int, tuple[int, int]]:
+        """How many totals have so many columns, and how many are in shared memory."""
+        left, found = _MOST_SHARED - self._shared(self.tile), {}
+        counts = collections.Counter(n for n, _ in self.places.values())
+        for n, count in sorted(counts.items(), reverse=True):
+            found[n] = count, min(count, left // (4 * ROWS * n))
+            left -= 4 * ROWS * n * found[n][1]
+        return found

@@ -141,7 +141,9 @@ class Panels:
         outs: Its outputs.
     """
 
-    def __init__(self, program: jex.ClosedJaxpr, own: Sequence[int], carried: range):
+    def __init__(
+        self, program: jex.ClosedJaxpr, own: Sequence[int], carried: Sequence[int]
+    ):
         """Each row has inputs of its `own`, some of which are `carried`."""
         self._program, self._carried = program, carried
         self._made, self._before = dict[Any, Panel](), list[jex.JaxprEqn]()
@@ -210,11 +212,11 @@ class Panels:
             if _is_sum(eqn) and all(isinstance(x, Outer) for x in ins):
                 return Outer(tuple(pair for x in ins for pair in x.pairs))
         n = _units(aval_of(eqn.outvars[0]).shape)
-        of = [x if _is_number(x) else _spread(self.wide(x), n) for x in ins]
-        ends = sorted({b for x in of if not isinstance(x, Same) for b in _ends(x)})
+        of = [x if _is_number(x) else spread(self.wide(x), n) for x in ins]
+        edges = sorted({b for x in of if not isinstance(x, Same) for b in ends(x)})
         parts = (
             [x if isinstance(x, Same) else self._part(x, a, b) for x in of]
-            for a, b in itertools.pairwise(ends)
+            for a, b in itertools.pairwise(edges)
         )
         return tuple(self._map(eqn, *part) for part in parts)
 
@@ -251,7 +253,7 @@ class Panels:
         """The units of a value from one to another, which are in one panel."""
         at, panel = next(
             (a, p)
-            for a, p in zip(_ends(wide), wide, strict=False)
+            for a, p in zip(ends(wide), wide, strict=False)
             if stop <= a + p.width
         )
         return self._sub(panel, start - at, stop - start)
@@ -271,8 +273,8 @@ class Panels:
         return self._made[key]
 
     def sliced(self, wide: Wide, start: int, stop: int) -> Wide:
-        ends = [start, *(b for b in _ends(wide) if start < b < stop), stop]
-        return tuple(self._part(wide, *at) for at in itertools.pairwise(ends))
+        edges = [start, *(b for b in ends(wide) if start < b < stop), stop]
+        return tuple(self._part(wide, *at) for at in itertools.pairwise(edges))
 
 
 def _same(var: Any, eqn: Any = None, ins: Sequence[Any] = ()) -> Same:
@@ -305,15 +307,20 @@ def _units(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _ends(wide: Wide) -> list[int]:
+def ends(wide: Wide) -> list[int]:
+    """The first unit of each of its panels, and how many it has in all."""
     return list(itertools.accumulate((p.width for p in wide), initial=0))
+
+
+def is_exact(precision: Any) -> bool:
+    return lax.Precision.HIGHEST in (precision or ())
 
 
 def _level(wide: Wide) -> int:
     return max(p.level for p in wide)
 
 
-def _spread(x: Wide, n: int) -> Wide:
+def spread(x: Wide, n: int) -> Wide:
     """A number of each row as so many units, if it is one."""
     if n == sum(panel.width for panel in x):
         return x
@@ -335,7 +342,7 @@ def _moved(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
     """What moves no unit, repeats a number, or turns a matrix."""
     before, after = (aval_of(v).shape for v in (eqn.invars[0], eqn.outvars[0]))
     if not isinstance(x, Outer):
-        return _spread(x, _units(after))
+        return spread(x, _units(after))
     order = eqn.params.get("permutation") or range(len(before))
     order = [i for i in order if before[i] != 1]
     if [n for n in after if n != 1] != [before[i] for i in order]:
@@ -386,12 +393,13 @@ def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
     if is_one or len(long) != 2 or len(along) != 1:
         raise NotPanelsError(f"{said(eqn)} is not by a matrix")
     axis, n = long.index(along[0]), shape[sum(long) - along[0]]
-    exact = lax.Precision.HIGHEST in (precision or ())
     factors = list[Factor]()
-    for at, panel in zip(_ends(x), x, strict=False):
+    for at, panel in zip(ends(x), x, strict=False):
         starts, sizes = (at, 0), (panel.width, n)
         turn = slice(None, None, 1 - 2 * axis)
-        factors.append(Factor(matrix, starts[turn], sizes[turn], axis, exact))
+        factors.append(
+            Factor(matrix, starts[turn], sizes[turn], axis, is_exact(precision))
+        )
     of_x = tuple(p.narrow for p in x)
     return (Panel("product", n, _FLOAT, None, 0, of_x, tuple(factors), 1 + _level(x)),)
 

@@ -101,7 +101,7 @@ class FusedRunner(AbstractRunner):
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
         if not isinstance(kernel.panels, str):
-            how, why = "one there, and two for each segment back", ""
+            how, why = "one each way with matrices in shared memory", ""
         return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
@@ -122,12 +122,13 @@ class FusedRunner(AbstractRunner):
 
 def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
     """Why so many numbers that a loop carries are too many, if they are."""
-    found, panels = kernel.programs.found, kernel.panels
-    if numbers <= _MOST_OF_A_ROW * found.count or not isinstance(panels, str):
+    found = kernel.programs.found
+    if numbers <= _MOST_OF_A_ROW * found.count or not isinstance(kernel.panels, str):
         return None
     if found.roots:
         why = f"a row carries {numbers // found.count} numbers, too many"
-        return f"{why}; and with matrices in shared memory, {panels}" if panels else why
+        more = f"; and with matrices in shared memory, {kernel.panels}"
+        return why + more * bool(kernel.panels)
     return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
 
 
