@@ -98,6 +98,7 @@ class PanelBlock:
             self._write_carry(self._kept, again.nexts, carry, steps - 1)
             return lax.fori_loop(0, steps, back, going)
 
+        self._renew()
         self._start_totals()
         going = self._loaded(self._start, step.nexts)
         going = lax.fori_loop(0, count, segment, going)
@@ -175,14 +176,17 @@ class PanelBlock:
     def _each_total(self, do: Callable[[Total, Any], None]) -> None:
         """Does something to each total, in the group of warps whose it is."""
         for k, total in enumerate(self.of.step.totals):
+            n, i = self.of.places[total]
+            is_near, at = i < self.of.totals[n][1], i + self._zero
+            far = self._totals[n].at[self._block, at]
+            refs = (self._near[n].at[at], far) if is_near else (far,)
 
             @self.pl.when(self._group == k % self.of.groups)
-            def _(total: Total = total) -> None:
+            def _(total: Total = total, refs: Any = refs) -> None:
+                before = self._zero, self._rows
                 self._renew()
-                n, i = self.of.places[total]
-                is_near, at = i < self.of.totals[n][1], i + self._zero
-                far = self._totals[n].at[self._block, at]
-                do(total, (self._near[n].at[at], far) if is_near else (far,))
+                do(total, refs)
+                self._zero, self._rows = before
 
     def _start_totals(self) -> None:
         def start(total: Total, refs: Any) -> None:
@@ -306,7 +310,7 @@ class PanelBlock:
     def _same(self, panel: Panel) -> Value:
         if panel.of.is_number:
             return self._number(panel.of, panel.width)
-        columns = self._columns(panel.start, panel.width)
+        columns = self._columns(panel.start + self._zero, panel.width)
         ref, layout = self._shared[panel.of.var].at[columns], self.layout.reduce(0)
         x = self.gpu.load(ref, layout=layout, optimized=False)
         return self._repeated(x, panel.width, 1)

@@ -88,7 +88,7 @@ class PanelLoop(PanelRooms):
             for x, width in self.operands.items()
         ]
         totals = [
-            room(8, _FLOAT, near, *sizes[n])
+            room(min(self.tile, 32), _FLOAT, near, *sizes[n])
             if n > 1
             else gpu.SMEM((near, ROWS), _FLOAT)
             for n, (_, near) in self.totals.items()
