@@ -87,8 +87,9 @@ class PanelLoop(PanelRooms):
             [wide(ROWS, self.padded(width))] * self.parts_of(x)
             for x, width in self.operands.items()
         ]
+        # In tiles of 8 x 8, all numbers of a thread are equally far from its first one.
         totals = [
-            room(min(self.tile, 32), _FLOAT, near, *sizes[n])
+            room(8, _FLOAT, near, *sizes[n])
             if n > 1
             else gpu.SMEM((near, ROWS), _FLOAT)
             for n, (_, near) in self.totals.items()

@@ -32,8 +32,6 @@ _FLOAT = np.dtype("float32")
 # may be small enough for its numbers to be written out, and a budget chooses among such
 # kernels: those of cells have been compiled, and none has run on a GPU yet.
 _LEAST = 32
-# So many bytes of a thread may be in the nearest cache: a loop back takes longer.
-_MOST_SPILLED = 64
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 
@@ -275,5 +273,5 @@ def _check_registers(loop: PanelLoop) -> None:
 
     found = told_of(lambda compiled: registers_of(compiled, NAME), run, *types)
     most = min(255, 2**16 // (128 * loop.groups))
-    if found and found.stack > _MOST_SPILLED and found.number >= most - 7:
+    if found and found.stack and found.number >= most - 7:
         raise NotPanelsError(f"{found.stack} B of a thread are not in registers")
