@@ -12,7 +12,6 @@ from jax import lax
 from ..._arrays import Flags, pick
 from ..._types import Index, Value
 from ..engine.orders._levels import Nest
-from ._leaves import Leaf
 from ._panel_rooms import ROWS, PanelRooms, PanelStep, Total
 from ._panels import NARROW, Panel, Same
 
@@ -33,7 +32,7 @@ def parts_of(x: Value, count: int) -> list[Value]:
 class PanelBlock:
     """A block of rows, which runs the loop in the kernel."""
 
-    def __init__(self, of: PanelRooms, leaves: dict[int, Leaf], refs: Any, rooms: Any):
+    def __init__(self, of: PanelRooms, refs: Any, rooms: Any):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as gpu
 
@@ -41,7 +40,7 @@ class PanelBlock:
         (self._numbers,), own, self._start, self._stored, same, sources, *outs = refs
         self._finals, self._outs, self._kept, totals = outs
         matrices, operands, self._ones, sums, near, loaded, self._barrier = rooms
-        self._own, self._leaves = dict(zip(of.times, own, strict=True)), leaves
+        self._own = dict(zip(of.times, own, strict=True))
         self._shared = dict(zip(of.same, same, strict=True))
         self._group, self._block = lax.axis_index("group"), lax.axis_index("block")
         self.layout = gpu.Layout.WGMMA
@@ -295,16 +294,8 @@ class PanelBlock:
             index = self._local, *self._place(panel)
             return self._load(self._kept[stored.index(i)], index, panel)
         columns = self._columns(panel.start, panel.width)
-        index = tuple(
-            self._index
-            if axis.is_time
-            else self._rows
-            if axis.first is not None
-            else columns
-            if axis.size > 1
-            else 0
-            for axis in self._leaves[i].axes
-        )
+        steps = [] if self.of.times[i] is None else [self._index]
+        index = *steps, self._rows, *[columns][: panel.width > 1]
         return self._load(self._own[i], index, panel)
 
     def _same(self, panel: Panel) -> Value:

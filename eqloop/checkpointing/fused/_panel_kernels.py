@@ -1,6 +1,7 @@
 """Kernels of panels, by Pallas's backend Mosaic GPU on Hopper."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,7 +12,6 @@ import numpy as np
 from ..._arrays import Arrays, Flags, pick, split
 from ..._types import Value
 from ..engine.orders._levels import Nest
-from ._leaves import Leaf
 from ._pallas import NAME, launched
 from ._panel_block import PanelBlock, parts_of
 from ._panel_rooms import ROWS, PanelRooms, Total
@@ -38,22 +38,17 @@ class PanelLoop(PanelRooms):
         """
         from jax.experimental.pallas import mosaic_gpu as gpu
 
-        step, again = self.step, self.again
+        step, again, count = self.step, self.again, self.of.found.count
         kept = again.nexts if again else pick(step.nexts, held)
         # What is run again has the carries of one segment at a time.
         slots = max(nest.stride for nest in nests) if again else slots
-        leaves = {i: self._leaf(i, inputs[i]) for i in self.times}
+        starts = zip(step.nexts, [inputs[i] for i in step.carried], strict=True)
+        carries = zip(kept if again else (), stored, strict=True)
         groups = [
             [jnp.zeros(1, jnp.int32)],
             [self._opened(i, inputs[i]) for i in self.times],
-            [
-                self._carry(panel, inputs[i])
-                for i, panel in zip(step.carried, step.nexts, strict=True)
-            ],
-            [
-                self._carry(panel, x, x.shape[0])
-                for panel, x in zip(kept if again else (), stored, strict=True)
-            ],
+            [self._of_rows(x, panel.width) for panel, x in starts],
+            [self._of_rows(x, panel.width, x.shape[0]) for panel, x in carries],
             *self._shared_inputs(inputs),
         ]
 
@@ -108,7 +103,7 @@ class PanelLoop(PanelRooms):
 
         def body(*refs: Any) -> None:
             *parts, rooms = split(refs, *map(len, (*groups, *made_of)))
-            block = PanelBlock(self, leaves, parts, rooms)
+            block = PanelBlock(self, parts, rooms)
             block.go_back(nests, again) if again else block.run(nests, held)
 
         body.__name__ = NAME
@@ -129,8 +124,11 @@ class PanelLoop(PanelRooms):
         made = launched(run, [x for group in groups for x in group], interpret)
         *made, totals = split(made, *map(len, made_of[:-1]))
         carry, outs, carries = (
-            list(map(self._closed, panels, arrays))
-            for panels, arrays in zip((step.nexts, step.outs, kept), made, strict=True)
+            [
+                x[..., :count, : p.width] if p.width > 1 else x[..., :count]
+                for p, x in of
+            ]
+            for of in map(zip, (step.nexts, step.outs, kept), made)
         )
         # Blocks are added up in the same order in every run.
         totals = dict(zip(self.totals, (jnp.sum(x, 0) for x in totals), strict=True))
@@ -154,33 +152,20 @@ class PanelLoop(PanelRooms):
             parts += parts_of(x, self.parts_of(factor.matrix))
         return same, parts
 
-    def _carry(self, panel: Panel, x: Value, *slots: int) -> Value:
-        """A carry, or several of it, as the kernel takes it."""
-        n = panel.width
-        x = x.reshape(*slots, self.of.found.count, *[n][: n > 1])
-        return _fit(x, *slots, self.rows, *[self.padded(n)][: n > 1])
-
-    def _leaf(self, i: int, x: Value) -> Leaf:
-        axis = self.times[i]
-        return self.of.leaf(self.vals[i], axis and (axis[0], x.shape[axis[0]]))
+    def _of_rows(self, x: Value, width: int, *steps: int, least: int = 0) -> Value:
+        """What rows have, maybe of some steps, with columns as there are in memory."""
+        columns = [max(self.padded(width), least)] if width > 1 else []
+        x = x.reshape(*steps, self.of.found.count, *[width][: width > 1])
+        return _fit(x, *steps, self.rows, *columns)
 
     def _opened(self, i: int, x: Value) -> Value:
-        """An input of rows, with columns for the units that panels have in memory."""
-        leaf, given = self._leaf(i, x), self.of_kind("given")
-        x = leaf.opened(x)
-        ends = [p.start + self.padded(p.width) for p in given if p.of == i]
-        sizes = list(x.shape)
-        for k, axis in enumerate(leaf.axes):
-            if axis.first is not None:
-                sizes[k] = self.rows
-            elif not axis.is_time and axis.size > 1:
-                sizes[k] = max(axis.size, *ends)
-        return _fit(x, *sizes)
-
-    def _closed(self, panel: Panel, x: Value) -> Value:
-        """What a kernel has written of a panel."""
-        rows, units = slice(self.of.found.count), slice(panel.width)
-        return x[..., rows, units] if panel.width > 1 else x[..., rows]
+        """An input of rows, of which panels may be parts."""
+        width, steps = math.prod(self.vals[i].shape) // self.of.found.count, list[int]()
+        if (axis := self.times[i]) is not None:
+            x, steps = jnp.moveaxis(x, axis, 0), [x.shape[axis]]
+        given = [p for p in self.of_kind("given") if p.of == i]
+        ends = (p.start + self.padded(p.width) for p in given)
+        return self._of_rows(x, width, *steps, least=max(ends, default=0))
 
 
 def joined(arrays: Sequence[Value]) -> Value:

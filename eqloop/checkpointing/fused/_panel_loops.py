@@ -24,7 +24,7 @@ from ._nests import usual_nests
 from ._pallas import NAME
 from ._panel_kernels import PanelLoop, joined
 from ._panel_rooms import ROWS, PanelStep, Total
-from ._panels import NotPanelsError, Outer, Panel, Panels, Wide, ends, is_exact, spread
+from ._panels import NotPanelsError, Outer, Panel, Panels, Wide, ends, spread
 from ._row_programs import RowPrograms
 
 _FLOAT = np.dtype("float32")
@@ -42,7 +42,7 @@ class PanelsForward:
         consts, carry, x, _, y = vals
         if not any(op.name == "dot_general" for op in program.ops):
             raise NotPanelsError("")  # nobody would expect it
-        _check(of, loop, [*carry, *x, *y])
+        _check(of, loop, consts, [*carry, *x, *y])
         self._loop, self._carry, self._y = loop, carry, y
         at = range(len(consts), len(consts) + len(carry))
         panels = _panels(of, of.program(program), program.ins, at)
@@ -50,7 +50,7 @@ class PanelsForward:
         outs = [p for wide in self._ys for p in wide]
         nexts = list(map(panels.one, range(len(carry))))
         step = PanelStep(at, nexts, list(dict.fromkeys(outs)))
-        axes = [None] * at.stop + [(axis,) for axis in loop.x_axes]
+        axes = [*[None] * at.stop, *loop.x_axes]
         times = _times(of, program.ins, axes, *at)
         self._run = PanelLoop(of, panels, program.ins, times, loop, step)
         if not any(min(factor.sizes) >= _LEAST for factor in self._run.factors):
@@ -90,7 +90,7 @@ class PanelsBackward:
         x_of: Sequence[int],
     ):
         (again, pull), (c, h, x, z, g, sums, before, ct_x) = programs, vals
-        _check(of, loop, [*h, *x, *z, *g, *before, *ct_x])
+        _check(of, loop, c, [*h, *x, *z, *g, *before, *ct_x])
         if any(v.pending for v in (*before, *ct_x)):
             raise NotPanelsError("a sum over rows is carried, or is of a step")
         # What is added up is of all rows, or of one.
@@ -125,8 +125,7 @@ class PanelsBackward:
             list(dict.fromkeys(p for wide in self._cts for p in wide)),
             _totals(self._totals),
         )
-        of_x = [(axis,) for axis in loop.x_axes]
-        axes = [*[None] * at.stop, *of_x, *[(0,)] * len(z), *[None] * len(going)]
+        axes = [*[None] * at.stop, *loop.x_axes, *[0] * len(z), *[None] * len(going)]
         times = _times(of, ins, axes, *at, *going)
         rerun = PanelStep(at, list(map(panels.one, range(first))))
         self._run = PanelLoop(of, panels, ins, times, loop, step, rerun)
@@ -161,7 +160,7 @@ class PanelsBackward:
 
 def _assembled(i: int, out: Wide | Outer, totals: dict[Total, Value]) -> Value:
     """A matrix, or a vector, from what is added up of its parts."""
-    left, right, _ = _pairs_of(out)[0]
+    left, right = _pairs_of(out)[0]
     made = jnp.zeros((ends(left)[-1], ends(right)[-1] or 1), _FLOAT)
     for total, x in totals.items():
         of, is_turned, (a, m), (b, n) = total.place
@@ -174,14 +173,14 @@ def _assembled(i: int, out: Wide | Outer, totals: dict[Total, Value]) -> Value:
 
 
 def _pairs_of(out: Wide | Outer) -> Any:
-    return out.pairs if isinstance(out, Outer) else ((out, (), None),)
+    return out.pairs if isinstance(out, Outer) else ((out, ()),)
 
 
 def _totals(outs: dict[int, Wide | Outer]) -> list[Total]:
     """What is added up over rows and steps, part by part."""
     found = dict[Any, list[Any]]()
     for i, out in outs.items():
-        for left, right, how in _pairs_of(out):
+        for left, right in _pairs_of(out):
             # More rows are one product, and more columns are several.
             is_turned = ends(left)[-1] < ends(right)[-1]
             left, right = (right, left) if is_turned else (left, right)
@@ -190,11 +189,8 @@ def _totals(outs: dict[int, Wide | Outer]) -> list[Total]:
                 for start in range(0, m, ROWS):
                     rows = a + start, min(m - start, ROWS)
                     place = i, is_turned, rows, (b, n)
-                    found.setdefault(place, []).append(((p, start, q), how))
-    return [
-        Total(place, [pair for pair, _ in of], any(is_exact(how) for _, how in of))
-        for place, of in found.items()
-    ]
+                    found.setdefault(place, []).append((p, start, q))
+    return [Total(*of) for of in found.items()]
 
 
 def _placed(wide: Wide) -> list[tuple[int, int, Panel]]:
@@ -237,14 +233,16 @@ def _stacked(arrays: Sequence[Value], vals: Sequence[Val]) -> list[Value]:
     return [x.reshape(x.shape[0], *val.shape) for x, val in pairs]
 
 
-def _check(of: RowPrograms, loop: Loop, vals: Sequence[Val]) -> None:
+def _check(
+    of: RowPrograms, loop: Loop, consts: Sequence[Val], vals: Sequence[Val]
+) -> None:
     """Refuses loops, and arrays with rows, that these kernels do not know."""
     if loop.stops or loop.meter.is_shown or loop.kept is not None or not loop.length:
         raise NotPanelsError("it stops early, has no steps, or leaves out outputs")
     if of.settings.block is not None or of.found.count < ROWS:
         raise NotPanelsError(f"it has fewer than {ROWS} rows, or a `block`")
     count = len(of.found.sizes)
-    for val in vals:
+    for val in (*vals, *(val for val in consts if _has_rows(of, val))):
         rows = of.rows(val)
         if rows[:count] != [*range(count)] or any(r is not None for r in rows[count:]):
             raise NotPanelsError("an array has not all rows as its first axes")
@@ -262,7 +260,7 @@ def _check_registers(loop: PanelLoop) -> None:
     for i, val in enumerate(loop.vals):
         shape = [slots] * (i in stored) + list(val.shape)
         if (axis := loop.times.get(i)) is not None:
-            shape.insert(axis[0], loop.loop.length)
+            shape.insert(axis, loop.loop.length)
         types.append(jax.ShapeDtypeStruct(shape, val.aval.dtype))
 
     def run(*inputs: Value) -> list[Value]:
@@ -274,4 +272,7 @@ def _check_registers(loop: PanelLoop) -> None:
     found = told_of(lambda compiled: registers_of(compiled, NAME), run, *types)
     most = min(255, 2**16 // (128 * loop.groups))
     if found and found.stack and found.number >= most - 7:
-        raise NotPanelsError(f"{found.stack} B of a thread are not in registers")
+        raise NotPanelsError(
+            f"{found.stack} B of a thread do not fit into registers, of which bfloat16 "
+            f"and fewer units take fewer"
+        )

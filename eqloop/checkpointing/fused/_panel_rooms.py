@@ -37,12 +37,10 @@ class Total:
             them it has, and whether rows and columns are those of the output.
         pairs: Panels of which some units from one on are its rows, each with a panel
             whose units are its columns; `None` if it is of a vector.
-        is_exact: Whether its products are to be as precise as can be.
     """
 
     place: tuple[Any, ...]
     pairs: Sequence[tuple[Panel, int, Panel | None]]
-    is_exact: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +111,7 @@ class PanelRooms:
     of: RowPrograms
     panels: Panels
     vals: Sequence[Val]
-    times: dict[int, tuple[int] | None]
+    times: dict[int, int | None]
     loop: Loop
     step: PanelStep
     again: PanelStep | None = None
@@ -150,10 +148,10 @@ class PanelRooms:
 
     def parts_of(self, x: Panel | Same) -> int:
         """How many arrays of bfloat16 add up to one."""
-        factors = (f for p in self.of_kind("product") for f in p.factors)
-        is_exact = any(y.is_exact for y in (*factors, *self.step.totals))
-        is_narrow = x.is_narrow if isinstance(x, Same) else x.dtype == NARROW
-        return 1 if is_narrow else 2 + is_exact
+        if x.is_narrow if isinstance(x, Same) else x.dtype == NARROW:
+            return 1
+        every = (f for p in self.of_kind("product") for f in p.factors)
+        return 2 + any(factor.is_exact for factor in every)
 
     @functools.cached_property
     def same(self) -> list[Any]:
@@ -179,8 +177,23 @@ class PanelRooms:
         tiles = [t for t in (64, 32) if self.groups * t <= self._widest]
         sizes = {tile: self._shared(tile) for tile in [*tiles, 16]}
         if (least := min(sizes.values())) > _MOST_SHARED:
-            raise NotPanelsError(f"they take {least} B of shared memory")
-        return next(tile for tile, n in sizes.items() if n <= _MOST_SHARED)
+            raise NotPanelsError(
+                f"these and what they multiply take {least // 1024} KiB of "
+                f"{_MOST_SHARED // 1024}; bfloat16 takes half, and fewer units less"
+            )
+
+        def outside(tile: int) -> int:
+            """The columns of totals for which there is no room."""
+            n = sum(self._columns_of(total, tile) for total in self.step.totals)
+            return max(n - (_MOST_SHARED - sizes[tile]) // (4 * ROWS), 0)
+
+        # Of large tiles fewer fit, and they take fewer operations.
+        fits = (tile for tile, size in sizes.items() if size <= _MOST_SHARED)
+        return min(fits, key=outside)
+
+    def _columns_of(self, total: Total, tile: int) -> int:
+        right = total.pairs[0][2]
+        return -(-right.width // tile) * tile if right else 1
 
     def padded(self, width: int, tile: int | None = None) -> int:
         """How many columns a panel has in memory: as many for each group."""
@@ -207,8 +220,7 @@ class PanelRooms:
         """Where each total is: among those of so many columns, and its number there."""
         seen, found = collections.Counter[int](), dict[Total, tuple[int, int]]()
         for total in self.step.totals:
-            right = total.pairs[0][2]
-            n = -(-right.width // self.tile) * self.tile if right else 1
+            n = self._columns_of(total, self.tile)
             found[total], seen[n] = (n, seen[n]), seen[n] + 1
         return found
 

@@ -131,7 +131,7 @@ Wide: TypeAlias = tuple[Panel, ...]
 class Outer:
     """A matrix that is added up over rows: products of two vectors of each row."""
 
-    pairs: tuple[tuple[Wide, Wide, Any], ...]
+    pairs: tuple[tuple[Wide, Wide], ...]
 
 
 class Panels:
@@ -312,10 +312,6 @@ def ends(wide: Wide) -> list[int]:
     return list(itertools.accumulate((p.width for p in wide), initial=0))
 
 
-def is_exact(precision: Any) -> bool:
-    return lax.Precision.HIGHEST in (precision or ())
-
-
 def _level(wide: Wide) -> int:
     return max(p.level for p in wide)
 
@@ -349,7 +345,7 @@ def _moved(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
         raise NotPanelsError(f"{said(eqn)} is of a matrix of each row")
     if order == sorted(order):
         return x
-    return Outer(tuple((right, left, how) for left, right, how in x.pairs))
+    return Outer(tuple((right, left) for left, right in x.pairs))
 
 
 def _sliced(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide:
@@ -384,7 +380,7 @@ def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
         if any(shapes[0][i] != 1 for i in axes[0]):
             raise NotPanelsError(f"{said(eqn)} multiplies vectors of each row")
         left, right = (tuple(p.narrow for p in of.wide(x)) for x in ins)
-        return Outer(((left, right, precision),))
+        return Outer(((left, right),))
     side = int(isinstance(ins[1], Same))
     matrix, x, shape = ins[side], of.wide(ins[1 - side]), shapes[side]
     long = [i for i, n in enumerate(shape) if n != 1]
@@ -393,13 +389,12 @@ def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
     if is_one or len(long) != 2 or len(along) != 1:
         raise NotPanelsError(f"{said(eqn)} is not by a matrix")
     axis, n = long.index(along[0]), shape[sum(long) - along[0]]
+    exact = lax.Precision.HIGHEST in (precision or ())
     factors = list[Factor]()
     for at, panel in zip(ends(x), x, strict=False):
         starts, sizes = (at, 0), (panel.width, n)
         turn = slice(None, None, 1 - 2 * axis)
-        factors.append(
-            Factor(matrix, starts[turn], sizes[turn], axis, is_exact(precision))
-        )
+        factors.append(Factor(matrix, starts[turn], sizes[turn], axis, exact))
     of_x = tuple(p.narrow for p in x)
     return (Panel("product", n, _FLOAT, None, 0, of_x, tuple(factors), 1 + _level(x)),)
 
