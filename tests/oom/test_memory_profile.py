@@ -1,5 +1,6 @@
 """What `memory_profile` tells of whole programs, beside XLA's own numbers."""
 
+import inspect
 import os
 import pickle
 import re
@@ -101,6 +102,29 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert (change.before, change.after) == (profile.peak_bytes, other.peak_bytes)
     assert change.lines[0].before > change.lines[0].after
     assert "stored" in str(change)
+
+
+@pytest.mark.parametrize("kernel", [None, jnp.ones((3, 3, 4, 4))], ids=["", "conv"])
+@pytest.mark.parametrize(
+    "schedule", [el.StoreAll(), el.Chunked(8), el.Recursive(4)], ids=repr
+)
+def test_a_loop_has_the_line_that_calls_it(schedule: Any, kernel: Any):
+    def step(h: Any, x: Any) -> Any:
+        return jnp.sin(h if kernel is None else jax.lax.conv(h, kernel, (1, 1), "SAME"))
+
+    def loss(init: Any, xs: Any) -> Any:
+        def loop(h: Any) -> Any:
+            scan = el.Scan(lambda h, x: (step(h, x), None), schedule=schedule)
+            return scan(h, xs)[0]  # here
+
+        return jnp.sum(loop(init))
+
+    lines, first = inspect.getsourcelines(loss)
+    (here,) = [first + i for i, x in enumerate(lines) if x.endswith("# here\n")]
+    profile = el.memory_profile(jax.grad(loss))(jnp.ones((1, 3, 4, 4)), jnp.ones(64))
+    loops = {loop for loop in profile.loops if loop.name == "Scan"}
+    assert loops
+    assert {loop.place.line for loop in loops} == {here}
 
 
 def test_a_table_has_whole_sentences_and_says_how_many_more_there_are():
