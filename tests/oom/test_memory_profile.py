@@ -180,9 +180,23 @@ def test_of_what_comes_and_goes_in_a_step_there_is_advice():
     w, xs = jnp.ones(200), jnp.ones(8)
     carry = lambda h, xs: jax.lax.scan(step, h, xs)[0]
     assert_says(
-        "is temporary, by line … el.Remat around a part of the step",
+        "temporary, most of it at test_memory_profile.py: … (step): el.Remat around a",
         " ".join(el.memory_profile(carry)(w, xs).advice),
     )
+
+
+def test_what_comes_and_goes_is_said_to_be_of_the_line_that_takes_most_of_it():
+    def pairs(x):
+        return jnp.outer(x, x)
+
+    def total(x):
+        parts = [jnp.sort(pairs(x + i)) for i in range(3)]
+        return jnp.max(parts[0] @ parts[1] @ parts[2])
+
+    profile = el.memory_profile(total)(jnp.ones(256))
+    first = next(line for line in str(profile).splitlines() if "temporary" in line)
+    (line,) = re.findall(r"test_memory_profile\.py:\d+ \(\w+\)", first)
+    assert_says(f"is temporary, most of it at {line}", " ".join(profile.advice))
 
 
 def test_long_names_leave_the_other_columns_whole():
