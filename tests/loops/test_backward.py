@@ -347,11 +347,11 @@ def test_forward_mode_is_that_of_a_custom_vjp():
     for schedule in (NESTED, None):
         scan = el.Scan(add, schedule=schedule, backward=el.ClipCotangent(1.0))
         assert scan(0.0, jnp.ones(3))[0] == 3.0
-        tangent = lambda scan=scan: jax.jvp(
-            lambda c: scan(c, jnp.ones(3))[0], (0.0,), (1.0,)
-        )
+        run = lambda c, scan=scan: scan(c, jnp.ones(3))[0]
         said = "TypeError: Scan: a `backward` … forward mode (`jax.jvp` … `jax.grad`"
-        assert_raises(tangent, said)
+        assert_raises(lambda run=run: jax.jvp(run, (0.0,), (1.0,)), said)
+        for jacobian in (jax.jacfwd(run), jax.jit(jax.jacfwd(run)), el.JacFwd(run)):
+            assert_raises(lambda jacobian=jacobian: jacobian(0.0), said)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
