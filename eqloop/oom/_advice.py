@@ -61,7 +61,7 @@ def advice(
         found.append(text)
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double and double >= _WIDE * peak_bytes:
-        by_cast = ", and carries are, by el.Cast(schedule, …)" if takes_cast else ""
+        by_cast = ", as carries are by el.Cast(schedule, …)" if takes_cast else ""
         text = (
             f"of what is stored {format_bytes(double)} is float32: it is half of that "
             f"if computed in bfloat16{by_cast}"
@@ -108,7 +108,7 @@ def _of_loop(loop: LoopPlan) -> str | None:
         how = "el.Reschedule(loss, el.Recursive(16)), inside of the gradient,"
         return f"{how} takes the {where} from {before} to {after}"
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
-        return f"the {where} stores all residuals: give it a schedule"
+        return f"the {where} stores all residuals: give it schedule=el.Recursive(16)"
     return None
 
 
