@@ -112,7 +112,7 @@ def _of_loop(loop: LoopPlan) -> str | None:
         how = "el.Reschedule(loss, el.Recursive(16)), inside of the gradient,"
         return f"{how} takes the {where} from {before} to {after}"
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
-        return f"the {where} stores all residuals: give it a schedule"
+        return f"the {where} stores all residuals: give it schedule=el.Recursive(16)"
     return None
 
 

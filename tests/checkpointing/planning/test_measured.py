@@ -510,6 +510,7 @@ def test_facts_are_kept_beside_the_compilation_cache(
 def test_a_plan_that_takes_long_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(_notice, "_LONG", 1e3)
     plan(length=100)
     assert not caplog.messages
     monkeypatch.setattr(_notice, "_LONG", 1e-3)
@@ -522,6 +523,10 @@ def test_a_plan_that_takes_long_says_so_once(
     el.measurements(None)
     plan(length=LENGTH - 2)
     assert len(caplog.messages) == len(set(caplog.messages))
+    # So does one in which nothing is searched for, such as that of a large kernel.
+    scan = el.Scan(lambda h, _: (jnp.tanh(h), None), schedule=el.Recursive(7))
+    scan.plan(jnp.zeros(33), length=LENGTH - 3)
+    assert "Recursive(base=7) is planning a loop of 4093" in caplog.messages[-1]
 
 
 def test_times_that_scatter_say_so(runs: Runs):
