@@ -39,11 +39,10 @@ def advice(
             where = f"the loop at {_line(at)} stores {format_bytes(size)}"
             found.append((size, f"{where}: el.plans shows its plan, and others"))
     elif large:
-        # A loop that JAX runs for us may have lost its line, but not its steps.
-        keys = lambda loop: (loop.place, (loop.name, loop.plan.length))
-        loops = {key: loop for loop in plans() for key in keys(loop)}
-        find = lambda at: loops.get(at.place) or loops.get((at.name, at.steps))
-        known = [(size, loop) for at, size in large.items() if (loop := find(at))]
+        loops = {loop.place: loop for loop in plans()}
+        known = [
+            (size, loops[at.place]) for at, size in large.items() if at.place in loops
+        ]
         takes_cast = any(_takes_cast(loop.plan) for _, loop in known)
         found += [(size, text) for size, loop in known if (text := _of_loop(loop))]
     if outside and outside >= _MUCH * peak_bytes:
