@@ -40,9 +40,7 @@ def advice(
             found.append((size, f"{where}: el.plans shows its plan, and others"))
     elif large:
         loops = {loop.place: loop for loop in plans()}
-        known = [
-            (size, loops[at.place]) for at, size in large.items() if at.place in loops
-        ]
+        known = [(n, loops[at.place]) for at, n in large.items() if at.place in loops]
         takes_cast = any(_takes_cast(loop.plan) for _, loop in known)
         found += [(size, text) for size, loop in known if (text := _of_loop(loop))]
     if outside and outside >= _MUCH * peak_bytes:
