@@ -19,6 +19,7 @@ BOOSTS = {
     "how_": 0.5,
     "coming_from/": 0.5,
     "contributing": 0.3,
+    "changelog": 0.2,
     "benchmarks": 0.2,
     "errors": 0.2,
 }

@@ -247,20 +247,17 @@ def inlined(
             inputs = eqn.invars[len(eqn.invars) - len(callee.in_avals) :]
             count = len(rewriter.eqns)
             rewriter.inline(callee, inputs, eqn.outvars)
-            rewriter.eqns[count:] = [
-                _called_at(eqn, inner) for inner in rewriter.eqns[count:]
-            ]
+            inner = rewriter.eqns[count:]
+            rewriter.eqns[count:] = called_at(eqn.source_info.traceback, inner)
         return rewriter.result()
 
     return rewrite_everywhere(level, program)
 
 
-def _called_at(call: jex.JaxprEqn, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-    """An equation of what is called: a function of JAX's own has the caller's line."""
-    if place_of(eqn.source_info) is not None:
-        return eqn
-    traceback = call.source_info.traceback
-    return eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
+def called_at(traceback: Any, eqns: Iterable[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
+    """Equations of what is called: those without a user's line have the caller's."""
+    at = lambda info: info if place_of(info) else info.replace(traceback=traceback)
+    return [eqn.replace(source_info=at(eqn.source_info)) for eqn in eqns]
 
 
 def without_array_literals(

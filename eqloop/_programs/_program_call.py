@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
+from jax.extend import source_info_util
 
 from .._arrays import Flags, instantiated, pick, put, split
 from .._types import BatchAxis, PyTree, Value
@@ -14,7 +15,7 @@ from ._doubled import Doubled
 from ._effects import is_ref
 from ._equations import Rewrite
 from ._formula import Formula, Static
-from ._jaxprs import with_parts
+from ._jaxprs import called_at, with_parts
 from ._layouts import is_slow_in_loops, laid_out
 from ._reaching import reached
 
@@ -127,6 +128,9 @@ def laid_out_call(f: Callable[..., list[Value]], *flat: Value) -> list[Value]:
     if not is_slow_in_loops() or any(map(is_ref, types)):
         return f(*flat)
     closed = jax.make_jaxpr(f)(*types)
+    # JAX 0.12 notes down no frames from outside of what it traces.
+    here = source_info_util.current().traceback
+    closed = with_parts(closed, eqns=called_at(here, closed.eqns))
     if laid_out(closed) is closed:
         return run(closed, *flat)
     invars = [*closed.jaxpr.constvars, *closed.jaxpr.invars]

@@ -152,9 +152,7 @@ def _is_table(const: Value) -> bool:
     """Whether a const is a known array of a few integers, or of booleans."""
     if isinstance(const, jax.core.Tracer) or not 0 < const.size <= MOST_KNOWN:
         return False
-    if jnp.issubdtype(const.dtype, jax.dtypes.extended):
-        return False
-    if const.dtype.kind not in "bi":
+    if jnp.issubdtype(const.dtype, jax.dtypes.extended) or const.dtype.kind not in "bi":
         return False
     array = np.asarray(const)
     return np.array_equal(array, array.astype(np.int32))

@@ -22,6 +22,7 @@ from .fused._choice import kernel_of, on_a_gpu, why_loop_back, why_no_kernel
 from .planning._alike import alike
 from .planning._cost import as_stored, computed_again, outputs_wanted, step_cost
 from .planning._memory import peak_bytes
+from .planning._notice import says_if_long
 from .planning._paces import Paces, paces, tried
 from .rewrites import _in_place, _short_loops
 from .rewrites._one_hot_writes import BLENDED, blended_leaves
@@ -291,8 +292,7 @@ def plan(
     placed: Placements = (),
 ) -> Plan:
     """The plan of a loop all of whose inputs are differentiated."""
-    problem, active, layout = planned(step, loop, schedule, policy, placed)
-    return estimated_plan(schedule, problem, active, layout)
+    return estimated_plan(schedule, *planned(step, loop, schedule, policy, placed))
 
 
 def estimated_plan(
@@ -302,7 +302,9 @@ def estimated_plan(
     # A kernel is compared with what a budget would compare it with.
     is_kernel = layout.runner is not None and planning_device().platform == "gpu"
     times = paces(problem, active, schedule.measures_steps or is_kernel)
-    return plan_of(schedule, problem, active, layout, times)
+    what = f"a loop of {layout.order.length} steps"
+    with says_if_long(repr(schedule), what, "its gradient"):
+        return plan_of(schedule, problem, active, layout, times)
 
 
 def plan_of(

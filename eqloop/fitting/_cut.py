@@ -121,9 +121,10 @@ def advice(cut: Cut) -> str:
             "it takes a gradient itself, of which nothing is decided. If that is the "
             f"one, put `Fit` inside, `jax.grad(el.Fit(f, …))`; or {smaller}"
         )
-    loops = lambda cut: [part for part in cut.parts if part.is_loop]
-    with_foreign = loops(Cut.of(with_open_loops(cut.program)))
-    is_same = len(with_foreign) == len(loops(cut))
+    # Also of loops that are in the rows of a part.
+    loops = lambda program: [part for part in Cut.of(program).parts if part.is_loop]
+    with_foreign = loops(with_open_loops(cut.program))
+    is_same = len(with_foreign) == len(loops(cut.program))
     foreign = (part for part in with_foreign if str(part.loop_name).startswith("lax."))
     if is_same or (loop := next(foreign, None)) is None:
         return smaller

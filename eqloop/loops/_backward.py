@@ -229,7 +229,8 @@ class _Backwards(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        pairs = zip(args, dims, strict=True)
+        # Before the rule, which JAX refuses to batch in forward mode (`jax.jacfwd`).
+        pairs = zip(self.expand(*args), dims, strict=True)
         args = tuple(with_batch_axis(x, dim, axis_data) for x, dim in pairs)
         types = tuple(map(jax.typeof, args))
         return _Backwards(types, self.owner, self.refuses), args, [0] * len(args)

@@ -1,16 +1,19 @@
 """What would take less memory, where it is known that it would."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from .._calls import format_bytes
 from .._compiled import Alive, LoopAt
+from .._programs import Place
 from ..checkpointing import JaxPlan, LoopPlan, Plan, Plans, StoreAll
 
 # What is less than this part of the peak is not worth a word.
 _MUCH = 1 / 20
 # What is half of it, is worth another way of computing.
 _WIDE = 1 / 2
+_BY_ROWS = "el.Fit, or el.ChunkedVmap with a `reduce`, takes fewer rows at a time"
 
 
 def advice(
@@ -33,15 +36,11 @@ def advice(
     found, takes_cast = list[tuple[int, str]](), False
     if plans is None:
         for at, size in large.items():
-            where = f"the loop at line {_line(at)} stores "
-            what = "el.plans shows its plan, and what others take"
-            found.append((size, f"{where}{format_bytes(size)}: {what}"))
+            where = f"the loop at {_line(at)} stores {format_bytes(size)}"
+            found.append((size, f"{where}: el.plans shows its plan, and others"))
     elif large:
-        # A loop that JAX runs for us may have lost its line, but not its steps.
-        keys = lambda loop: (loop.place, (loop.name, loop.plan.length))
-        loops = {key: loop for loop in plans() for key in keys(loop)}
-        find = lambda at: loops.get(at.place) or loops.get((at.name, at.steps))
-        known = [(size, loop) for at, size in large.items() if (loop := find(at))]
+        loops = {loop.place: loop for loop in plans()}
+        known = [(n, loops[at.place]) for at, n in large.items() if at.place in loops]
         takes_cast = any(_takes_cast(loop.plan) for _, loop in known)
         found += [(size, text) for size, loop in known if (text := _of_loop(loop))]
     if outside and outside >= _MUCH * peak_bytes:
@@ -52,20 +51,14 @@ def advice(
         found.append((outside, text))
     wide = max(filter(_is_whole, alive), key=lambda one: one.nbytes, default=None)
     if wide is not None and wide.nbytes >= _WIDE * peak_bytes and not has_fit:
-        text = (
-            f"{wide.type_in_words} at line {_line(wide)} is whole at once: el.Fit, or "
-            f"el.ChunkedVmap with a `reduce`, takes some of its rows at a time"
-        )
+        text = f"{wide.type_in_words} at {_line(wide)} is whole at once: {_BY_ROWS}"
         found.append((wide.nbytes, text))
     elif text := _of_temporaries(alive, peak_bytes):
         found.append(text)
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double and double >= _WIDE * peak_bytes:
-        by_cast = ", and carries are, by el.Cast(schedule, …)" if takes_cast else ""
-        text = (
-            f"of what is stored {format_bytes(double)} is float32: it is half of that "
-            f"if computed in bfloat16{by_cast}"
-        )
+        text = f"{format_bytes(double)} of what is stored is float32: bfloat16 is half"
+        text += ", of carries by el.Cast(schedule, jnp.bfloat16)" * takes_cast
         found.append((double // 2, text))
     if names := _donatable(alive):
         size = sum(one.nbytes for one in names)
@@ -74,8 +67,7 @@ def advice(
         if size >= _MUCH * in_all:
             text = f"donating {which}, if not read later, can save {format_bytes(size)}"
             found.append((size, text))
-    for _, text in sorted(found, key=lambda pair: -pair[0]):
-        yield text
+    yield from (text for _, text in sorted(found, key=lambda pair: -pair[0]))
 
 
 def _of_temporaries(alive: Sequence[Alive], peak_bytes: int) -> tuple[int, str] | None:
@@ -84,20 +76,29 @@ def _of_temporaries(alive: Sequence[Alive], peak_bytes: int) -> tuple[int, str] 
     size = sum(one.nbytes for one in of_peak)
     if not size or size < _WIDE * peak_bytes:
         return None
-    first = max(of_peak, key=lambda one: one.nbytes)
-    how = "fewer rows at a time take less, by el.ChunkedVmap"
+    by_place = Counter[Place | None]()
+    for one in of_peak:
+        by_place[one.place] += one.nbytes
+    first = max(of_peak, key=lambda one: by_place[one.place])
+    how = _BY_ROWS
     if first.loop is not None:
         how = "el.Remat around a part of the step, or fewer examples in it, take less"
-    return size, f"{format_bytes(size)} is temporary, by line {_line(first)}: {how}"
+    where = f"temporary, most of it at {_line(first)}"
+    return size, f"{format_bytes(size)} is {where}: {how}"
 
 
-def _line(one: Alive | LoopAt) -> str:
-    return str(one.place.line) if one.place else "unknown"
+def short(place: Place) -> str:
+    """A line without the folders of its file."""
+    return f"{os.path.basename(place.file)}:{place.line} ({place.function})"
+
+
+def _line(one: Alive | LoopAt | LoopPlan) -> str:
+    return short(one.place) if one.place else "an unknown line"
 
 
 def _of_loop(loop: LoopPlan) -> str | None:
     """What a schedule would bring for a loop, by its plans."""
-    where = f"{loop.name} at line {loop.place.line if loop.place else 0}"
+    where = f"{loop.name} at {_line(loop)}"
     if isinstance(loop.plan, JaxPlan):
         if loop.plan.rule is not None:
             return f"what the {where} stores, its derivative rule says"
@@ -108,7 +109,7 @@ def _of_loop(loop: LoopPlan) -> str | None:
         how = "el.Reschedule(loss, el.Recursive(16)), inside of the gradient,"
         return f"{how} takes the {where} from {before} to {after}"
     if isinstance(loop.plan, Plan) and isinstance(loop.plan.schedule, StoreAll):
-        return f"the {where} stores all residuals: give it a schedule"
+        return f"the {where} stores all residuals: give it schedule=el.Recursive(16)"
     return None
 
 

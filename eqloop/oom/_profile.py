@@ -23,7 +23,7 @@ from .._compiled import (
 )
 from .._programs import FITTED, Place
 from ..checkpointing import Plans, axes_to_draw_on, format_axis
-from ._advice import advice
+from ._advice import advice, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -179,7 +179,7 @@ class MemoryProfile:
         areas = defaultdict[str, list[Life]](list)
         for life in heap.lives:
             place = origins.of(life, life.end).place
-            areas[_short(place) if place else "unknown"].append(life)
+            areas[short(place) if place else "unknown"].append(life)
         live = {name: heap.live(lives) for name, lives in areas.items()}
         names = sorted(live, key=lambda name: -max(live[name]))
         every = max(1, heap.length // _MOST_POINTS)
@@ -228,7 +228,7 @@ class MemoryChange:
         both = lambda before, after: (format_bytes(before), format_bytes(after))
         table.append((*both(self.before, self.after), "peak", ""))
         for row in self.lines[:_CHANGES]:
-            place = "" if row.place is None else _short(row.place)
+            place = "" if row.place is None else short(row.place)
             table.append((*both(row.before, row.after), row.kind, place))
         return "\n".join(_in_columns(table))
 
@@ -291,12 +291,12 @@ def _by_line(alive: Sequence[Alive]) -> list[tuple[int, str, str, str]]:
         what += f" +{len(others)}" if others else ""
         line, around = "", first.loop.place if first.loop else None
         if first.place is not None:
-            line = _short(first.place)
+            line = short(first.place)
             if first.library is not None:
                 line += f", {os.path.basename(first.library.file)}:{first.library.line}"
             elif around is not None and first.loop is not None:
                 is_near = around.file == first.place.file
-                at = f":{around.line}" if is_near else f" at {_short(around)}"
+                at = f":{around.line}" if is_near else f" at {short(around)}"
                 line += f" in {first.loop.name}{at}"
         rows.append((size, first.kind, what, line))
     return sorted(rows, key=lambda row: -row[0])
@@ -309,10 +309,6 @@ def _by_text(alive: Sequence[Alive]) -> dict[tuple[str, Kind], list[Alive]]:
         text = one.name if place is None else f"{place.function} {place.text or place}"
         found[text, one.kind].append(one)
     return found
-
-
-def _short(place: Place) -> str:
-    return f"{os.path.basename(place.file)}:{place.line} ({place.function})"
 
 
 def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.extend.core as jex
 
-from .._arrays import split
 from .._compat import scan_counts
 from .._programs import Place, aval_of, loop_of_jax, place_of
 from .._types import ShapeDtypeStruct
@@ -59,12 +58,7 @@ class ForeignLoop:
 def foreign_loop(eqn: jex.JaxprEqn, depth: int, around: Place | None) -> ForeignLoop:
     """The loop that an equation is."""
     is_scan, params = eqn.primitive.name == "scan", eqn.params
-    if is_scan:
-        counts = scan_counts(params)
-    else:
-        consts = params["cond_nconsts"] + params["body_nconsts"]
-        counts = consts, len(eqn.invars) - consts
-    _, carry, _ = split(eqn.invars, *counts)
+    carry = eqn.outvars[: scan_counts(params)[1]] if is_scan else eqn.outvars
     return ForeignLoop(
         name=f"lax.{loop_of_jax(eqn)}",
         length=params["length"] if is_scan else None,

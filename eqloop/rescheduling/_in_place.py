@@ -41,13 +41,17 @@ from ._foreign_loop import ForeignLoop
 
 def scan_in_place(
     eqn: jex.JaxprEqn,
+    axes: Sequence[int],
     found: ForeignLoop,
     program: jex.ClosedJaxpr,
     schedule: AbstractSchedule,
     policy: LoopPolicy,
     progress: ProgressBar | None,
 ) -> jex.ClosedJaxpr:
-    """The program of a scan whose steps run a program, in place of an equation."""
+    """The program of a scan whose steps run a program, in place of an equation.
+
+    It reads its operands along these axes.
+    """
     length, unroll = eqn.params["length"], eqn.params["unroll"]
     num_consts, num_carry = scan_counts(eqn.params)
     # What the equation casts in each step, this step is given.
@@ -56,7 +60,7 @@ def scan_in_place(
     types = step.carry_types, step.y_types
     label = lambda desc: Label.of(desc, *types, tuple, tuple)
     meter = make_meter("Reschedule", progress, length, label)
-    x_axes = (0,) * len(step.x_types)
+    x_axes = tuple(axes[num_consts + num_carry :])
     loop = Loop(length, eqn.params["reverse"], unroll, x_axes, meter=meter)
 
     def scan(*operands: Value) -> list[Value]:
@@ -111,11 +115,7 @@ def while_in_place(
         types = list(map(jax.typeof, consts)), list(map(jax.typeof, carry))
         opened = make_step(step, *types, [])
         label = lambda desc: Label.of(
-            desc,
-            opened.carry_types,
-            [],
-            lambda carry: tuple(carry[at:]),
-            lambda y: None,
+            desc, opened.carry_types, [], lambda h: tuple(h[at:]), lambda y: None
         )
         meter = make_meter("Reschedule", progress, None, label)
         arguments = opened, consts, carry, (*[None] * at, *starts), planner, meter

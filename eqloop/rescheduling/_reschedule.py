@@ -192,7 +192,8 @@ class Reschedule(AbstractSameCall[P, R]):
         """
         result, notes = self._run(args, kwargs)
         is_as_before = all(note.why and not note.has_bar for note in notes)
-        if self._is_told_something and is_as_before:
+        told = self.schedule, self.policy, self.whiles, self.progress
+        if is_as_before and any(setting is not None for setting in told):
             self._warn(f"is run otherwise, as {_left(notes)}", notes)
         elif self.schedule is not None:
             in_vain = [note for note in notes if note.is_back and not note.why]
@@ -273,14 +274,9 @@ class Reschedule(AbstractSameCall[P, R]):
         loops = tuple(str(note.loop) for note in notes)
         warn_once(f"Reschedule: no loop of `{name}` {what}.", loops)
 
-    @property
-    def _is_told_something(self) -> bool:
-        settings = self.schedule, self.policy, self.whiles, self.progress
-        return any(setting is not None for setting in settings)
-
     def _policy(self) -> LoopPolicy:
-        how = planned_by("Reschedule", self.schedule or StoreAll(), self.policy)
-        return how["policy"]
+        schedule = self.schedule or StoreAll()
+        return planned_by("Reschedule", schedule, self.policy)["policy"]
 
     def __check_init__(self) -> None:
         check_schedule("Reschedule", self.schedule)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Self, TypeAlias
 
 import jax
+import jax.core
 import jax.extend.core as jex
 
 from .._arrays import is_inexact, is_symbolic, lowered_types, own_shape, split
@@ -122,6 +123,11 @@ class Rewriting:
     _of_gradients: dict[int, JaxLoop | RuleLoop] = dataclasses.field(
         default_factory=dict, init=False
     )
+    # What a transposition has moved to the front, by the identity of its result: of
+    # what, and from which axis. On a CPU it is a copy, which no loop needs.
+    _moved: dict[int, tuple[jax.core.Atom, int]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
     # By identity. Each program is kept, so that no other object gets its id.
     _done: dict[tuple[int, Around], tuple[jex.ClosedJaxpr, Rewritten]] = (
         dataclasses.field(default_factory=dict, init=False)
@@ -140,19 +146,31 @@ class Rewriting:
     def _level(self, program: jex.ClosedJaxpr, around: Around) -> Rewritten:
         rewriter, notes = Rewriter(program), list[Note]()
         for eqn in program.jaxpr.eqns:
+            axis, *others = eqn.params.get("permutation", [0])
+            if others and others == sorted(others):
+                self._moved[id(eqn.outvars[0])] = eqn.invars[0], axis
             new, found = self._replaced(eqn, around)
             if isinstance(new, jex.JaxprEqn):
                 rewriter.eqns.append(rewriter.enter(new))
             else:
-                rewriter.inline(new, list(map(rewriter.read, eqn.invars)), eqn.outvars)
+                operands = [rewriter.read(x) for x, _ in self._read(eqn)]
+                rewriter.inline(new, operands, eqn.outvars)
             notes += found
         return rewriter.result(), notes
+
+    def _read(self, eqn: jex.JaxprEqn) -> list[tuple[jax.core.Atom, int]]:
+        """What is read in the place of an equation, and along which axes."""
+        # A scan reads `xs` as they were before they were transposed.
+        at = sum(scan_counts(eqn.params)) if form_of(eqn) == "scan" else len(eqn.invars)
+        xs = [self._moved.get(id(x), (x, 0)) for x in eqn.invars[at:]]
+        return [*((x, 0) for x in eqn.invars[:at]), *xs]
 
     def _replaced(
         self, eqn: jex.JaxprEqn, around: Around
     ) -> tuple[jex.ClosedJaxpr | jex.JaxprEqn, list[Note]]:
         """What is run in the place of an equation: another one, or a program."""
         here = place_of(eqn.source_info) or around.place
+        there = dataclasses.replace(around, place=here)
         match form_of(eqn):
             case "scan":
                 return self._scan(eqn, around)
@@ -164,25 +182,19 @@ class Rewriting:
             case "closed_call":
                 # JAX 0.10 does not compile our primitives in them.
                 program = close(eqn.params["call_jaxpr"])
-                return self._of(program, dataclasses.replace(around, place=here))
+                return self._of(program, there)
             case "shard_map" if any(_loops_in(eqn)):
-                return self._shard_map(eqn, dataclasses.replace(around, place=here))
+                return self._shard_map(eqn, there)
             case "custom_jvp_call":
-                new, notes = self._with_inner(
-                    eqn, dataclasses.replace(around, place=here)
-                )
-                return new, [
-                    Note(note.loop, note.why or _RULE, rule=here) for note in notes
-                ]
+                new, notes = self._with_inner(eqn, there)
+                return new, [Note(n.loop, n.why or _RULE, rule=here) for n in notes]
             case form if form.startswith("custom_vjp") or not rewritable_programs(eqn):
                 why = f"it belongs to a `{form}`, which JAX differentiates as a whole"
                 loops = (foreign_loop(e, around.depth, here) for e in _loops_in(eqn))
                 return eqn, [Note(loop, why, rule=here) for loop in loops]
         # The programs of an equation of ours are those that a loop or a map repeats.
         depth = around.depth + (formula_of(eqn) is not None)
-        return self._with_inner(
-            eqn, dataclasses.replace(around, place=here, depth=depth)
-        )
+        return self._with_inner(eqn, dataclasses.replace(there, depth=depth))
 
     def _with_inner(
         self, eqn: jex.JaxprEqn, around: Around
@@ -217,7 +229,9 @@ class Rewriting:
         schedule = around.schedule or StoreAll()
         inside = dataclasses.replace(inside, is_taken=True)
         program, notes = self._best_inside(eqn, schedule, inside)
-        new = scan_in_place(eqn, loop, program, schedule, self.policy, bar)
+        operands, axes = zip(*self._read(eqn), strict=True)
+        read = eqn.replace(invars=[*operands])
+        new = scan_in_place(read, axes, loop, program, schedule, self.policy, bar)
         return new, [Note(loop, is_back=is_back), *notes]
 
     def _best_inside(

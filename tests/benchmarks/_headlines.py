@@ -62,7 +62,7 @@ FIRST = Headline(
     "Budget('256MiB')",
     'Budget("256MiB")',
 )
-# What other pages call it.
+# What the picture calls it.
 ELSEWHERE = "the loop of the front page"
 OTHERS = (
     Headline(
@@ -145,15 +145,10 @@ def has_headlines(results: Results) -> bool:
     return any(needed <= groups.keys() for groups in results.values())
 
 
-def figures(results: Results, first: str = FIRST.loop) -> str:
-    """The table, and where it was measured.
-
-    Args:
-        results: All that was measured.
-        first: What the page calls the first loop.
-    """
+def figures(results: Results) -> str:
+    """The table, and where it was measured."""
     newest = results[places(results, "cpu")[0]]
-    return f"{_circumstances(newest)}\n{_table(newest, first)}"
+    return f"{_circumstances(newest)}\n{_table(newest)}"
 
 
 def in_pictures(results: Results) -> list[Outcome]:
@@ -175,7 +170,7 @@ def _circumstances(groups: Mapping[str, Record]) -> str:
     return f"On a CPU ({where.machine}), with JAX {jax}:\n"
 
 
-def _table(groups: Mapping[str, Record], first: str) -> str:
+def _table(groups: Mapping[str, Record]) -> str:
     header = (
         "gradient of",
         "`jax.lax.scan`",
@@ -185,8 +180,7 @@ def _table(groups: Mapping[str, Record], first: str) -> str:
         "time",
         "schedule",
     )
-    named = dataclasses.replace(FIRST, loop=first)
-    rows = [_cells(one, groups) for one in (named, *OTHERS)]
+    rows = [_cells(one, groups) for one in (FIRST, *OTHERS)]
     return f"{table(header, rows)}\n"
 
 

@@ -8,9 +8,7 @@ from ..tables import FOLDER, data
 from ._gains import PAGE as GAINS
 from ._gains import with_gains
 from ._headlines import (
-    ELSEWHERE,
     PAGES,
-    figures,
     has_headlines,
     in_pictures,
     with_figures,
@@ -45,8 +43,12 @@ eqloop beside JAX and other libraries. At the end are [how all of this is
 measured](#how-this-is-measured), [where and when](#where-and-when), and the [claims
 that are missed](#missed-claims). [All figures](tables.md) are in tables that you can
 search.
+"""
 
+_IN_SHORT = """\
 ## In short
+
+The table of the [front page](index.md), as a picture:
 """
 
 _METHOD = """\
@@ -90,8 +92,6 @@ _NO_ACCELERATOR = """\
 ## On a GPU
 
 There are no times yet; what was run on one has [its own page](on_a_gpu_and_a_tpu.md).
-On a machine with a GPU, the command above adds this section and leaves the figures for
-the CPU as they are.
 """
 
 
@@ -120,7 +120,7 @@ def text(results: Results) -> str:
     parts = [_INTRODUCTION]
     if has_headlines(results):
         parts += [
-            figures(results, ELSEWHERE),
+            _IN_SHORT,
             f"![{HEADLINES.alt}]({_PICTURES}/{HEADLINES.name}.svg)\n",
         ]
     parts += (_platform(platform, results) for platform in _platforms(results))

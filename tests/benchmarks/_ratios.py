@@ -136,6 +136,7 @@ def _scale(ax: Axes, ratios: Sequence[float]) -> None:
     """At least from a half to two, with room beside the outermost dots."""
     low, high = min(0.5, min(ratios) / 1.15), max(2.0, max(ratios) * 1.15)
     ax.set(xscale="log", xlim=(low, high))
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    between = () if high > 100 * low else (2.0, 5.0)  # labels do not overlap
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, *between)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} x"))
     ax.minorticks_off()

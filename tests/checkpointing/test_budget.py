@@ -57,6 +57,19 @@ def test_every_budget_holds(name):
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["recurrent", "gru", "field"])
+def test_a_smaller_budget_never_takes_more(name):
+    """The fastest plan that fits into less fits into more: peaks grow with budgets."""
+    args = STEPS[name](256)
+    smallest = least(*args)
+    budgets = [smallest, *(2**p for p in range(10, 24) if 2**p > smallest)]
+    schedules = [el.Budget(nbytes, measure=False) for nbytes in budgets]
+    peaks = [temp_bytes(gradient(schedule), *args) for schedule in schedules]
+    assert peaks == sorted(peaks)
+    assert peaks[-1] > 4 * peaks[0]
+
+
 def branching(length):
     """A step whose steps cannot be reversed together."""
     f = lambda h, x: (jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, h + x), None)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from tests.benchmarks import _results, wide_sums
+from tests.benchmarks import _results, rims, wide_sums
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -103,6 +103,36 @@ def test_memory_of_the_front_page():
     budget = el.Budget(loop.schedule.nbytes, measure=False)
     few = temporary(gradient, el.Scan(loop.f, schedule=budget), xs[:, :500])
     assert few < budget.nbytes < theirs
+
+
+def _listed(words):
+    """Of "1, 2 and 3", each."""
+    return re.split(", | and ", words)
+
+
+def test_answers_have_the_figures_of_the_benchmarks():
+    page = (ROOT / "docs" / "asked_elsewhere.md").read_text()
+    filled = rows("buffers", "a row written")
+    names = "`lax.scan`", "Recursive(16)", "StoreAll()"
+    assert [round(1e3 * filled[name].seconds) for name in names] == figures(
+        r"(\d+) ms \[become (\d+)\].*?and (\d+) with `StoreAll", page
+    )
+    layers = rows("regret", "12 transformer layers")
+    budgets, peaks = re.findall(
+        r"budgets of (.*?) MB take (.*?) MB", " ".join(page.split())
+    )[0]
+    taken = [layers[f"budget of {nbytes} MB"].temp_bytes for nbytes in _listed(budgets)]
+    assert [f"{nbytes / 1e6:.1f}" for nbytes in taken] == _listed(peaks)
+    assert taken == sorted(taken)
+
+
+@pytest.mark.slow
+@with_jax("0.12.0.1")
+def test_memory_of_rims():
+    page = (ROOT / "docs" / "guides" / "reversible_loops.md").read_text()
+    of_memory = lambda row: row.split("|")[1:3]
+    found = [of_memory(cost.in_words) for cost in rims.costs(rounds=0)]
+    assert found == [of_memory(r) for r in page.splitlines() if " MB |" in r]
 
 
 @pytest.mark.slow

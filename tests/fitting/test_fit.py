@@ -278,6 +278,21 @@ def test_loops_of_jax_if_it_is_told_to():
     assert_close(actual, expected, 1e-3, 1e-4)
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_error_advises_only_what_was_not_done(is_told: bool):
+    def one(w: Any, xs: Any) -> Any:
+        step = lambda h, x: (jnp.tanh(h * x) @ w, None)
+        return jax.nn.logsumexp(jax.lax.scan(step, jnp.ones(16), xs)[0])
+
+    # Told of it, it runs the loop by rows, in a part of which that is a piece.
+    f = lambda w, xs: jnp.mean(jax.vmap(one, (None, 0))(w, xs))
+    with pytest.raises(ValueError, match="It needs at least") as error:
+        el.Fit(f, 4_000, foreign=is_told).plan(
+            jnp.ones((16, 16)), jnp.ones((64, 24, 16))
+        )
+    assert ("pass `foreign=True`" in str(error.value)) == (not is_told)
+
+
 # Its plan.
 
 

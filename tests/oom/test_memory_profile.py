@@ -1,5 +1,6 @@
 """What `memory_profile` tells of whole programs, beside XLA's own numbers."""
 
+import inspect
 import os
 import pickle
 import re
@@ -90,7 +91,7 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
         w
     )
     (text, *_) = el.memory_profile(stored)(w, xs).advice
-    assert "stores all residuals: give it a schedule" in text
+    assert "stores all residuals: give it schedule=el.Recursive(16)" in text
     planned = lambda w, xs: jax.grad(
         lambda w: jnp.sum(el.CheckpointedScan(step(w))(xs[0], xs)[0])
     )(w)
@@ -101,6 +102,29 @@ def test_a_scan_has_its_loop_and_what_a_schedule_would_take():
     assert (change.before, change.after) == (profile.peak_bytes, other.peak_bytes)
     assert change.lines[0].before > change.lines[0].after
     assert "stored" in str(change)
+
+
+@pytest.mark.parametrize("kernel", [None, jnp.ones((3, 3, 4, 4))], ids=["", "conv"])
+@pytest.mark.parametrize(
+    "schedule", [el.StoreAll(), el.Chunked(8), el.Recursive(4)], ids=repr
+)
+def test_a_loop_has_the_line_that_calls_it(schedule: Any, kernel: Any):
+    def step(h: Any, x: Any) -> Any:
+        return jnp.sin(h if kernel is None else jax.lax.conv(h, kernel, (1, 1), "SAME"))
+
+    def loss(init: Any, xs: Any) -> Any:
+        def loop(h: Any) -> Any:
+            scan = el.Scan(lambda h, x: (step(h, x), None), schedule=schedule)
+            return scan(h, xs)[0]  # here
+
+        return jnp.sum(loop(init))
+
+    lines, first = inspect.getsourcelines(loss)
+    (here,) = [first + i for i, x in enumerate(lines) if x.endswith("# here\n")]
+    profile = el.memory_profile(jax.grad(loss))(jnp.ones((1, 3, 4, 4)), jnp.ones(64))
+    loops = {loop for loop in profile.loops if loop.name == "Scan"}
+    assert loops
+    assert {loop.place.line for loop in loops} == {here}
 
 
 def test_a_table_has_whole_sentences_and_says_how_many_more_there_are():
@@ -156,9 +180,23 @@ def test_of_what_comes_and_goes_in_a_step_there_is_advice():
     w, xs = jnp.ones(200), jnp.ones(8)
     carry = lambda h, xs: jax.lax.scan(step, h, xs)[0]
     assert_says(
-        "is temporary, by line … el.Remat around a part of the step",
+        "temporary, most of it at test_memory_profile.py: … (step): el.Remat around a",
         " ".join(el.memory_profile(carry)(w, xs).advice),
     )
+
+
+def test_what_comes_and_goes_is_said_to_be_of_the_line_that_takes_most_of_it():
+    def pairs(x):
+        return jnp.outer(x, x)
+
+    def total(x):
+        parts = [jnp.sort(pairs(x + i)) for i in range(3)]
+        return jnp.max(parts[0] @ parts[1] @ parts[2])
+
+    profile = el.memory_profile(total)(jnp.ones(256))
+    first = next(line for line in str(profile).splitlines() if "temporary" in line)
+    (line,) = re.findall(r"test_memory_profile\.py:\d+ \(\w+\)", first)
+    assert_says(f"is temporary, most of it at {line}", " ".join(profile.advice))
 
 
 def test_long_names_leave_the_other_columns_whole():

@@ -66,6 +66,21 @@ def test_version_is_read_as_it_stands_in_the_code(release_notes):
     assert release_notes.version() == el.__version__
 
 
-def test_citation_is_of_this_version():
-    text = (ROOT / "CITATION.cff").read_text()
-    assert re.findall(r"^version: (.+)$", text, re.MULTILINE) == [el.__version__]
+def test_all_that_names_the_version_agrees():
+    """The newest heading of the changelog, the citation, the README and the guide."""
+    citation, readme, changelog, guide = (
+        (ROOT / name).read_text()
+        for name in (
+            "CITATION.cff",
+            "README.md",
+            "CHANGELOG.md",
+            ".github/RELEASING.md",
+        )
+    )
+    stated = re.findall(r"^(?:version|date-released): (.+)$", citation, re.MULTILINE)
+    assert stated[0] == el.__version__
+    assert "## {} ({})".format(*stated) in changelog.split("\n\n")
+    assert f"[version {el.__version__}](CHANGELOG.md)" in " ".join(readme.split())
+    for page in ("getting_started.md", "when_not_to_use.md"):
+        assert f"eqloop {el.__version__}" in (ROOT / "docs" / page).read_text()
+    assert set(re.findall(r"v(\d+\.\d+\.\d+)", guide)) == {el.__version__}

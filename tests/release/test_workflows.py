@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import eqloop as el
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 RELEASE = (WORKFLOWS / "release.yml").read_text()
@@ -16,6 +18,8 @@ def test_the_wheel_is_tried_with_every_python_on_three_systems():
     versions = [c for c in project["classifiers"] if c.startswith(start)]
     minors = [f'"3.{version.removeprefix(start)}"' for version in versions]
     assert f"python: [{', '.join(minors)}]" in RELEASE
+    for minor in minors:
+        assert f"{{ system: ubuntu-latest, python: {minor}, jax: oldest }}" in RELEASE
     systems = re.findall(r"system: \[(.*)\]", RELEASE)[0]
     names = ("ubuntu", "macos", "windows")
     assert systems == ", ".join(f"{name}-latest" for name in names)
@@ -29,11 +33,11 @@ def test_nothing_is_uploaded_before_a_person_publishes_the_draft():
     assert "pypi-publish" in PUBLISH
 
 
-def test_the_guide_has_the_one_command():
+def test_the_guides_have_the_one_command():
+    command = f"gh release edit v{el.__version__} --draft=false"
     guide = (ROOT / ".github" / "RELEASING.md").read_text()
-    assert re.findall(r"```sh\n(.*?)\n```", guide) == [
-        "gh release edit v0.2.0 --draft=false"
-    ]
+    assert re.findall(r"```sh\n(.*?)\n```", guide) == [command]
+    assert f"`{command}`" in (ROOT / "CONTRIBUTING.md").read_text()
     for name in set(re.findall(r"`(\.?\w+/[\w/.]+)`", guide)):
         assert (ROOT / name).exists(), name
 

@@ -301,3 +301,29 @@ def test_the_least_budget_that_an_error_names_is_enough(inner: int, width: int):
     traced(far, "1MiB")
     # Large carries are stored on the host.
     assert far < near or width < 64
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_xs_that_are_transposed_before_a_loop_are_read_where_they_are(
+    axis: int, is_reversed: bool
+):
+    def along(axis: int, w: Any, xs: Any) -> Any:
+        step = lambda h, x: (jnp.tanh(w * h + x), h[:1])
+        start, moved = jnp.zeros_like(jnp.take(xs, 0, axis)), jnp.moveaxis(xs, axis, 0)
+        h, ys = lax.scan(step, start, moved, reverse=is_reversed)
+        return jnp.sum(h) + jnp.sum(ys**2)
+
+    def loss(w: Any, xs: Any) -> Any:
+        if axis == 2:
+            return along(2, w, xs)
+        return jnp.sum(jax.vmap(lambda xs: along(0, w, xs))(xs))
+
+    w, shape = jnp.float32(0.5), (16, 400, 8) if axis == 1 else (16, 8, 400)
+    xs = jnp.sin(jnp.arange(16 * 400 * 8.0)).reshape(shape)
+    frugal = el.Reschedule(loss, el.Recursive(8))
+    for by in (0, 1):
+        assert_close(jax.grad(frugal, by)(w, xs), jax.grad(loss, by)(w, xs))
+    (loop,) = el.plans(jax.grad(frugal))(w, xs)
+    assert (loop.batch, loop.copied_bytes) == (1, 0)
+    assert temp_bytes(jax.grad(frugal), w, xs) < xs.nbytes / 2

@@ -182,14 +182,14 @@ class PanelRooms:
                 f"{_MOST_SHARED // 1024}; bfloat16 takes half, and fewer units less"
             )
 
-        def outside(tile: int) -> int:
-            """The columns of totals for which there is no room."""
+        def is_short(tile: int) -> bool:
+            """Whether there is no room for all totals."""
             n = sum(self._columns_of(total, tile) for total in self.step.totals)
-            return max(n - (_MOST_SHARED - sizes[tile]) // (4 * ROWS), 0)
+            return sizes[tile] + 4 * ROWS * n > _MOST_SHARED
 
         # Of large tiles fewer fit, and they take fewer operations.
         fits = (tile for tile, size in sizes.items() if size <= _MOST_SHARED)
-        return min(fits, key=outside)
+        return min(fits, key=is_short)
 
     def _columns_of(self, total: Total, tile: int) -> int:
         right = total.pairs[0][2]

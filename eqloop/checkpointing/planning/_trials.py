@@ -145,7 +145,8 @@ def _tried(
     runs: bool,
     looks: bool,
 ) -> list[dict[str, float]] | None:
-    programs = [_ShortLoop(problem, active, one) for one in loops]
+    # The same program for each length of the loop itself.
+    programs = [_ShortLoop(_short(problem, one), active, one) for one in loops]
     try:
         with by_itself(*(one.function for one in programs)):
             compiled = []
@@ -178,7 +179,7 @@ def _tried(
 
 @dataclasses.dataclass(frozen=True)
 class _ShortLoop:
-    """The program of a short loop."""
+    """The program of a short loop, whose problem has the length that is tried."""
 
     problem: Problem
     active: Active
@@ -187,7 +188,7 @@ class _ShortLoop:
     @functools.cached_property
     def function(self) -> tuple[Callable[..., PyTree], list[Aval]]:
         """The function, and the types of its arguments."""
-        short, loop = _short(self.problem, self.loop), self.loop
+        short, loop = self.problem, self.loop
         if isinstance(loop, Layout):
             fixed = dataclasses.replace(short, planner=Fixed(loop))
             return gradient_of(fixed, self.active)

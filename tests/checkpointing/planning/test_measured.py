@@ -188,15 +188,20 @@ def test_the_steps_alone_are_run_again_beside_what_is_tried_later(
     plan()
     facts = lambda: json.loads(path.read_text())["facts"]
     before = {k: fact for k, fact in facts().items() if "nanoseconds" in fact}
-    # Now the machine is three times as slow, and carries may go to the host as well.
+    # Now the machine is three times as slow, the loop is longer, and carries may go to
+    # the host as well.
     runs.times = {name: 3 * time for name, time in runs.times.items()}
     runs.seen.clear()
-    plan(el.Budget("16KiB", host="1MiB"))
+    compiled = _trials._compiled.cache_info().misses
+    plan(el.Budget("16KiB", host="1MiB"), length=2 * LENGTH)
     assert runs.seen
     assert all(names[0] == "steps" for names in runs.seen)
     after = {k: fact for k, fact in facts().items() if "nanoseconds" in fact}
     assert before.items() <= after.items()
-    assert len(after) == len(before) + sum(len(names) - 1 for names in runs.seen)
+    new = sum(len(names) - 1 for names in runs.seen)
+    assert len(after) == len(before) + new
+    # Each new piece is a program, and that of the steps alone was there.
+    assert _trials._compiled.cache_info().misses == compiled + new
 
 
 def with_callback(h: Any, x: Any) -> Any:
@@ -505,6 +510,7 @@ def test_facts_are_kept_beside_the_compilation_cache(
 def test_a_plan_that_takes_long_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(_notice, "_LONG", 1e3)
     plan(length=100)
     assert not caplog.messages
     monkeypatch.setattr(_notice, "_LONG", 1e-3)
@@ -517,6 +523,10 @@ def test_a_plan_that_takes_long_says_so_once(
     el.measurements(None)
     plan(length=LENGTH - 2)
     assert len(caplog.messages) == len(set(caplog.messages))
+    # So does one in which nothing is searched for, such as that of a large kernel.
+    scan = el.Scan(lambda h, _: (jnp.tanh(h), None), schedule=el.Recursive(7))
+    scan.plan(jnp.zeros(33), length=LENGTH - 3)
+    assert "Recursive(base=7) is planning a loop of 4093" in caplog.messages[-1]
 
 
 def test_times_that_scatter_say_so(runs: Runs):
