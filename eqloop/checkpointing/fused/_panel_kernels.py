@@ -141,9 +141,16 @@ class PanelLoop(PanelRooms):
         inputs = [*inputs, *none, *self.of.lifted_values]
         wanted = [*self.same, *(factor.matrix.var for factor in self.factors)]
         same, matrices = split(self.panels.before(inputs, wanted), len(self.same))
-        # The last panel of a vector has no units in some of its columns.
-        more = self.groups * self.tile
-        same = [_fit(x.reshape(-1), x.size + more) for x in same]
+        # The last panel of a vector may have no units in some of its columns.
+        panels = self.of_kind("same")
+        ends = (
+            [p.start + self.padded(p.width) for p in panels if p.of.var is var]
+            for var in self.same
+        )
+        same = [
+            _fit(x.reshape(-1), max([x.size, *of]))
+            for x, of in zip(same, ends, strict=True)
+        ]
         parts = list[Value]()
         for x, factor in zip(matrices, self.factors, strict=True):
             (i, j), (a, b) = factor.starts, factor.sizes

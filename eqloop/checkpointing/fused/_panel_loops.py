@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split, sum_dtype
 from ..._programs import registers_of, run, told_of
@@ -161,15 +160,15 @@ class PanelsBackward:
 def _assembled(i: int, out: Wide | Outer, totals: dict[Total, Value]) -> Value:
     """A matrix, or a vector, from what is added up of its parts."""
     left, right = _pairs_of(out)[0]
-    made = jnp.zeros((ends(left)[-1], ends(right)[-1] or 1), _FLOAT)
+    rows, columns, terms = ends(left)[-1], ends(right)[-1] or 1, list[Value]()
     for total, x in totals.items():
         of, is_turned, (a, m), (b, n) = total.place
         if of == i:
-            x, at = x.reshape(ROWS, -1)[:m, :n], (a, b)
-            x, at = (x.T, at[::-1]) if is_turned else (x, at)
-            old = lax.dynamic_slice(made, at, x.shape)
-            made = lax.dynamic_update_slice(made, old + x, at)
-    return made
+            x, (a, b) = x.reshape(ROWS, -1)[:m, :n], (b, a) if is_turned else (a, b)
+            x = x.T if is_turned else x
+            around = (a, rows - a - x.shape[0]), (b, columns - b - x.shape[1])
+            terms.append(jnp.pad(x, around))
+    return sum(terms[1:], start=terms[0])
 
 
 def _pairs_of(out: Wide | Outer) -> Any:

@@ -182,14 +182,14 @@ class PanelRooms:
                 f"{_MOST_SHARED // 1024}; bfloat16 takes half, and fewer units less"
             )
 
-        def is_short(tile: int) -> bool:
-            """Whether there is no room for all totals."""
+        def costs(tile: int) -> Any:
+            """Whether there is no room for all totals; bytes, if there are none."""
             n = sum(self._columns_of(total, tile) for total in self.step.totals)
-            return sizes[tile] + 4 * ROWS * n > _MOST_SHARED
+            return sizes[tile] + 4 * ROWS * n > _MOST_SHARED, not n and sizes[tile]
 
-        # Of large tiles fewer fit, and they take fewer operations.
+        # Larger tiles take fewer operations, and fewer registers on the way back.
         fits = (tile for tile, size in sizes.items() if size <= _MOST_SHARED)
-        return min(fits, key=is_short)
+        return min(fits, key=costs)
 
     def _columns_of(self, total: Total, tile: int) -> int:
         right = total.pairs[0][2]
