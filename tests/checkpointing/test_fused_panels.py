@@ -131,6 +131,19 @@ def test_what_has_no_room_in_shared_memory_is_added_up_in_memory(monkeypatch):
     check(normalised, 16)
 
 
+def test_a_cell_that_is_too_large_says_what_to_do():
+    cell = eqx.nn.GRUCell(16, 128, key=jax.random.key(0))
+
+    def loss(cell, h, xs):
+        step = lambda h, x: (cell(x, h), None)
+        run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
+        return jnp.sum(jax.vmap(run)(h, xs))
+
+    (loop,) = el.plans(jax.grad(loss))(cell, jnp.ones((64, 128)), jnp.ones((64, 4, 16)))
+    assert loop.plan.kernel.startswith("none: a row has 68224 operations, too many")
+    assert "336 KiB of 225; bfloat16 takes half" in loop.plan.kernel
+
+
 def test_what_each_row_has_of_its_own_has_a_cotangent():
     cell, step = normalised(16, "float32")
     h, own, xs = (

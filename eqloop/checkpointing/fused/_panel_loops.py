@@ -31,6 +31,9 @@ _FLOAT = np.dtype("float32")
 # may be small enough for its numbers to be written out, and a budget chooses among such
 # kernels: those of cells have been compiled, and none has run on a GPU yet.
 _LEAST = 32
+# So few bytes of a thread are read from the nearest cache, in less time than a loop of
+# XLA takes to start its kernels.
+_MOST_SPILLED = 64
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 
@@ -54,7 +57,7 @@ class PanelsForward:
         self._run = PanelLoop(of, panels, program.ins, times, loop, step)
         if not any(min(factor.sizes) >= _LEAST for factor in self._run.factors):
             raise NotPanelsError(f"none has {_LEAST} rows and columns")
-        _check_registers(self._run)
+        _check_room(self._run)
 
     def __call__(
         self,
@@ -128,7 +131,7 @@ class PanelsBackward:
         times = _times(of, ins, axes, *at, *going)
         rerun = PanelStep(at, list(map(panels.one, range(first))))
         self._run = PanelLoop(of, panels, ins, times, loop, step, rerun)
-        _check_registers(self._run)
+        _check_room(self._run)
 
     def __call__(
         self,
@@ -249,9 +252,9 @@ def _check(
             raise NotPanelsError(f"it has numbers of {val.aval.dtype}")
 
 
-def _check_registers(loop: PanelLoop) -> None:
-    """Refuses a kernel whose numbers do not fit into registers: it is compiled."""
-    if loop.of.settings.interpret:
+def _check_room(loop: PanelLoop) -> None:
+    """Refuses a kernel without the shared memory, or the registers: it is compiled."""
+    if not loop.tile or loop.of.settings.interpret:
         return
     nests, again = usual_nests(loop.loop.length), loop.again
     stored = again.carried if again else range(0)
@@ -270,7 +273,7 @@ def _check_registers(loop: PanelLoop) -> None:
 
     found = told_of(lambda compiled: registers_of(compiled, NAME), run, *types)
     most = min(255, 2**16 // (128 * loop.groups))
-    if found and found.stack and found.number >= most - 7:
+    if found and found.stack > _MOST_SPILLED and found.number >= most - 7:
         raise NotPanelsError(
             f"{found.stack} B of a thread do not fit into registers, of which bfloat16 "
             f"and fewer units take fewer"

@@ -25,8 +25,9 @@ from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, 
 from ._pallas import NAME
 from ._row_programs import Settings
 
-# A row that carries more numbers is none: they are written out one by one.
-_MOST_OF_A_ROW = 256
+# A row that carries more numbers is none: they are written out one by one. So are the
+# operations of a cell whose matrices do not fit into shared memory: 5,688 take 10 s.
+_MOST_OF_A_ROW, _MOST_OPERATIONS = 256, 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +76,9 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        if _declines(kernel, numbers) is not None:
-            return None  # it was said of the way there
         there = forward_kernel(sweep.step, sweep.loop, self.settings)
+        if any(_declines(one, numbers) is not None for one in (there, kernel)):
+            return None  # it was said of the way there
         if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
@@ -121,15 +122,21 @@ class FusedRunner(AbstractRunner):
 
 
 def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
-    """Why so many numbers that a loop carries are too many, if they are."""
+    """Why a row with so many numbers that are carried is too large, if it is."""
     found = kernel.programs.found
-    if numbers <= _MOST_OF_A_ROW * found.count or not isinstance(kernel.panels, str):
+    is_large = numbers > _MOST_OF_A_ROW * found.count
+    if not found.roots:
+        why = f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
+        return why if is_large else None
+    if not isinstance(panels := kernel.panels, str):
         return None
-    if found.roots:
+    if is_large:
         why = f"a row carries {numbers // found.count} numbers, too many"
-        more = f"; and with matrices in shared memory, {kernel.panels}"
-        return why + more * bool(kernel.panels)
-    return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
+    elif panels and kernel.work > _MOST_OPERATIONS:
+        why = f"a row has {kernel.work:.0f} operations, too many to compile"
+    else:
+        return None
+    return f"{why}; and with matrices in shared memory, {panels}" if panels else why
 
 
 def _numbers(step: Step) -> int:
