@@ -69,6 +69,7 @@ class PanelsForward:
         xs: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop, see `Forward`."""
+        held = held or (False,) * len(init)
         nests = nests if any(held) else [Nest((1, self._loop.length))]
         inputs = [*consts, *init, *xs]
         carry, outs, kept, _ = self._run(inputs, nests, held, slots)

@@ -179,7 +179,7 @@ class PanelRooms:
         if (least := min(sizes.values())) > _MOST_SHARED:
             raise NotPanelsError(
                 f"these and what they multiply take {least // 1024} KiB of "
-                f"{_MOST_SHARED // 1024}; bfloat16 takes half, and fewer units less"
+                f"{_MOST_SHARED // 1024}; fewer units take less, and bfloat16 half"
             )
 
         def costs(tile: int) -> Any:
