@@ -21,7 +21,7 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        # What was not counted: the least of each reversal, with the bytes of its blocks,
+        # What was not counted: the least of each reversal, with what its blocks took,
         # and the most of what takes single steps back by it, or blocks.
         self._least_more: dict[Hashable, tuple[int, int]] = {}
         self._most_more: dict[tuple[Hashable, bool], int] = {}
