@@ -58,7 +58,7 @@ def advice(
     double = sum(one.nbytes for one in stored if one.dtype == "float32")
     if double and double >= _WIDE * peak_bytes:
         text = f"{format_bytes(double)} of what is stored is float32: bfloat16 is half"
-        text += ", of carries by el.Cast(schedule, jnp.bfloat16)" * takes_cast
+        text += ", for carries by el.Cast(schedule, jnp.bfloat16)" * takes_cast
         found.append((double // 2, text))
     if names := _donatable(alive):
         size = sum(one.nbytes for one in names)

@@ -99,6 +99,9 @@ class Reschedule(AbstractSameCall[P, R]):
 
     Put it around the function that is differentiated, inside of the gradient.
 
+    What is transposed before a loop that reads its rows, as by `jax.vmap` of a function
+    with a `jax.lax.scan` in it, is read where it is, without a copy.
+
     A loop within a loop gets the same schedule if the outer one would otherwise take
     more than twice the memory. If not, it is left to JAX, and is computed again with
     the step that it is in. Within a loop with a [`Budget`][eqloop.Budget] it stores

@@ -229,8 +229,8 @@ class Rewriting:
         schedule = around.schedule or StoreAll()
         inside = dataclasses.replace(inside, is_taken=True)
         program, notes = self._best_inside(eqn, schedule, inside)
-        operands, axes = zip(*self._read(eqn), strict=True)
-        read = eqn.replace(invars=[*operands])
+        atoms = (x for x, _ in self._read(eqn))
+        read, axes = eqn.replace(invars=[*atoms]), [axis for _, axis in self._read(eqn)]
         new = scan_in_place(read, axes, loop, program, schedule, self.policy, bar)
         return new, [Note(loop, is_back=is_back), *notes]
 

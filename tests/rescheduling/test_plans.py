@@ -327,3 +327,11 @@ def test_xs_that_are_transposed_before_a_loop_are_read_where_they_are(
     (loop,) = el.plans(jax.grad(frugal))(w, xs)
     assert (loop.batch, loop.copied_bytes) == (1, 0)
     assert temp_bytes(jax.grad(frugal), w, xs) < xs.nbytes / 2
+
+
+def test_a_loop_that_reads_nothing():
+    def loss(w: Any) -> Any:
+        _, ones = lax.scan(lambda c, _: (c, jnp.ones(())), None, None, length=5)
+        return w * jnp.sum(ones)
+
+    assert jax.grad(el.Reschedule(loss, el.Recursive(4)))(2.0) == 5

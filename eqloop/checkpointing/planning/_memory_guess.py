@@ -21,9 +21,9 @@ class Guess:
         self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, Seen] = {}
-        # What was not counted: the least of each reversal, and the most of what takes
-        # single steps back by it, or blocks.
-        self._least_more: dict[Hashable, int] = {}
+        # What was not counted: the least of each reversal, with what its blocks took,
+        # and the most of what takes single steps back by it, or blocks.
+        self._least_more: dict[Hashable, tuple[int, int]] = {}
         self._most_more: dict[tuple[Hashable, bool], int] = {}
         for seen in paces.sizes:
             self._note(seen)
@@ -39,9 +39,9 @@ class Guess:
             # The cotangents of consts, for example, may lie where the outputs will.
             most = working_set(self._cost(layout))
             if self._paces.compiles_slowly:
-                return stored + max(
-                    [most, *map(_with_margin, self._most_more.values())]
-                )
+                # Rather too much: to look at another program would take long.
+                seen = (more + more // 2 for more in self._most_more.values())
+                return stored + max([most, *seen])
             # Nobody has counted what a step has within a checkpoint of its own.
             more = self._most_more.get(_way_back(layout), most)
             return stored + (more if more > _FAR_OFF * most else min(more, most))
@@ -61,11 +61,13 @@ class Guess:
         # nothing is hoped for.
         if self.knows_kind(layout) or self._paces.compiles_slowly:
             return self(layout)
-        more = self._least_more.get(layout.reversal.kind)
-        if more is None:
-            # What a batch takes is counted.
-            cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
-            more = working_set(cost) - cost.ct_consts if one_by_one else 0
+        # What a batch takes is counted.
+        cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
+        usual = working_set(cost) - cost.ct_consts if one_by_one else 0
+        more, of_seen = self._least_more.get(layout.reversal.kind, (usual, 0))
+        if of_seen and not one_by_one:
+            # There may be less of it in a smaller batch.
+            more = more * min(self._of_blocks(layout), of_seen) // of_seen
         return min(self.counted(layout) + more, self(layout))
 
     def counted(self, layout: Layout) -> int:
@@ -80,7 +82,8 @@ class Guess:
     def _note(self, seen: Seen) -> None:
         more, way = max(seen.measured - seen.counted, 0), _way_back(seen.layout)
         kind = seen.layout.reversal.kind
-        self._least_more[kind] = min(self._least_more.get(kind, more), more)
+        least = more, self._of_blocks(seen.layout)
+        self._least_more[kind] = min(self._least_more.get(kind, least), least)
         self._most_more[way] = max(self._most_more.get(way, more), more)
         # The latest finding is the nearest to what is looked for.
         self._seen[seen.layout.kind] = seen
@@ -115,11 +118,6 @@ def _way_back(layout: Layout) -> tuple[Hashable, bool]:
 def counted_bytes(layout: Layout, cost: StepCost) -> int:
     """The bytes of what a layout stores on the device, even if that is its host."""
     return layout.order.stored_bytes(cost, layout.reversal, not layout.is_elsewhere)
-
-
-def _with_margin(seen: int) -> int:
-    """Rather too much, where to look at another program would take long."""
-    return seen + seen // 2
 
 
 def working_set(cost: StepCost) -> int:

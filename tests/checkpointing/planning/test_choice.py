@@ -110,6 +110,17 @@ def test_there_is_hope_for_a_kind_until_one_that_is_like_it_was_compiled(
     assert guess.at_best(deep) == guess(deep) == guess.counted(deep) + 500
 
 
+def test_of_a_smaller_batch_less_is_hoped_for(guess_of_cell: tuple[Any, Any]):
+    cost, make = guess_of_cell
+    guess = make()
+    small, like_it, large = (nested((16, 16), batch=size) for size in (4, 8, 16))
+    guess.learn(nested((256,)), guess.counted(nested((256,))) + 1000)
+    part = Together(4).block_bytes(cost, 1) / Together(8).block_bytes(cost, 1)
+    assert part < 0.9
+    hope = lambda layout: guess.at_best(layout) - guess.counted(layout)
+    assert [hope(small), hope(like_it), hope(large)] == [int(1000 * part), 1000, 1000]
+
+
 def test_the_fastest_that_may_fit_is_compiled_first(monkeypatch: pytest.MonkeyPatch):
     """Of parameters a batch takes no more than is counted, however many they are."""
     tried = list[Layout]()
