@@ -105,7 +105,7 @@ def why_no_kernel(problem: Problem, active: Active) -> str | None:
         return None
     return (
         f"none: a row has {work:.0f} operations or more, there and back, and is left "
-        f"to XLA; by `Fused()` it takes {work / 1000:.0f} s at the least to compile"
+        f"to XLA; as a kernel it takes {work / 1000:.0f} s at the least to compile"
     )
 
 
