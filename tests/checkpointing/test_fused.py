@@ -262,7 +262,7 @@ def test_what_would_compile_for_minutes_is_left_to_the_engine(
 ):
     run = lambda s: gradient(rows)(s, W, H, XS)
     expected, too_many = run(el.StoreAll()), "operations, too many to compile"
-    monkeypatch.setattr(_runner, "_MOST_OPERATIONS", 1)
+    monkeypatch.setattr(_runner, "MOST_OF_A_STEP", 1)
     monkeypatch.setattr(_runner, "run_back", lambda *_: pytest.fail("a kernel back"))
     with pytest.warns(UserWarning, match=too_many):
         actual = run(FUSED)
@@ -457,6 +457,9 @@ def test_a_budget_compiles_no_kernel_that_would_take_long(monkeypatch):
     said = scan.plan(jnp.ones((100, 64)), length=LENGTH).kernel
     assert said.startswith("none: a row has")
     assert "`Fused()`" in said
+    monkeypatch.setattr(_choice, "MOST_OF_A_STEP", 1)
+    said = scan.plan(jnp.ones((100, 64)), length=LENGTH).kernel
+    assert said.endswith("too many to compile")
     # A small one is.
     small = el.Scan(lambda h, _: (jnp.tanh(h), None), schedule=scan.schedule)
     with pytest.raises(CompiledError):

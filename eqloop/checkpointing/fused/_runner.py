@@ -27,7 +27,7 @@ from ._row_programs import Settings
 _MOST_OF_A_ROW = 256
 # With more operations in a step, the way back takes minutes to compile: for an H100,
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
-_MOST_OPERATIONS = 4000
+MOST_OF_A_STEP = 4000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +76,8 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        there = forward_kernel(sweep.step, sweep.loop, self.settings)
-        if _declines(numbers, kernel.programs.found) or there.work > _MOST_OPERATIONS:
+        is_large = kernel.work > 2 * MOST_OF_A_STEP  # to go back takes about twice
+        if is_large or _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -116,7 +116,7 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        if (work := forward_kernel(step, loop, self.settings).work) > _MOST_OPERATIONS:
+        if (work := forward_kernel(step, loop, self.settings).work) > MOST_OF_A_STEP:
             return f"a row has {work:.0f} operations, too many to compile"
         return None
 
