@@ -76,8 +76,8 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        is_large = kernel.work > 2 * MOST_OF_A_STEP  # to go back takes about twice
-        if is_large or _declines(numbers, kernel.programs.found) is not None:
+        is_left = sweep.step.carry_types and self._why_left(sweep.step, sweep.loop)
+        if is_left or _declines(numbers, kernel.programs.found) is not None:
             return None  # it was said of the way there
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
