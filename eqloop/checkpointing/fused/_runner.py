@@ -27,7 +27,7 @@ from ._row_programs import Settings
 _MOST_OF_A_ROW = 256
 # With more operations in a step, the way back takes minutes to compile: for an H100,
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
-MOST_OF_A_STEP = 4000
+MOST_OF_A_STEP = 7000
 
 
 @dataclasses.dataclass(frozen=True)
