@@ -12,7 +12,6 @@ from itertools import starmap
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType
 
 from .._device import as_by_jit, planning_device
 from .._types import PyTree
@@ -110,10 +109,8 @@ def _missing_around(run: Callable[..., PyTree], types: PyTree) -> str | None:
         effects = jax.make_jaxpr(run)(*types).effects
     except NameError as error:  # an axis whose `vmap` is over
         return str(error)
-    mesh = jax.sharding.get_abstract_mesh()
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    manual = {name for name, kind in pairs if kind == AxisType.Manual}
-    if axes := axes_named(effects) - manual:
+    manual: Any = jax.sharding.get_abstract_mesh().manual_axes
+    if axes := axes_named(effects) - set(manual):
         names = ", ".join(sorted(map(repr, axes)))
         return f"it has a collective over {names}, the axis of a `vmap` around it."
     if has_checks(effects):

@@ -89,7 +89,7 @@ def _traced(
                 f"are {len(devices)}"
             )
         concrete = _mesh_like(mesh, devices)
-        if manual := _manual_axes(mesh):
+        if manual := mesh.manual_axes:  # of a `jax.shard_map` around it
             program, types = _on_all_devices(program, types, concrete, manual)
         # What is not used either says for which devices it is.
         everywhere = NamedSharding(concrete, PartitionSpec())
@@ -165,12 +165,6 @@ def _mesh_of(types: list[Value]) -> AbstractMesh:
 
 def _told_meshes(types: list[Value]) -> list[Mesh | AbstractMesh]:
     return [aval.sharding.mesh for aval in types if _spec_of(aval) is not None]
-
-
-def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
-    """The axes of a `jax.shard_map` that is around a program."""
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in pairs if kind == AxisType.Manual)
 
 
 def _spec_of(aval: Value) -> PartitionSpec | None:

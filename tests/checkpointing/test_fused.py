@@ -18,7 +18,7 @@ import eqloop as el
 from eqloop._programs import Registers, registers_of
 from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
-from eqloop.checkpointing.fused import _choice
+from eqloop.checkpointing.fused import _choice, _runner
 from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_raises
@@ -257,6 +257,21 @@ def test_a_mean_field_is_left_to_the_engine_with_a_warning():
     assert_close(actual, of(el.StoreAll())(numbers(300)))
 
 
+def test_what_would_compile_for_minutes_is_left_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run = lambda s: gradient(rows)(s, W, H, XS)
+    expected, too_many = run(el.StoreAll()), "operations, too many to compile"
+    monkeypatch.setattr(_runner, "MOST_OF_A_STEP", 1)
+    monkeypatch.setattr(_runner, "run_back", lambda *_: pytest.fail("a kernel back"))
+    with pytest.warns(UserWarning, match=too_many):
+        actual = run(FUSED)
+    assert_close(actual, expected)
+    with pytest.warns(UserWarning, match=too_many):
+        (loop,) = el.plans(jax.grad(lambda w: total(rows(FUSED, w, H, XS))))(W)
+    assert loop.plan.kernel.startswith("none: a row has")
+
+
 def test_so_is_the_way_back_of_a_linear_one_which_reads_no_carry():
     step = lambda v, _: (v + 0.1 * (v - v.mean()), None)
 
@@ -444,6 +459,9 @@ def test_a_budget_compiles_no_kernel_that_would_take_long(monkeypatch):
     said = scan.plan(jnp.ones((100, 64)), length=LENGTH).kernel
     assert said.startswith("none: a row has")
     assert "`Fused()`" in said
+    monkeypatch.setattr(_choice, "MOST_OF_A_STEP", 1)
+    said = scan.plan(jnp.ones((100, 64)), length=LENGTH).kernel
+    assert said.endswith("too many to compile")
     # A small one is.
     small = el.Scan(lambda h, _: (jnp.tanh(h), None), schedule=scan.schedule)
     with pytest.raises(CompiledError):

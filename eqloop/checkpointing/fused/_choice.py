@@ -27,7 +27,7 @@ from ._forward import Forward
 from ._more_rows import backward_kernel, forward_kernel, way_back
 from ._nests import nests_to_try, usual_nests
 from ._row_programs import Settings
-from ._runner import FusedRunner
+from ._runner import MOST_OF_A_STEP, FusedRunner
 
 # A kernel is written out, so how long it takes to compile grows with the operations of
 # a row, there and back (`Forward.work`, `Backward.work`). Seconds of a processor, for
@@ -103,10 +103,11 @@ def why_no_kernel(problem: Problem, active: Active) -> str | None:
     """Why a search has not looked at kernels, if it could have made one."""
     if (work := _work(problem, active)) <= _MOST_OPERATIONS:
         return None
-    return (
-        f"none: a row has {work:.0f} operations or more, there and back, and is left "
-        f"to XLA; by `Fused()` it takes {work / 1000:.0f} s at the least to compile"
-    )
+    said = f"none: a row has {work:.0f} operations or more, there and back"
+    if work > 3 * MOST_OF_A_STEP:
+        return f"{said}, too many to compile"
+    by_fused = f"by `Fused()` it takes {work / 1000:.0f} s at the least to compile"
+    return f"{said}, and is left to XLA; {by_fused}"
 
 
 def kernels(

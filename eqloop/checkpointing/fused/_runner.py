@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 
 from ..._arrays import Arrays, axes_of, type_of
 from ..._programs import refuse_callbacks, warn_once
@@ -25,9 +24,11 @@ from ._more_rows import backward_kernel, forward_kernel, run_back, run_forward, 
 from ._pallas import NAME
 from ._row_programs import Settings
 
-# A row that carries more numbers is none: they are written out one by one. So are the
-# operations of a cell whose matrices do not fit into shared memory: 5,688 take 10 s.
-_MOST_OF_A_ROW, _MOST_OPERATIONS = 256, 20_000
+# A row that carries more numbers is none: they are written out one by one.
+_MOST_OF_A_ROW = 256
+# With more operations in a step, the way back takes minutes to compile: for an H100,
+# with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
+MOST_OF_A_STEP = 7000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,8 @@ class FusedRunner(AbstractRunner):
     ) -> tuple[list[Value], list[Value], list[Value]] | None:
         if saves is not None and not self._is_of(saves.layout):
             return None
-        if (why := self.why_not(step, loop)) is not None:
-            _warn(why)
+        if (why := self._why_left(step, loop)) is not None:
+            warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
@@ -77,7 +78,8 @@ class FusedRunner(AbstractRunner):
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
         there = forward_kernel(sweep.step, sweep.loop, self.settings)
-        if any(_declines(one, numbers) is not None for one in (there, kernel)):
+        is_left = sweep.step.carry_types and self._why_left(sweep.step, sweep.loop)
+        if is_left or _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
         if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
             return None  # its plan says so
@@ -93,7 +95,7 @@ class FusedRunner(AbstractRunner):
     def described(self, step: Step, loop: Loop, layout: Layout) -> str:
         if not self._is_of(layout):
             return "none: a schedule around this one stores other carries, or elsewhere"
-        if (why := self.why_not(step, loop)) is not None:
+        if (why := self._why_left(step, loop)) is not None:
             return f"none: {why}"
         kernel = forward_kernel(step, loop, self.settings)
         found, backend = kernel.programs.found, kernel.backend
@@ -116,26 +118,34 @@ class FusedRunner(AbstractRunner):
         )
         return _declines(forward_kernel(step, loop, self.settings), _numbers(step))
 
+    def _why_left(self, step: Step, loop: Loop) -> str | None:
+        """Why a loop is left to the engine, if it is."""
+        if (why := self.why_not(step, loop)) is not None:
+            return why
+        kernel = forward_kernel(step, loop, self.settings)
+        if not isinstance(panels := kernel.panels, str):
+            return None
+        if (work := kernel.work) > MOST_OF_A_STEP:
+            return _and(f"a row has {work:.0f} operations, too many to compile", panels)
+        return None
+
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
         return layout.order == Nested(self.nests) and layout.slots == DeviceSlots()
 
 
 def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
-    """Why a row with so many numbers that are carried is too large, if it is."""
-    found = kernel.programs.found
-    is_large = numbers > _MOST_OF_A_ROW * found.count
-    if not found.roots:
-        why = f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
-        return why if is_large else None
-    if not isinstance(panels := kernel.panels, str):
+    """Why so many numbers that a loop carries are too many, if they are."""
+    found, panels = kernel.programs.found, kernel.panels
+    if numbers <= _MOST_OF_A_ROW * found.count or not isinstance(panels, str):
         return None
-    if is_large:
-        why = f"a row carries {numbers // found.count} numbers, too many"
-    elif panels and kernel.work > _MOST_OPERATIONS:
-        why = f"a row has {kernel.work:.0f} operations, too many to compile"
-    else:
-        return None
+    if found.roots:
+        return _and(f"a row carries {numbers // found.count} numbers, too many", panels)
+    return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
+
+
+def _and(why: str, panels: str) -> str:
+    """Why a row is too large, and is no cell either."""
     return f"{why}; and with matrices in shared memory, {panels}" if panels else why
 
 
@@ -145,12 +155,6 @@ def _numbers(step: Step) -> int:
 
 def _is_checked() -> bool:
     """Whether a `shard_map` is around that checks along which axes values differ."""
-    mesh = jax.sharding.get_abstract_mesh()
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    manual = [name for name, kind in pairs if kind == AxisType.Manual]
     # Pallas has no such marks on the numbers in a kernel.
+    manual: Any = jax.sharding.get_abstract_mesh().manual_axes
     return any(axes_of(lax.axis_index(name)) for name in manual)
-
-
-def _warn(why: str) -> None:
-    warn_once(f"Fused: a loop is not one kernel: {why}.")

@@ -31,7 +31,7 @@ _PROMISING = 0.9
 _WORTHWHILE = 0.97
 
 # A search compiles so many layouts at the most, of which the first two are hoped to fit
-# rather than expected. More hope found nothing faster in 92 searches.
+# rather than expected. More hope found nothing faster in 70 searches.
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 2
 # Where each takes long to compile, it is the first that should fit, and one more if it
