@@ -17,6 +17,7 @@ from .engine._layout import Layout
 from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine.orders._nested import Nested
 from .fused._nests import usual_nests
+from .fused._pallas import by_tiles
 from .fused._row_programs import MOST_KNOWN, Settings
 from .fused._runner import FusedRunner
 from .steps._step import Step, make_step
@@ -115,8 +116,9 @@ class Fused(AbstractSchedule):
 
     @property
     def runner(self) -> FusedRunner | None:
-        """The kernels, on a GPU or if they are interpreted."""
-        if not self.interpret and planning_device().platform != "gpu":
+        """The kernels, on a GPU or a TPU, or if they are interpreted."""
+        is_there = planning_device().platform == "gpu" or by_tiles()
+        if not self.interpret and not is_there:
             return None
         return FusedRunner(Settings(self.block, self.interpret))
 

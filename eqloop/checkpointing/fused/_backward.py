@@ -27,7 +27,7 @@ from ._leaves import Leaf
 from ._panel_loops import PanelsBackward
 from ._panels import NotPanelsError
 from ._pending import find_rows, mark, refuse_pending, settled_rows
-from ._pieces import Pieces, joined_nests, steps_of
+from ._pieces import Pieces, carries_of, joined_nests, steps_of
 from ._row_programs import (
     RowPrograms,
     Settings,
@@ -42,6 +42,7 @@ from ._row_programs import (
 from ._scope import objects
 from ._sums import Matrix, Summed, is_matrix
 from ._tiles import NotTiledError
+from ._tpu import shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +144,13 @@ class Backward:
         given = [Val(val.aval, val.dims) for val in self.vals[4]]
         program = AxisProgram(given, given, [])
         return self.programs.program(program, list(map(self.over, self.vals[4])))
+
+    def why_not_tiled(self, nests: Sequence[Nest]) -> str | None:
+        """Why it is no kernel on a TPU, if it is none."""
+        c, h, x, z, going, _, _, ct_x = self.vals
+        stored, (length, rows) = carries_of(nests), (self.loop.length, self.loop.rows)
+        times = (c, 1), (h, stored), (going, 2), ([*x, *ct_x], length), (z, rows)
+        return self.of_row and self.programs.why_not_tiled(times)
 
     @property
     def work(self) -> float:
@@ -283,7 +291,9 @@ class _Way:
         aliases = {at[0] + i: at[1] + i for i in range(len(so_far))}
         outs = [out.leaf for group in self.groups for out in group]
         outs += [*self._scratch, *of.room(*self.back.of_row)]
-        made = of.run(self._kernel, [*inputs, *so_far], outs, aliases)
+        leaves = [None, *(leaf for group in self.ins for leaf in group)]
+        leaves += [out.leaf for out in self.groups[2]][: len(so_far)]
+        made = of.run(self._kernel, [*inputs, *so_far], outs, aliases, leaves)
         return split(made, *counts)[:3]
 
     def _kernel(self, number: Any, *refs: Any) -> None:
@@ -393,7 +403,8 @@ class _Block:
     def _store(self, level: int, row: Index, carry: Any) -> None:
         for ref, values in zip(self._levels[level], carry, strict=True):
             for k, value in enumerate(values):
-                ref[row, k, self.rows.place] = jnp.broadcast_to(value, (self.of.block,))
+                value = jnp.broadcast_to(value, shape_of(self.of.block))
+                ref[row, k, self.rows.place] = value
 
     def reverse(
         self,

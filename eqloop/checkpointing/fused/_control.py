@@ -15,6 +15,7 @@ from ..._types import Value
 from ._elementwise import chosen
 from ._entries import Parts, is_known
 from ._scope import BlockScope, any_row, arrays_of, numbers_of
+from ._tpu import shape_of
 
 
 def _differ(scope: BlockScope, arrays: Sequence[np.ndarray]) -> list[bool]:
@@ -58,7 +59,7 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
         new = numbers_of(BlockScope(scope.block), outs, dtypes, differ)
         if not own:
             return new
-        goes_on = jnp.broadcast_to(pred(values), (scope.block,))
+        goes_on = jnp.broadcast_to(pred(values), shape_of(scope.block))
         return [jnp.where(goes_on, a, b) for a, b in zip(new, values, strict=True)]
 
     init = numbers_of(scope, init, dtypes, differ)

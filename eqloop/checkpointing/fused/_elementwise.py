@@ -13,6 +13,7 @@ from ..._types import Value
 from ._entries import Parts, is_known, parts_of, values_of
 from ._formulas import GUARDED
 from ._scope import BlockScope, alike, from_vectors, mapped, objects, valued
+from ._tpu import where as one_of
 
 
 def bound(eqn: Any, xs: Sequence[Any]) -> Any:
@@ -139,7 +140,7 @@ def where(hit: Any, a: Any, b: Any, dtype: Any) -> Any:
     if count > 1:
         pairs = zip(values_of(a, dtype), values_of(b, dtype), strict=True)
         return Parts(tuple(where(hit, x, y, part) for x, y in pairs))
-    return jnp.where(*alike([np.bool_, part, part], [hit, a, b]))
+    return one_of(*alike([np.bool_, part, part], [hit, a, b]))
 
 
 def wrapped(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from ._pallas import when
 from ._panel_loops import PanelsForward
 from ._panels import NotPanelsError
 from ._pending import find_rows, mark, refuse_pending
-from ._pieces import Pieces, joined_nests, repeated, steps_of
+from ._pieces import Pieces, carries_of, joined_nests, repeated, steps_of
 from ._row_programs import (
     RowPrograms,
     Settings,
@@ -36,6 +36,7 @@ from ._row_programs import (
     zeros_of,
 )
 from ._scope import any_row
+from ._tpu import TILE
 
 
 class Forward:
@@ -84,13 +85,27 @@ class Forward:
         (program,) = of.for_backend([of.program(self._program)], leaves)
         return program
 
+    def why_not_tiled(self, nests: Sequence[Nest]) -> str | None:
+        """Why it is no kernel on a TPU, if it is none."""
+        if self.loop.stops:
+            return "rows stop at steps of their own"
+        c, h, x, _, y = self.vals
+        stored, (length, rows) = carries_of(nests), (self.loop.length, self.loop.rows)
+        # The way back reads as much as is written here, and writes what is read.
+        times = (c, 1), (h, 2 + stored), (x, 2 * length), (y, rows)
+        return self.of_row and self.programs.why_not_tiled(times)
+
     @property
     def backend(self) -> str:
         """What a plan says of the backend of Pallas that compiles it."""
         settings = self.programs.settings
         if isinstance(self.panels, PanelsForward):
             return "; by Mosaic GPU"
-        if settings.interpret or not settings.mosaic or not self.of_row:
+        if settings.interpret or not self.of_row:
+            return ""
+        if self.programs.is_tiled:
+            return f"; by Mosaic, in tiles of {TILE:,} rows"
+        if not settings.mosaic:
             return ""
         why = self.programs.why_not_mosaic
         if why and self.panels:
@@ -182,7 +197,9 @@ class _WayForward:
             at = {len(inputs) + i: n + i for i in range(len(state) - n)}
             outs = [leaf for leaves in self.outs for leaf in leaves]
             room = of.room(self.forward.of_row)
-            return of.run(self._kernel, [*inputs, *state[n:]], [*outs, *room], at)
+            given = [*inputs, *state[n:]]
+            leaves = [None, *(x for group in self.ins for x in group), *kept]
+            return of.run(self._kernel, given, [*outs, *room], at, leaves)
 
         if pieces.are_several:
             stops = self.forward.loop.stops

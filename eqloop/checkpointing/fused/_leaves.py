@@ -13,6 +13,7 @@ from ..._types import Aval, Value
 from ._entries import InMemory, Parts, parts_of
 from ._pallas import places, rows_from
 from ._scope import objects, one_of
+from ._tpu import shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,12 @@ class Leaf:
             return jax.random.wrap_key_data(x, impl=impl)
         return jax.lax.complex(x[..., 0], x[..., 1]) if count > 1 else x
 
+    @property
+    def row_axis(self) -> int | None:
+        """Which axis of the array is rows, as a kernel sees it, if one is."""
+        found = (i for i, axis in enumerate(self.axes) if axis.first is not None)
+        return next(found, None)
+
     def at(self, rows: Any, k: Any, time: Any = None) -> tuple[Any, ...]:
         """The index of the `k`-th number of each row of a block, at a step."""
         sizes = [a.size for a in self.axes if a.first is None and not a.is_time]
@@ -173,7 +180,7 @@ class Leaf:
         for k, value in enumerate(values):
             index = self.at(rows, k, time)
             if self.rows:
-                value = jnp.broadcast_to(value, (rows.block,))
+                value = jnp.broadcast_to(value, shape_of(rows.block))
             elif jnp.ndim(value):
                 value = one_of(value)
             ref[index] = value.astype(self.number)
@@ -198,12 +205,14 @@ class RowNumbers:
         number: The block.
         are_sliced: Whether the rows of a block follow one another in memory. Then the
             last block has its last rows in common with the one before.
+        are_tiles: Whether they are tiles of a TPU. Then there may be rows too many.
     """
 
     sizes: tuple[int, ...]
     block: int
     number: Any
     are_sliced: bool = False
+    are_tiles: bool = False
 
     @property
     def own(self) -> Value:
@@ -220,7 +229,9 @@ class RowNumbers:
     @property
     def _first(self) -> Value:
         first, most = self.number * self.block, math.prod(self.sizes) - self.block
-        return jnp.minimum(first, most) if most % self.block else first
+        if self.are_tiles or not most % self.block:
+            return first
+        return jnp.minimum(first, most)
 
     @property
     def flat(self) -> Value:
@@ -234,7 +245,7 @@ class RowNumbers:
     def are_there(self) -> Value | None:
         """Which rows there are, and are of no other block; `None` if all."""
         count = math.prod(self.sizes)
-        if not count % self.block:
+        if self.are_tiles or not count % self.block:
             return None
         if self.are_sliced:
             return self.flat >= self.number * self.block

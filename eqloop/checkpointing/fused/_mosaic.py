@@ -39,8 +39,11 @@ _HAS = frozenset(
 _OF_BYTES = frozenset({"convert_element_type", "bitcast_convert_type", *MOVES})
 
 
-def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
-    """Why Mosaic GPU cannot make a kernel of what is `written`, if it cannot."""
+def why_not(programs: Sequence[jex.ClosedJaxpr], on_tpu: bool = False) -> str | None:
+    """Why Mosaic GPU cannot make a kernel of what is `written`, if it cannot.
+
+    Nor Mosaic, which has no more than that, for a TPU.
+    """
     for program in programs:
         for eqn in equations(program):
             avals = [aval_of(x) for x in (*eqn.invars, *eqn.outvars)]
@@ -50,6 +53,10 @@ def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
             sizes = {a.dtype.itemsize for a in avals if _is_number(a.dtype)}
             if 8 in sizes or (1 in sizes and name not in _OF_BYTES):
                 return f"it has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
+            if on_tpu and any(a.dtype == np.float16 for a in avals):
+                return "it has no `float16`"
+            if on_tpu and name in ("max", "min") and avals[0].dtype.kind == "u":
+                return f"it has no `{name}` of integers without a sign"
             if name == "dynamic_slice" and avals[0].size > _MOST_CHOSEN:
                 return f"one of {avals[0].size} numbers is read, at a computed place"
     return None

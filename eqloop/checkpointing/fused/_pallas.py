@@ -1,15 +1,16 @@
 """What Pallas is asked: one kernel over blocks of rows.
 
-No other file imports it but `_panel_kernels.py` and `_panel_block.py`, whose kernels
-are of another kind.
+No other file imports it but `_tpu.py`, which is asked by this one, `_panel_kernels.py`
+and `_panel_block.py`, whose kernels are of another kind.
 
 It takes a while to import, and few programs need it, so that is done where it is used.
 
-The kernels use references, arithmetic and loops alone. On a GPU they are compiled by
-one of two backends of Pallas, and anywhere they are run by its interpreter:
+The kernels use references, arithmetic and loops alone. They are compiled by one of
+three backends of Pallas, and anywhere they are run by its interpreter:
 
 - Mosaic GPU, for Hopper and Blackwell. A kernel reads and writes slices of arrays.
-- Triton, for all else. Rows have their numbers, and may lie anywhere.
+- Triton, for all other GPUs. Rows have their numbers, and may lie anywhere.
+- Mosaic, for TPUs.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ from ..._arrays import split
 from ..._compat import HAS_MOSAIC_GPU
 from ..._device import planning_device
 from ..._types import Aval, Value
+from ._tpu import memory, of_tiles, shape_of
 
 # What the kernels are called.
 NAME = "fused_loop"
@@ -44,6 +46,11 @@ def by_mosaic() -> bool:
     """Whether the device is one for which kernels are compiled by Mosaic GPU."""
     capability = getattr(planning_device().own, "compute_capability", "")
     return HAS_MOSAIC_GPU and capability in ("9.0", "10.0")
+
+
+def by_tiles() -> bool:
+    """Whether the device is a TPU, for which Mosaic compiles kernels."""
+    return HAS_MOSAIC_GPU and planning_device().platform == "tpu"
 
 
 def has_tensor_cores() -> bool:
@@ -61,22 +68,33 @@ def call(
     interpret: bool,
     mosaic: bool,
     aliases: dict[int, int] | None = None,
+    axes: tuple[Sequence[int | None], Sequence[int | None]] | None = None,
 ) -> list[Value]:
     """Runs a kernel once for each of `blocks` blocks, with `block` rows each.
 
     The kernel takes the number of its block, and references to inputs and outputs.
+    `axes` are those of rows, of each of these, if rows are tiles of a TPU.
     """
     # Pallas has no arrays without entries: these have one, which nobody reads.
     types = [jax.ShapeDtypeStruct(_some(t.shape), t.dtype) for t in outputs]
     inputs = [x if x.size else jnp.zeros(_some(x.shape), x.dtype) for x in inputs]
     how = interpreter if interpret else None
-    if mosaic and how is not True:
+    if axes is not None:
+        run = of_tiles(kernel, types, blocks, axes, how or False, NAME)
+    elif mosaic and how is not True:
         run = _of_mosaic(kernel, types, blocks, how, aliases or {})
     else:
         run = _of_triton(kernel, types, blocks, block, interpret, aliases or {})
     made = launched(run, inputs, interpret)
     pairs = zip(made, outputs, strict=True)
     return [y if t.size else jnp.zeros(t.shape, t.dtype) for y, t in pairs]
+
+
+def memory_of_tpu() -> dict[str, int]:
+    """The bytes that the TPU has near its cores, for vectors and for scalars."""
+    device = planning_device()
+    with _on("" if device.is_here else device.kind):
+        return memory()
 
 
 def launched(
@@ -205,9 +223,22 @@ def in_registers(x: Value) -> Value:
     return mosaic_gpu.layout_cast(x, layout)
 
 
+def of_all_rows(x: Value, block: int) -> Value:
+    """A vector with a number for each row of a block, such as a loop carries."""
+    shape = shape_of(block)
+    found = in_registers(jnp.broadcast_to(x, shape))
+    # In tiles, what is the same for all rows is in no register.
+    is_apart = len(shape) > 1 and not x.ndim
+    return jnp.where(places(block) >= 0, found, found + found) if is_apart else found
+
+
 def places(block: int) -> Value:
     """The place of each row in its block."""
-    return in_registers(lax.iota(np.dtype("int32"), block))
+    shape, dtype = shape_of(block), np.dtype("int32")
+    if len(shape) > 1:
+        row, lane = (lax.broadcasted_iota(dtype, shape, i) for i in range(2))
+        return row * shape[1] + lane
+    return in_registers(lax.iota(dtype, block))
 
 
 def rows_from(first: Value, count: int) -> Any:
@@ -240,8 +271,8 @@ def precision_of_tiles(interpret: bool) -> Any:
     return lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
-# Pallas asks JAX for the kind of GPU while a program is lowered. Where there is none,
-# it has to be told, and only then: the mesh by which it is told is in types of arrays.
+# Pallas asks JAX for the kind of device while a program is lowered. Where there is
+# none, it has to be told, and only then: the mesh that tells it is in types of arrays.
 # And where Triton is all there is, nobody can do anything about its being deprecated.
 _kernel_p = jex.Primitive("fused_loop_kernel")
 _kernel_p.multiple_results = True
@@ -268,12 +299,14 @@ mlir.register_lowering(_kernel_p, _lower)
 
 
 def _on(kind: str) -> Any:
-    """Has Pallas know which GPU a kernel is for, if it is not here."""
+    """Has Pallas know which device a kernel is for, if it is not here."""
     return use_abstract_mesh(_mesh_of(kind)) if kind else contextlib.nullcontext()
 
 
 def _mesh_of(kind: str) -> AbstractMesh:
-    """A mesh that tells Pallas which GPU a kernel is for."""
-    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    """A mesh that tells Pallas which device a kernel is for."""
+    platform = planning_device().platform
+    cores = 1 if platform == "tpu" else None
+    device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
     types = (AxisType.Auto,)
     return AbstractMesh((1,), ("device",), axis_types=types, abstract_device=device)

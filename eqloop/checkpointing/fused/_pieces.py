@@ -63,6 +63,11 @@ def joined_nests(nests: Sequence[Nest]) -> list[tuple[Nest, int]]:
     return joined
 
 
+def carries_of(nests: Sequence[Nest]) -> int:
+    """How many carries of a row are stored, and are in a scratch on the way back."""
+    return sum(sum(nest.levels) for nest in nests)
+
+
 def steps_of(nest: Nest, first: Index, end: Any) -> Any:
     """How many steps the segment has that starts at a step, if there are so many."""
     if isinstance(end, int) and end % nest.stride == 0:

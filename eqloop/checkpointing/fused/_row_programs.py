@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,14 +26,17 @@ from ._numbers import Numbers
 from ._one_row import OneRow
 from ._pallas import (
     by_mosaic,
+    by_tiles,
     call,
     has_tensor_cores,
+    memory_of_tpu,
     precision_of_tiles,
     waiting,
 )
 from ._products import is_large
 from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
+from ._tpu import TILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Settings:
             and none can be interrupted.
         mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
         panels: Whether products by larger matrices are made by tensor cores there.
+        tiles: Whether they are compiled for a TPU.
     """
 
     block: int | None = None
@@ -55,6 +59,7 @@ class Settings:
     most: int | None = None
     mosaic: bool = dataclasses.field(default_factory=by_mosaic)
     panels: bool = dataclasses.field(default_factory=has_tensor_cores)
+    tiles: bool = dataclasses.field(default_factory=by_tiles)
 
     def of(self, loop: Loop) -> "Settings":
         """Those for a loop."""
@@ -67,6 +72,8 @@ class Settings:
         """How many rows a block has if there are so many: a power of two."""
         if self.block is not None:
             return self.block
+        if mosaic and self.tiles:
+            return TILE
         if mosaic:
             return min(BLOCK, 1 << (rows.bit_length() - 1))
         # One row a thread. With few rows, small blocks reach more processors.
@@ -136,26 +143,50 @@ class RowPrograms:
         assert self.why_not_mosaic is not None
         return not self.why_not_mosaic
 
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the kernel is one for a TPU."""
+        return self.settings.tiles and self.is_sliced
+
     def for_backend(
         self, programs: Sequence[jex.ClosedJaxpr], leaves: Sequence[Leaf]
     ) -> list[jex.ClosedJaxpr]:
         """Programs of one row for the backend of Pallas that makes a kernel of them."""
         settings, count, made = self.settings, len(self.found.sizes), list(programs)
-        if not settings.mosaic:
+        block = TILE if settings.tiles else BLOCK
+        if not settings.mosaic and not settings.tiles:
             why = "it is not there"
-        elif settings.block not in (None, BLOCK):
-            why = f"blocks have {settings.block} rows, and not {BLOCK}"
+        elif settings.block not in (None, block):
+            why = f"blocks have {settings.block} rows, and not {block}"
         elif self.found.count < BLOCK and not settings.interpret:
             why = f"there are fewer than {BLOCK} rows"
-        elif any(map(_dot_sizes, _dots(programs))):
+        elif not settings.tiles and any(map(_dot_sizes, _dots(programs))):
             why = "there are products of larger matrices"
         elif not all(leaf.is_sliced(count) for leaf in (*leaves, *self.lifted)):
             why = "an array has some of the axes of rows, or has them in another order"
         else:
             made = list(map(written, programs))
-            why = why_not(made) or ""
+            why = why_not(made, settings.tiles) or ""
         self.why_not_mosaic = why
         return list(programs) if why else made
+
+    def why_not_tiled(self, times: Iterable[tuple[Sequence[Val], int]]) -> str | None:
+        """Why no TPU has a kernel with so many of some values, if none has."""
+        if self.why_not_mosaic:
+            return self.why_not_mosaic
+        needs = dict.fromkeys(("scalars", "vectors"), 0)
+        for vals, count in times:
+            for val in vals:
+                # The part of the next block is there as well.
+                own, one = self.differs(val), count * self.leaf(val).count
+                needs["vectors" if own else "scalars"] += one * (8 * TILE if own else 4)
+        for name, most in memory_of_tpu().items():
+            if needs[name] > 0.9 * most:
+                size, most = (f"{n / 2**20:.1f}" for n in (needs[name], most))
+                return (
+                    f"{size} MiB do not fit into a TPU's memory of {name}, {most} MiB"
+                )
+        return None
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
         """How an array lies in memory."""
@@ -168,7 +199,8 @@ class RowPrograms:
 
     def numbered(self, number: Any) -> RowNumbers:
         """The rows of a block."""
-        return RowNumbers(self.found.sizes, self.block, number, self.is_sliced)
+        are = self.is_sliced, self.is_tiled
+        return RowNumbers(self.found.sizes, self.block, number, *are)
 
     def program(
         self, program: AxisProgram, want: Sequence[Rows] | None = None
@@ -195,7 +227,7 @@ class RowPrograms:
         """Memory by which numbers become tiles, if any product is one of tiles."""
         dots = _dots(programs)
         sizes = [n for eqn in dots for n in _dot_sizes(eqn)]
-        if not sizes:
+        if not sizes or self.is_tiled:
             return []
         dtypes = [aval_of(eqn.outvars[0]).dtype for eqn in dots]
         dtype = max((d for d in dtypes), key=lambda d: d.itemsize)
@@ -237,6 +269,8 @@ class RowPrograms:
 
     def steps_at_once(self, *programs: jex.ClosedJaxpr) -> int:
         """How many steps one launch runs, if these programs are a step of it."""
+        if self.is_tiled:
+            return 2**31 - 1
         if self.settings.most is not None:
             return self.settings.most
         step = self.nanoseconds(sum(map(operations, programs)))
@@ -248,9 +282,14 @@ class RowPrograms:
         inputs: Sequence[Value],
         outputs: Sequence[Leaf | jax.ShapeDtypeStruct],
         aliases: dict[int, int] | None = None,
+        leaves: Sequence[Leaf | None] = (),
     ) -> list[Value]:
-        """Runs a kernel. `aliases` says which inputs become which outputs."""
+        """Runs a kernel. `aliases` says which inputs become which outputs.
+
+        `leaves` are the inputs, `None` for what is no leaf.
+        """
         types = list(map(type_of, outputs))
+        axes = [[_row_axis(x) for x in leaves], [_row_axis(x) for x in outputs]]
         return call(
             kernel,
             inputs,
@@ -260,6 +299,7 @@ class RowPrograms:
             block=self.block,
             interpret=self.settings.interpret,
             mosaic=self.is_sliced,
+            axes=(axes[0], axes[1]) if self.is_tiled else None,
         )
 
 
@@ -311,6 +351,13 @@ def opened(
 
 def sum_is_carried() -> str:
     return "a sum over them is carried to the next step, or returned"
+
+
+def _row_axis(leaf: Leaf | jax.ShapeDtypeStruct | None) -> int | None:
+    """The axis of rows, which is the last one of a scratch."""
+    if isinstance(leaf, Leaf):
+        return leaf.row_axis
+    return None if leaf is None else len(leaf.shape) - 1
 
 
 def type_of(leaf: Leaf | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -81,6 +81,9 @@ class FusedRunner(AbstractRunner):
         is_left = sweep.step.carry_types and self._why_left(sweep.step, sweep.loop)
         if is_left or _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
+        if self._is_tiled and (why := kernel.why_not_tiled(self.nests)):
+            warn_once(f"Fused: the way back of a loop is not one kernel: {why}.")
+            return None
         if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
@@ -127,7 +130,12 @@ class FusedRunner(AbstractRunner):
             return None
         if (work := kernel.work) > MOST_OF_A_STEP:
             return _and(f"a row has {work:.0f} operations, too many to compile", panels)
-        return None
+        return kernel.why_not_tiled(self.nests) if self._is_tiled else None
+
+    @property
+    def _is_tiled(self) -> bool:
+        """Whether a TPU compiles the kernels, which has nothing for all else."""
+        return self.settings.tiles and not self.settings.interpret
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""

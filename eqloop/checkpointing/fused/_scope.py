@@ -21,8 +21,9 @@ from jax import lax
 from ..._compat import close
 from ..._types import Value
 from ._entries import InMemory, Parts, ProductSum, is_known, parts_of, values_of
-from ._pallas import in_registers, places
+from ._pallas import in_registers, of_all_rows, places
 from ._tiles import Tiles
+from ._tpu import carried, is_flag, shape_of
 
 
 def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
@@ -72,7 +73,7 @@ class BlockScope:
 
     def vector(self, x: Any, dtype: Any) -> Value:
         """An entry as a vector of the block."""
-        found = jnp.broadcast_to(number(self.value(x), dtype), (self.block,))
+        found = jnp.broadcast_to(number(self.value(x), dtype), shape_of(self.block))
         return in_registers(found)
 
 
@@ -82,6 +83,8 @@ def from_vectors(values: Sequence[Value], shape: Sequence[int], dtype: Any) -> A
     if count > 1:
         n = range(0, len(values), count)
         values = [Parts(tuple(values[i : i + count])) for i in n]
+    elif is_flag(dtype):
+        values = [x if is_flag(x.dtype) else x != 0 for x in values]
     return objects(values, shape)
 
 
@@ -118,9 +121,9 @@ def numbers_of(
     for array, dtype, differs in zip(arrays, dtypes, differ, strict=True):
         _, part = parts_of(dtype)
         for x in map(scope.value, array.reshape(-1)):
-            made = [number(v, part) for v in values_of(x, dtype)]
+            made = [carried(number(v, part)) for v in values_of(x, dtype)]
             one = lambda v: one_of(v) if v.ndim else v
-            all_rows = lambda v: in_registers(jnp.broadcast_to(v, (scope.block,)))
+            all_rows = lambda v: of_all_rows(v, scope.block)
             values += map(all_rows if differs else one, made)
     return values
 
@@ -128,7 +131,7 @@ def numbers_of(
 def one_of(x: Value) -> Value:
     """The number of a vector of equal ones."""
     wide = x.astype(jnp.int32) if x.dtype == bool else x
-    is_first = places(len(x)) == 0
+    is_first = places(x.size) == 0
     return jnp.sum(jnp.where(is_first, wide, jnp.zeros_like(wide))).astype(x.dtype)
 
 

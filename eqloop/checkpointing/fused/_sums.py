@@ -17,6 +17,7 @@ from ._pallas import in_registers
 from ._products import is_large
 from ._row_programs import RowPrograms
 from ._tiles import padded
+from ._tpu import shape_of
 
 
 class Summed(NamedTuple):
@@ -43,7 +44,8 @@ class Summed(NamedTuple):
         if not val.pending:
             return cls(val, Leaf.of(aval, rows, time), (), False)
         own = [r for r in rows if r is not None]
-        if not own:
+        # In tiles, XLA adds them up.
+        if not own and not of.is_tiled:
             # Added up within a block, which has an axis of blocks in front.
             aval = aval.update(shape=(of.blocks, *aval.shape))
             at = time and (time[0] + 1, time[1])
@@ -58,7 +60,7 @@ class Summed(NamedTuple):
 
     def zeros(self, of: RowPrograms) -> list[Value]:
         """What is carried before the first term."""
-        zeros = in_registers(jnp.zeros(of.block, self.leaf.number))
+        zeros = in_registers(jnp.zeros(shape_of(of.block), self.leaf.number))
         return [zeros] * of.leaf(self.of_step).count
 
     def added(
