@@ -26,7 +26,7 @@ from .steps._step import Step, make_step
 @final
 @dataclasses.dataclass(frozen=True)
 class Fused(AbstractSchedule):
-    """On a GPU, the whole loop is one kernel, and its way back is another.
+    """On a GPU or a TPU the whole loop is one kernel, and its way back is another.
 
     Where many independent rows run the same small step (ensembles of differential
     equations, environments, neurons, small cells), XLA starts some 10 to 50 kernels for
@@ -38,9 +38,10 @@ class Fused(AbstractSchedule):
     rows share, such as parameters, stays shared. Sums over rows are added up in the
     same order in every run.
 
-    On a CPU and a TPU the loop runs as [`Chunked`][eqloop.Chunked] with the same
-    number would. Its plan says so, and what it would be on a GPU. [A
-    guide](../guides/fused.md) says which steps can be in a kernel.
+    On a CPU, and on a TPU what does not fit into its vector memory, the loop runs as
+    [`Chunked`][eqloop.Chunked] with the same number would. Its plan says so, and what
+    it would be on a GPU. [A guide](../guides/fused.md) says which steps can be in a
+    kernel.
 
     Args:
         every: A carry is stored every so many steps, and the steps between two of them
@@ -49,7 +50,7 @@ class Fused(AbstractSchedule):
             as it takes to need at most twice the memory of
             [`Recursive()`][eqloop.Recursive].
         block: How many rows one block of threads has, a power of two. By default it is
-            chosen by the number of rows.
+            chosen by the number of rows. On a TPU it is 1024.
         interpret: Whether the kernels are run by Pallas's interpreter, on any device.
             That is slow, and for tests.
 

@@ -16,7 +16,8 @@
   (`_forward.py`) and the one back (`_backward.py`) share is in `_row_programs.py`. Both
   run in pieces (`_pieces.py`), and `_sums.py` adds up over rows. `_more_rows.py` makes
   one kernel of those of a batch, and `_pallas.py` is all that Pallas is asked.
-  `_mosaic.py` writes programs by the operations that its backend Mosaic GPU has.
+  `_mosaic.py` writes programs by the operations that its backend Mosaic GPU has, and
+  `_tpu.py` has them run on TPUs.
 - **Cells**: rows with vectors of units, which are multiplied by matrices that all rows
   share. `_panels.py` has their programs, by some units of all rows of a block,
   `_panel_rooms.py` the shared memory that they take, `_panel_block.py` what a block

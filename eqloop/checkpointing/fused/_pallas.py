@@ -305,8 +305,8 @@ def _on(kind: str) -> Any:
 
 def _mesh_of(kind: str) -> AbstractMesh:
     """A mesh that tells Pallas which device a kernel is for."""
-    platform = planning_device().platform
-    cores = 1 if platform == "tpu" else None
-    device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
+    own = planning_device().own
+    cores = getattr(own, "num_cores", None)
+    device = AbstractDevice(device_kind=kind, num_cores=cores, platform=own.platform)
     types = (AxisType.Auto,)
     return AbstractMesh((1,), ("device",), axis_types=types, abstract_device=device)

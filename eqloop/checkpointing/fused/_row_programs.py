@@ -87,6 +87,8 @@ class Settings:
 # What a GPU of the size of an H100 does, in nanoseconds: an operation on a number of
 # one of many rows, and one after the other; and how many registers it has in all.
 _OPERATION, _OPERATION_ALONE = 3e-5, 3.3
+# And what a TPU v5e does, by the compiler: about one on a tile in each of its cycles.
+_OPERATION_OF_A_TILE = 0.7
 
 
 _REGISTERS_IN_ALL, _MOST_REGISTERS = 132 * 2**16, 255
@@ -182,10 +184,8 @@ class RowPrograms:
                 needs["vectors" if own else "scalars"] += one * (8 * TILE if own else 4)
         for name, most in memory_of_tpu().items():
             if needs[name] > 0.9 * most:
-                size, most = (f"{n / 2**20:.1f}" for n in (needs[name], most))
-                return (
-                    f"{size} MiB do not fit into a TPU's memory of {name}, {most} MiB"
-                )
+                size, most = (f"{n / 2**20:.1f} MiB" for n in (needs[name], most))
+                return f"{size} do not fit into a TPU's memory of {name}, {most}"
         return None
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
@@ -261,6 +261,8 @@ class RowPrograms:
 
     def nanoseconds(self, work: float, registers: int = _MOST_REGISTERS) -> float:
         """How long a GPU takes for `work` operations on numbers of each row."""
+        if self.is_tiled:
+            return work * self.blocks * _OPERATION_OF_A_TILE
         # With fewer registers for each thread, more threads are there at once, and some
         # compute while others wait.
         count = self.found.count
