@@ -359,7 +359,7 @@ def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
 def test_a_long_loop_takes_several_launches(monkeypatch, most, mosaic):
     """Of one segment each, or of two, of which the last launch has one."""
     monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, most, mosaic, False)
+        Settings.__init__, "__defaults__", (None, False, most, mosaic, False, False)
     )
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)

@@ -33,7 +33,7 @@ from .fused_steps import numbers
 def reasons(monkeypatch):
     """Has kernels be of that form, and notes why others are not."""
     monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, None, True, False)
+        Settings.__init__, "__defaults__", (None, False, None, True, False, False)
     )
     noted, for_backend = list[str](), RowPrograms.for_backend
 

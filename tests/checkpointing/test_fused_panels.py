@@ -33,7 +33,7 @@ FUSED = el.Fused(2, interpret=True)
 @pytest.fixture(autouse=True)
 def _panels(monkeypatch):
     monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, None, True, True)
+        Settings.__init__, "__defaults__", (None, False, None, True, True, False)
     )
 
 
