@@ -187,6 +187,8 @@ def test_what_it_has_not_is_said():
     x, n = jnp.ones(3), jnp.ones(3, jnp.int8)
     assert of(lambda x, y: x**y, x, x) == "it has no `pow`"
     assert of(lambda n: n + n, n) == "it has no `add` of 8 bits"
+    exact = lambda x: lax.cos(x, accuracy=lax.AccuracyMode.HIGHEST)
+    assert of(exact, x) == "it has no `cos` of an accuracy that is asked for"
     at = lambda x, i: x[i]
     assert "one of 300 numbers" in of(at, jnp.ones(300), jnp.int32(3))
     assert of(at, x, jnp.int32(1)) == ""

@@ -47,6 +47,8 @@ def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
             name = eqn.primitive.name
             if name not in _HAS or (name == "rem" and avals[0].dtype.kind == "f"):
                 return f"it has no `{name}`"
+            if eqn.params.get("accuracy") is not None:
+                return f"it has no `{name}` of an accuracy that is asked for"
             sizes = {a.dtype.itemsize for a in avals if _is_number(a.dtype)}
             if 8 in sizes or (1 in sizes and name not in _OF_BYTES):
                 return f"it has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
