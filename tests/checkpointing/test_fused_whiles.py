@@ -119,7 +119,9 @@ def test_the_rows_are_those_of_all_vmaps_wherever_they_are(kernels):
 
 @pytest.mark.slow
 def test_long_loops_in_several_launches(monkeypatch):
-    monkeypatch.setattr(Settings.__init__, "__defaults__", (None, False, 2))
+    monkeypatch.setattr(
+        Settings.__init__, "__defaults__", (None, False, 2, False, False)
+    )
     run = lambda f, *args: gradient(f)(*args)
     assert_close(of(ended, FUSED, run), of(masked, None, run), rtol=2e-4, atol=2e-4)
 
