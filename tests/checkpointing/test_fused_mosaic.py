@@ -182,6 +182,16 @@ def test_so_are_powers_and_angles_and_what_is_counted():
     assert_same(_own(lambda x: x.astype("int8"), flags), (n != 0).astype(np.int8))
 
 
+def test_an_accuracy_that_is_asked_for_is_no_part_of_a_kernel():
+    x = jnp.array([0.1, 0.7, 3.0])
+    slope = jax.vmap(jax.grad(lambda x: lax.cos(x, accuracy=lax.AccuracyMode.HIGHEST)))
+    for f in (slope, jax.vmap(jax.grad(lax.erf))):
+        program = written(lowered(jax.make_jaxpr(f)(x)))
+        asked = [eqn.params.get("accuracy") for eqn in equations(program)]
+        assert set(asked) == {None}
+        assert_close(jax.jit(jex.jaxpr_as_fun(program))(x)[0], f(x), rtol=1e-6)
+
+
 def test_what_it_has_not_is_said():
     of = lambda f, *xs: why_not([written(lowered(jax.make_jaxpr(f)(*xs)))]) or ""
     x, n = jnp.ones(3), jnp.ones(3, jnp.int8)
