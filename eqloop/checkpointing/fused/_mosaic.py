@@ -55,8 +55,10 @@ def why_not(programs: Sequence[jex.ClosedJaxpr], on_tpu: bool = False) -> str | 
                 return f"it has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
             if on_tpu and any(a.dtype == np.float16 for a in avals):
                 return "it has no `float16`"
-            if on_tpu and name in ("max", "min") and avals[0].dtype.kind == "u":
-                return f"it has no `{name}` of integers without a sign"
+            if on_tpu and name in ("max", "min"):
+                dtype = avals[0].dtype
+                if dtype.kind in "iu" and dtype != np.int32:
+                    return f"it has no `{name}` of {dtype}"
             if name == "dynamic_slice" and avals[0].size > _MOST_CHOSEN:
                 return f"one of {avals[0].size} numbers is read, at a computed place"
     return None

@@ -176,7 +176,7 @@ class RowPrograms:
         """Why no TPU has a kernel with so many of some values, if none has."""
         if self.why_not_mosaic:
             return self.why_not_mosaic
-        needs = dict.fromkeys(("scalars", "vectors"), 0)
+        needs: dict[str, int] = {"scalars": 0, "vectors": 0}
         for vals, count in times:
             for val in vals:
                 # The part of the next block is there as well.
