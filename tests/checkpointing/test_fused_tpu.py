@@ -94,14 +94,21 @@ def test_the_interpreter_of_tpus_agrees(monkeypatch, reasons):
     assert set(reasons) == {""}
 
 
-def test_what_is_not_of_that_form_is_told(reasons):
-    step = lambda n, _: (jnp.maximum(n, 3) + 1, None)
+@pytest.mark.parametrize(
+    ("f", "dtype", "why"),
+    [
+        (lambda n: jnp.maximum(n, 3), "uint32", "it has no `max` of uint32"),
+        (lambda n: jnp.where(n < 3, n, 3), "uint32", "it has no `min` of uint32"),
+        (lambda n: n * 2, "float16", "it has no `convert_element_type` of float16"),
+        (lambda n: n // 3, "int16", "it has no `div` of int16"),
+        (lambda n: n // 3, "int32", ""),
+    ],
+)
+def test_what_a_tpu_has_not_is_told(reasons, f, dtype, why):
+    step = lambda n, _: (f(n).astype(dtype), None)
     run = lambda s, n: jax.vmap(lambda n: el.Scan(step, schedule=s)(n, length=3)[0])(n)
-    alike(run, jnp.arange(6, dtype=jnp.uint32))
-    assert set(reasons) == {"it has no `max` of uint32"}
-    del reasons[:]
-    alike(run, jnp.arange(6, dtype=jnp.float16))
-    assert set(reasons) == {"it has no `float16`"}
+    alike(run, jnp.arange(6).astype(dtype))
+    assert set(reasons) == {why}
 
 
 # Compiled.

@@ -39,11 +39,8 @@ _HAS = frozenset(
 _OF_BYTES = frozenset({"convert_element_type", "bitcast_convert_type", *MOVES})
 
 
-def why_not(programs: Sequence[jex.ClosedJaxpr], on_tpu: bool = False) -> str | None:
-    """Why Mosaic GPU cannot make a kernel of what is `written`, if it cannot.
-
-    Nor Mosaic, which has no more than that, for a TPU.
-    """
+def why_not(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
+    """Why Mosaic GPU cannot make a kernel of what is `written`, if it cannot."""
     for program in programs:
         for eqn in equations(program):
             avals = [aval_of(x) for x in (*eqn.invars, *eqn.outvars)]
@@ -53,15 +50,25 @@ def why_not(programs: Sequence[jex.ClosedJaxpr], on_tpu: bool = False) -> str | 
             sizes = {a.dtype.itemsize for a in avals if _is_number(a.dtype)}
             if 8 in sizes or (1 in sizes and name not in _OF_BYTES):
                 return f"it has no `{name}` of {8 * (8 if 8 in sizes else 1)} bits"
-            if on_tpu and any(a.dtype == np.float16 for a in avals):
-                return "it has no `float16`"
-            if on_tpu and name in ("max", "min"):
-                dtype = avals[0].dtype
-                if dtype.kind in "iu" and dtype != np.int32:
-                    return f"it has no `{name}` of {dtype}"
             if name == "dynamic_slice" and avals[0].size > _MOST_CHOSEN:
                 return f"one of {avals[0].size} numbers is read, at a computed place"
     return None
+
+
+def why_not_on_tpu(programs: Sequence[jex.ClosedJaxpr]) -> str | None:
+    """Why Mosaic cannot make one for a TPU of what Mosaic GPU can, if it cannot."""
+    unsigned = set[str]()
+    for eqn in (eqn for program in programs for eqn in equations(program)):
+        name, every = eqn.primitive.name, map(aval_of, (*eqn.invars, *eqn.outvars))
+        for dtype in {a.dtype for a in every if _is_number(a.dtype)}:
+            is_narrow = dtype.itemsize == 2 and name not in _OF_BYTES
+            is_least = dtype == np.uint32 and name in ("max", "min")
+            if dtype == np.float16 or is_narrow or is_least:
+                return f"it has no `{name}` of {dtype}"
+            unsigned |= {name} if dtype == np.uint32 else set()
+    # The compiler makes one of the others of these.
+    is_least = "select_n" in unsigned and unsigned & {"lt", "le", "gt", "ge"}
+    return "it has no `min` of uint32" if is_least else None
 
 
 def written(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -21,7 +21,7 @@ from ._classes import AxisProgram, Classes, FoundRows, Rows, Val
 from ._entries import InMemory
 from ._leaves import Leaf, RowNumbers
 from ._lowered import lowered
-from ._mosaic import BLOCK, why_not, written
+from ._mosaic import BLOCK, why_not, why_not_on_tpu, written
 from ._numbers import Numbers
 from ._one_row import OneRow
 from ._pallas import (
@@ -168,7 +168,7 @@ class RowPrograms:
             why = "an array has some of the axes of rows, or has them in another order"
         else:
             made = list(map(written, programs))
-            why = why_not(made, settings.tiles) or ""
+            why = why_not(made) or (settings.tiles and why_not_on_tpu(made)) or ""
         self.why_not_mosaic = why
         return list(programs) if why else made
 
