@@ -58,7 +58,7 @@ def memory() -> dict[str, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Array:
+class _TiledArray:
     """How an array lies in the memory of a TPU.
 
     Attributes:
@@ -109,10 +109,10 @@ class _Array:
         return jnp.moveaxis(x, -1, self.axis).astype(self.dtype)
 
 
-class _Reference:
+class _TiledReference:
     """A reference to an array, as to one that has its own shape."""
 
-    def __init__(self, ref: Any, array: _Array):
+    def __init__(self, ref: Any, array: _TiledArray):
         self._ref, self._array = ref, array
 
     def _at(self, index: Any) -> Any:
@@ -143,7 +143,7 @@ def of_tiles(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu
 
-    of = lambda x, axis: _Array(x.shape, np.dtype(x.dtype), axis, blocks * TILE)
+    of = lambda x, axis: _TiledArray(x.shape, np.dtype(x.dtype), axis, blocks * TILE)
 
     def run(*inputs: Value) -> list[Value]:
         ins, outs = list(map(of, inputs, axes[0])), list(map(of, types, axes[1]))
@@ -152,7 +152,7 @@ def of_tiles(
             token = _is_tiled.set(True)
             try:
                 pairs = zip(refs, [*ins, *outs], strict=True)
-                kernel(pl.program_id(0), *(_Reference(*pair) for pair in pairs))
+                kernel(pl.program_id(0), *(_TiledReference(*pair) for pair in pairs))
             finally:
                 _is_tiled.reset(token)
 
