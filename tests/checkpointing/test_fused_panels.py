@@ -4,6 +4,10 @@ They are run by the interpreter that Pallas's backend Mosaic GPU has, on a CPU.
 """
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -15,14 +19,16 @@ from jax import lax
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
 from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.fused import _panel_rooms
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
-from eqloop.checkpointing.fused._panel_block import _segment, parts_of
+from eqloop.checkpointing.fused._panel_block import PanelBlock, _segment, parts_of
 from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_same
+from ..marks import slow
 
 pytestmark = pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
 
@@ -139,17 +145,62 @@ def test_what_has_no_room_in_shared_memory_is_added_up_in_memory(monkeypatch):
     check(normalised, 16)
 
 
+def narrowed(monkeypatch, room):
+    """Has less shared memory, and notes of which size parts of matrices are copied."""
+    copied, copy = set(), PanelBlock._copy
+    monkeypatch.setattr(_panel_rooms, "_MOST_SHARED", room * 1024)
+
+    def noting(self, factor, *args):
+        if factor.key not in self._matrices:
+            copied.add((factor.sizes, factor.axis))
+        return copy(self, factor, *args)
+
+    monkeypatch.setattr(PanelBlock, "_copy", noting)
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("room", "of_each"), [(84, {(32, 32), (32, 16)}), slow(90, {(32, 16)})]
+)
+def test_matrices_without_room_are_copied_at_each_product(monkeypatch, room, of_each):
+    copied = narrowed(monkeypatch, room)
+    check(gru, 16)
+    # Both ways, but for one that stays there.
+    assert {size for size, _ in copied} >= of_each
+    assert {axis for _, axis in copied} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [64, 128])
+def test_two_groups_of_warps_have_half_of_the_units_each(units):
+    """In a process of its own, as each of them takes a thread of the interpreter."""
+    code = f"from {__name__} import two_groups; two_groups({units})"
+    folder = Path(__file__).parents[2]
+    devices = "--xla_force_host_platform_device_count=8"
+    env = os.environ | {"XLA_FLAGS": devices, "PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+
+
+def two_groups(units):
+    global UNITS
+    UNITS = units
+    Settings.__init__.__defaults__ = None, False, None, True, True
+    check(gru, 16)
+
+
 def test_a_cell_that_is_too_large_says_what_to_do():
-    cell = eqx.nn.GRUCell(16, 128, key=jax.random.key(0))
+    cell = eqx.nn.GRUCell(16, 1024, key=jax.random.key(0))
 
     def loss(cell, h, xs):
         step = lambda h, x: (cell(x, h), None)
         run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
         return jnp.sum(jax.vmap(run)(h, xs))
 
-    (loop,) = el.plans(jax.grad(loss))(cell, jnp.ones((64, 128)), jnp.ones((64, 4, 16)))
-    assert loop.plan.kernel.startswith("none: a row has 68224 operations, too many")
-    assert "336 KiB of 225; fewer units take less" in loop.plan.kernel
+    (loop,) = el.plans(jax.grad(loss))(
+        cell, jnp.ones((64, 1024)), jnp.ones((64, 4, 16))
+    )
+    assert loop.plan.kernel.startswith("none: a row carries 1024 numbers, too many")
+    assert "KiB of 225; fewer units take less" in loop.plan.kernel
 
 
 def test_what_each_row_has_of_its_own_has_a_cotangent():

@@ -14,7 +14,7 @@ from ..._types import Value
 from ..engine.orders._levels import Nest
 from ._pallas import NAME, launched
 from ._panel_block import PanelBlock, parts_of
-from ._panel_rooms import ROWS, PanelRooms, Total
+from ._panel_rooms import ROWS, TURNS, PanelRooms, Total
 from ._panels import NARROW, Panel
 
 _FLOAT = np.dtype("float32")
@@ -78,6 +78,12 @@ class PanelLoop(PanelRooms):
             [wide(*map(self.padded, factor.sizes))] * self.parts_of(factor.matrix)
             for factor in self.factors
         ]
+        # Each group of warps has places of its own, in turns.
+        turns = self.groups * TURNS * self.most_parts * bool(self.streamed)
+        copied = [
+            room(self.tile, NARROW, turns, self.depth, self.span(self.tile)),
+            gpu.Barrier(num_barriers=turns),
+        ][: 2 * bool(turns)]
         operands = [
             [wide(ROWS, self.padded(width))] * self.parts_of(x)
             for x, width in self.operands.items()
@@ -92,6 +98,7 @@ class PanelLoop(PanelRooms):
         ]
         scratch = [
             matrices,
+            copied,
             operands,
             [wide(ROWS, self.tile)] * bool(self.totals),
             [gpu.SMEM((self.groups, ROWS), _FLOAT) for _ in self.of_kind("summed")],
@@ -139,7 +146,8 @@ class PanelLoop(PanelRooms):
         """What rows share, as the kernel takes it: vectors, and parts of matrices."""
         none = [jnp.int32(0)] * len(self.of.found.roots)
         inputs = [*inputs, *none, *self.of.lifted_values]
-        wanted = [*self.same, *(factor.matrix.var for factor in self.factors)]
+        factors = [*self.factors, *self.streamed.values()]
+        wanted = [*self.same, *(factor.matrix.var for factor in factors)]
         same, matrices = split(self.panels.before(inputs, wanted), len(self.same))
         # The last panel of a vector may have no units in some of its columns.
         panels = self.of_kind("same")
@@ -152,10 +160,16 @@ class PanelLoop(PanelRooms):
             for x, of in zip(same, ends, strict=True)
         ]
         parts = list[Value]()
-        for x, factor in zip(matrices, self.factors, strict=True):
+        for k, (x, factor) in enumerate(zip(matrices, factors, strict=True)):
             (i, j), (a, b) = factor.starts, factor.sizes
+            n = factor.sizes[1 - factor.axis]
             x = jnp.squeeze(x)[i : i + a, j : j + b].astype(_FLOAT)
             x = _fit(x, self.padded(a), self.padded(b))
+            if k >= len(self.factors):
+                # It is copied by as many columns for each group as any has, and is
+                # multiplied along its first axis.
+                x = x.T if factor.axis else x
+                x = _fit(x, len(x), self.span(self.tile) - self.own(n) + self.padded(n))
             parts += parts_of(x, self.parts_of(factor.matrix))
         return same, parts
 

@@ -31,9 +31,9 @@ _FLOAT = np.dtype("float32")
 # may be small enough for its numbers to be written out, and a budget chooses among such
 # kernels: those of cells have been compiled, and none has run on a GPU yet.
 _LEAST = 32
-# So few bytes of a thread are read from the nearest cache, in less time than a loop of
-# XLA takes to start its kernels.
-_MOST_SPILLED = 64
+# So few bytes of a thread go to a cache and back in less time (0.7 MB for a block, which
+# take some 15 us) than a loop of XLA takes to start the kernels of a step.
+_MOST_SPILLED = 1280
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 
@@ -55,7 +55,7 @@ class PanelsForward:
         axes = [*[None] * at.stop, *loop.x_axes]
         times = _times(of, program.ins, axes, *at)
         self._run = PanelLoop(of, panels, program.ins, times, loop, step)
-        if not any(min(factor.sizes) >= _LEAST for factor in self._run.factors):
+        if not any(min(factor.sizes) >= _LEAST for factor in self._run.every_factor):
             raise NotPanelsError(f"none has {_LEAST} rows and columns")
         _check_room(self._run)
 

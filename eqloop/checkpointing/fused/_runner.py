@@ -77,11 +77,11 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        there = forward_kernel(sweep.step, sweep.loop, self.settings)
         is_left = sweep.step.carry_types and self._why_left(sweep.step, sweep.loop)
         if is_left or _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
-        if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
+        is_row = isinstance(kernel.panels, str)
+        if is_row and sweep.step.carry_types and self._is_cell(sweep.step, sweep.loop):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -103,7 +103,7 @@ class FusedRunner(AbstractRunner):
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
-        if not isinstance(kernel.panels, str):
+        if self._is_cell(step, loop):
             how, why = "one each way with matrices in shared memory", ""
         return f"{how}, {said}{why}{backend}"
 
@@ -122,12 +122,17 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        kernel = forward_kernel(step, loop, self.settings)
-        if not isinstance(panels := kernel.panels, str):
+        if self._is_cell(step, loop):
             return None
+        kernel = forward_kernel(step, loop, self.settings)
         if (work := kernel.work) > MOST_OF_A_STEP:
-            return _and(f"a row has {work:.0f} operations, too many to compile", panels)
+            why = f"a row has {work:.0f} operations, too many to compile"
+            return _and(why, kernel.panels)
         return None
+
+    def _is_cell(self, step: Step, loop: Loop) -> bool:
+        """Whether a step is a kernel with matrices in shared memory."""
+        return not isinstance(forward_kernel(step, loop, self.settings).panels, str)
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
@@ -144,7 +149,7 @@ def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
     return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
 
 
-def _and(why: str, panels: str) -> str:
+def _and(why: str, panels: Any) -> str:
     """Why a row is too large, and is no cell either."""
     return f"{why}; and with matrices in shared memory, {panels}" if panels else why
 
