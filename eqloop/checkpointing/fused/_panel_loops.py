@@ -32,7 +32,7 @@ _FLOAT = np.dtype("float32")
 # kernels: those of cells have been compiled, and none has run on a GPU yet.
 _LEAST = 32
 # So few bytes of a thread go to a cache and back in less time (0.7 MB for a block, which
-# take some 15 us) than a loop of XLA takes to start the kernels of a step.
+# is some 15 us) than a loop of XLA takes to start the kernels of a step.
 _MOST_SPILLED = 1280
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
