@@ -31,8 +31,8 @@ _FLOAT = np.dtype("float32")
 # may be small enough for its numbers to be written out, and a budget chooses among such
 # kernels: those of cells have been compiled, and none has run on a GPU yet.
 _LEAST = 32
-# So few bytes of a thread go to a cache and back in less time (0.7 MB for a block, which
-# is some 15 us) than a loop of XLA takes to start the kernels of a step.
+# So few bytes of a thread go to a cache and back (0.7 MB for a block, which is some
+# 15 us) in less time than a loop of XLA takes to start the kernels of a step.
 _MOST_SPILLED = 1280
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
