@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import equinox as eqx
@@ -19,7 +20,7 @@ from jax import lax
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
 from eqloop.checkpointing.engine.orders._levels import nests
-from eqloop.checkpointing.fused import _panel_rooms
+from eqloop.checkpointing.fused import _panel_rooms, _runner
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
 from eqloop.checkpointing.fused._panel_block import PanelBlock, _segment, parts_of
@@ -125,6 +126,16 @@ def test_its_value_alone_is_too():
     run = lambda s, h, x: el.Scan(functools.partial(step, cell), schedule=s)(h, x)[0]
     made = (jax.vmap(functools.partial(run, s))(h, xs) for s in (FUSED, el.StoreAll()))
     assert_close(*made, rtol=3e-4, atol=3e-4)
+
+
+def test_on_a_gpu_it_says_that_none_has_run_there(monkeypatch):
+    gpu = types.SimpleNamespace(platform="gpu", is_here=True)
+    monkeypatch.setattr(_runner, "planning_device", lambda: gpu)
+    cell, step = normalised(16, "float32")
+    h, xs = start_of(normalised, "float32"), jnp.ones((ROWS, 1, 16))
+    run = el.Scan(functools.partial(step, cell), schedule=FUSED)
+    with pytest.warns(UserWarning, match="none has run on a GPU yet: compare"):
+        jax.jit(jax.vmap(run)).lower(h, xs)
 
 
 @pytest.mark.slow

@@ -309,8 +309,8 @@ def _by_cudnn(lstm: problems.Lstm, init: Any, xs: jax.Array) -> tuple[Any, None]
 GROUPS: Mapping[str, Group] = {
     "kernels": Group(
         "One kernel each way",
-        "`Fused()`, beside loops of which XLA starts kernels for each step, and an LSTM "
-        "of cuDNN, which stores everything. In float32, kernels of cells multiply by "
+        "`Fused()`, beside loops of which XLA starts kernels for each step, and the "
+        "LSTM of cuDNN, which stores all. In float32, kernels of cells multiply by "
         "numbers of 16 bits, and XLA by TF32, of 11.",
         2.0,
         kernels,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Arrays, axes_of, type_of
+from ..._device import planning_device
 from ..._programs import refuse_callbacks, warn_once
 from ..._types import PyTree, Value
 from ..engine._layout import AbstractRunner, Layout, Saves
@@ -29,6 +30,11 @@ _MOST_OF_A_ROW = 256
 # With more operations in a step, the way back takes minutes to compile: for an H100,
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
 MOST_OF_A_STEP = 7000
+_NEW = (
+    "Fused: a loop is one kernel each way with matrices in shared memory. Such kernels "
+    "have been interpreted and compiled, but none has run on a GPU yet: compare a "
+    "gradient with that of `Chunked()`."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,9 @@ class FusedRunner(AbstractRunner):
         if (why := self._why_left(step, loop)) is not None:
             warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
+        device = planning_device()
+        if device.platform == "gpu" and device.is_here and self._is_cell(step, loop):
+            warn_once(_NEW)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
             rows, slots = len(saves.layout.slot_order.starts) + 1, saves.layout.slots
