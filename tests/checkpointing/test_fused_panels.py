@@ -4,11 +4,7 @@ They are run by the interpreter that Pallas's backend Mosaic GPU has, on a CPU.
 """
 
 import functools
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -181,21 +177,10 @@ def test_matrices_without_room_are_copied_at_each_product(monkeypatch, room, of_
     assert {axis for _, axis in copied} == {0, 1}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("units", [64, 128])
-def test_two_groups_of_warps_have_half_of_the_units_each(units):
-    """In a process of its own, as each of them takes a thread of the interpreter."""
-    code = f"from {__name__} import two_groups; two_groups({units})"
-    folder = Path(__file__).parents[2]
-    devices = "--xla_force_host_platform_device_count=8"
-    env = os.environ | {"XLA_FLAGS": devices, "PYTHONPATH": str(folder)}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True)
-
-
-def two_groups(units):
-    global UNITS
-    UNITS = units
-    Settings.__init__.__defaults__ = None, False, None, True, True
+@pytest.mark.parametrize("units", [64, slow(128)])
+def test_two_groups_of_warps_have_half_of_the_units_each(monkeypatch, units):
+    """Each has a thread of the interpreter, of which there are as many as devices."""
+    monkeypatch.setattr(f"{__name__}.UNITS", units)
     check(gru, 16)
 
 
