@@ -107,5 +107,13 @@ def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
         assert not any("Fused" in said for said in case["said"])
 
 
+@pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
+def test_matrices_of_a_cell_lose_no_bits_before_its_kernel():
+    (case,) = found("h100", "cell").values()
+    assert case["kernel"].startswith("one each way with matrices in shared memory")
+    assert case["nothing"] == []
+    assert case["temp"] <= case["planned"]
+
+
 def test_operations_of_a_kernel_are_compiled():
     assert len(found("h100", "operations")) == 4

@@ -18,14 +18,19 @@ from ._panels import NARROW, Factor, Panel, Same
 _FLOAT = np.dtype("float32")
 
 
-def parts_of(x: Value, count: int) -> list[Value]:
-    """Arrays of bfloat16 that add up to one of float32, the largest first."""
-    found = [x.astype(NARROW)]
-    for _ in range(count - 1):
+def parts_of(
+    x: Value, count: int, rounded: Callable[[Value], Value] = lambda x: x
+) -> list[Value]:
+    """Arrays of bfloat16 that add up to one of float32, the largest first.
+
+    It is `rounded` before each is one of that type.
+    """
+    found = list[Value]()
+    for _ in range(count):
+        found.append(rounded(x).astype(NARROW))
         rest = x - found[-1].astype(_FLOAT)
         # Of an infinity, nothing is left.
         x = jnp.where(jnp.abs(rest) < jnp.inf, rest, jnp.zeros_like(rest))
-        found.append(x.astype(NARROW))
     return found
 
 

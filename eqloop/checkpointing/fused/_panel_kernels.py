@@ -8,6 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split
 from ..._types import Value
@@ -170,7 +171,7 @@ class PanelLoop(PanelRooms):
                 # multiplied along its first axis.
                 x = x.T if factor.axis else x
                 x = _fit(x, len(x), self.span(self.tile) - self.own(n) + self.padded(n))
-            parts += parts_of(x, self.parts_of(factor.matrix))
+            parts += parts_of(x, self.parts_of(factor.matrix), _rounded)
         return same, parts
 
     def _of_rows(self, x: Value, width: int, *steps: int, least: int = 0) -> Value:
@@ -187,6 +188,14 @@ class PanelLoop(PanelRooms):
         given = [p for p in self.of_kind("given") if p.of == i]
         ends = (p.start + self.padded(p.width) for p in given)
         return self._of_rows(x, width, *steps, least=max(ends, default=0))
+
+
+def _rounded(x: Value) -> Value:
+    """Numbers of float32 that bfloat16 has.
+
+    XLA takes a conversion there and back for none, by `xla_allow_excess_precision`.
+    """
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def joined(arrays: Sequence[Value]) -> Value:
