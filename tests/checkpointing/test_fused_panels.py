@@ -18,6 +18,7 @@ from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
 from eqloop.checkpointing.fused._panel_block import _segment, parts_of
+from eqloop.checkpointing.fused._panel_kernels import PanelLoop
 from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
@@ -68,6 +69,21 @@ def normalised(inputs, dtype):
         y = y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale
         new = h + 0.5 * (jnp.tanh(outer @ jax.nn.relu(y)) - h)
         return jnp.where(jnp.sum(x) > -1, new, h), None
+
+    return weights, step
+
+
+def vectors(inputs, dtype):
+    """A step that multiplies by no matrix: its units see their mean."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = [jax.random.normal(k, (UNITS,)).astype(dtype) * 0.5 for k in keys]
+
+    def step(weights, h, x):
+        slope, of_x, scale = weights
+        y = jnp.tanh(slope * h + of_x * jnp.sum(x))
+        y = y - jnp.mean(y)
+        new = h + 0.1 * (y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale - h)
+        return new, jnp.mean(new)
 
     return weights, step
 
@@ -126,6 +142,22 @@ def test_its_value_alone_is_too():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_are_other_cells(name, dtype):
     check(name, 16, dtype, most=3e-4 if dtype == "float32" else 3e-2)
+
+
+def test_so_is_a_step_without_matrices():
+    check(vectors, 2)
+
+
+@pytest.mark.parametrize("units", [UNITS, UNITS - 1])
+def test_it_is_one_of_panels_if_its_vectors_are_long(monkeypatch, units):
+    step = lambda h, x: (h - 0.1 * jnp.mean(jnp.sin(h)) * x, None)
+    run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
+    of = jax.grad(lambda h, xs: jnp.sum(jax.vmap(run)(h, xs)))
+    found, call = list[PanelLoop](), PanelLoop.__call__
+    told = lambda self, *args, **more: found.append(self) or call(self, *args, **more)
+    monkeypatch.setattr(PanelLoop, "__call__", told)
+    jax.jit(of).lower(jnp.ones((ROWS, units)), jnp.ones((ROWS, 4)))
+    assert [bool(loop.again) for loop in found] == [False, True] * (units == UNITS)
 
 
 def test_it_goes_in_reverse_too():

@@ -47,7 +47,7 @@ class Settings:
             or so. A device that also draws a screen stops kernels of several seconds,
             and none can be interrupted.
         mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
-        panels: Whether products by larger matrices are made by tensor cores there.
+        panels: Whether they are by panels, where that can be.
     """
 
     block: int | None = None

@@ -104,7 +104,7 @@ class FusedRunner(AbstractRunner):
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
         if not isinstance(kernel.panels, str):
-            how, why = "one each way with matrices in shared memory", ""
+            how, why = "one each way with a row in several threads", ""
         return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
@@ -146,7 +146,7 @@ def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
 
 def _and(why: str, panels: str) -> str:
     """Why a row is too large, and is no cell either."""
-    return f"{why}; and with matrices in shared memory, {panels}" if panels else why
+    return f"{why}; and in several threads, {panels}" if panels else why
 
 
 def _numbers(step: Step) -> int:
