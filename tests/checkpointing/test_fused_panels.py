@@ -74,16 +74,16 @@ def normalised(inputs, dtype):
 
 
 def vectors(inputs, dtype):
-    """A step that multiplies by no matrix: its units see their mean."""
+    """A step that multiplies by no matrix: its units see sums over them."""
     keys = jax.random.split(jax.random.key(0), 3)
     weights = [jax.random.normal(k, (UNITS,)).astype(dtype) * 0.5 for k in keys]
 
     def step(weights, h, x):
         slope, of_x, scale = weights
-        y = jnp.tanh(slope * h + of_x * jnp.sum(x))
+        y = jnp.tanh(slope * h + of_x * (jnp.sum(x) + scale @ h))
         y = y - jnp.mean(y)
         new = h + 0.1 * (y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale - h)
-        return new, jnp.mean(new)
+        return new, h @ new
 
     return weights, step
 
@@ -220,8 +220,8 @@ def panels_of(f, *shapes, own):
     ("f", "why"),
     [
         (lambda w, h: jnp.flip(h, 1), "`rev` at .* is not for units"),
-        (lambda w, h: h @ h.T, "`dot_general` at .* multiplies vectors of each row"),
         (lambda w, h: jnp.tanh(h.T @ h), "a row has an array of shape"),
+        (lambda w, h: h @ (h.T @ h), "`dot_general` at .* multiplies a matrix of each"),
         (lambda w, h: h[:, ::2], "`slice` at .* takes single units"),
         (lambda w, h: h[:, 2:3], "`slice` at .* takes single units"),
         (lambda w, h: h[:, :1] * w[:1] @ w.T, "`slice` at .* takes single units"),

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -184,7 +185,7 @@ class Panels:
                 made = seen.setdefault(key, [_same(v, eqn, ins) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, made, strict=True))
             elif eqn.primitive.name in ELEMENTWISE:
-                env[out] = self._mapped(eqn, ins)
+                env[out] = self.mapped(eqn, ins)
             elif (rule := _RULES.get(eqn.primitive.name)) is not None:
                 env[out] = rule(self, eqn, *ins)
             else:
@@ -205,7 +206,7 @@ class Panels:
             return (Panel("same", _units(x.shape), x.dtype, x),)
         return x
 
-    def _mapped(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Wide | Outer:
+    def mapped(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Wide | Outer:
         if any(isinstance(x, Outer) for x in ins):
             if _is_cast(eqn):
                 return ins[0]
@@ -369,16 +370,26 @@ def _summed(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
     shape = aval_of(eqn.invars[0]).shape
     if all(shape[i] == 1 for i in eqn.params["axes"]):
         return x
-    x = of.wide(x)
+    return _sum(of.wide(x))
+
+
+def _sum(x: Wide) -> Wide:
     return (Panel("summed", 1, x[0].dtype, ins=x, level=1 + _level(x)),)
 
 
 def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
     (axes, _), precision = eqn.params["dimension_numbers"], eqn.params["precision"]
     shapes = [aval_of(v).shape for v in eqn.invars]
+    count, out = math.prod(shapes[0][i] for i in axes[0]), aval_of(eqn.outvars[0])
+    if out.size == 1 or (count == 1 and 1 in map(math.prod, shapes)):
+        # Of two vectors, or of a number and a vector.
+        type_ = jax.ShapeDtypeStruct((max(count, out.size),), out.dtype)
+        (each,) = jax.make_jaxpr(lax.mul)(type_, type_).eqns
+        made = of.wide(of.mapped(each, ins))
+        return made if count == 1 else _sum(made)
     if not any(isinstance(x, Same) for x in ins):
-        if any(shapes[0][i] != 1 for i in axes[0]):
-            raise NotPanelsError(f"{said(eqn)} multiplies vectors of each row")
+        if count > 1:
+            raise NotPanelsError(f"{said(eqn)} multiplies a matrix of each row")
         left, right = (tuple(p.narrow for p in of.wide(x)) for x in ins)
         return Outer(((left, right),))
     side = int(isinstance(ins[1], Same))
