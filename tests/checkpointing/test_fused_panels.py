@@ -81,9 +81,9 @@ def vectors(inputs, dtype):
     def step(weights, h, x):
         slope, of_x, scale = weights
         y = jnp.tanh(slope * h + of_x * (jnp.sum(x) + scale @ h))
-        y = y - jnp.mean(y)
+        y = (y - jnp.mean(y)) * jax.nn.softmax(h)
         new = h + 0.1 * (y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale - h)
-        return new, h @ new
+        return new, (h @ new, jnp.max(new), jnp.min(h))
 
     return weights, step
 
@@ -222,6 +222,7 @@ def panels_of(f, *shapes, own):
         (lambda w, h: jnp.flip(h, 1), "`rev` at .* is not for units"),
         (lambda w, h: jnp.tanh(h.T @ h), "a row has an array of shape"),
         (lambda w, h: h @ (h.T @ h), "`dot_general` at .* multiplies a matrix of each"),
+        (lambda w, h: jnp.sum(h > 0), "a sum, or the like, of numbers of int32"),
         (lambda w, h: h[:, ::2], "`slice` at .* takes single units"),
         (lambda w, h: h[:, 2:3], "`slice` at .* takes single units"),
         (lambda w, h: h[:, :1] * w[:1] @ w.T, "`slice` at .* takes single units"),

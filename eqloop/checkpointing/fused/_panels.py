@@ -28,6 +28,8 @@ from ..._types import Value
 
 NARROW = jnp.dtype("bfloat16")
 _FLOAT = np.dtype("float32")
+# Of the units of a row.
+REDUCTIONS = "reduce_sum", "reduce_max", "reduce_min"
 
 
 class NotPanelsError(Exception):
@@ -96,7 +98,7 @@ class Panel:
         kind: `given`, `same`, `mapped`, `spread`, `product` or `summed`.
         width: How many units it has; 1 if it is a number.
         dtype: Its dtype.
-        of: What is given, what rows share, or the operation.
+        of: What is given, what rows share, the operation, or the name of a reduction.
         start: Its first unit in what is given or the same.
         ins: The panels that it is made of, and numbers that rows share.
         factors: Of a product, what each of them is multiplied by.
@@ -370,11 +372,13 @@ def _summed(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
     shape = aval_of(eqn.invars[0]).shape
     if all(shape[i] == 1 for i in eqn.params["axes"]):
         return x
-    return _sum(of.wide(x))
+    return _reduced(of.wide(x), eqn.primitive.name)
 
 
-def _sum(x: Wide) -> Wide:
-    return (Panel("summed", 1, x[0].dtype, ins=x, level=1 + _level(x)),)
+def _reduced(x: Wide, by: str = "reduce_sum") -> Wide:
+    if x[0].dtype != _FLOAT:
+        raise NotPanelsError(f"it has a sum, or the like, of numbers of {x[0].dtype}")
+    return (Panel("summed", 1, x[0].dtype, by, ins=x, level=1 + _level(x)),)
 
 
 def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
@@ -386,7 +390,7 @@ def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
         type_ = jax.ShapeDtypeStruct((max(count, out.size),), out.dtype)
         (each,) = jax.make_jaxpr(lax.mul)(type_, type_).eqns
         made = of.wide(of.mapped(each, ins))
-        return made if count == 1 else _sum(made)
+        return made if count == 1 else _reduced(made)
     if not any(isinstance(x, Same) for x in ins):
         if count > 1:
             raise NotPanelsError(f"{said(eqn)} multiplies a matrix of each row")
@@ -415,6 +419,6 @@ _RULES = {
     **dict.fromkeys(_MOVES, _moved),
     "slice": _sliced,
     "concatenate": _joined,
-    "reduce_sum": _summed,
+    **dict.fromkeys(REDUCTIONS, _summed),
     "dot_general": _product,
 }

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -171,9 +171,15 @@ class RowPrograms:
         return RowNumbers(self.found.sizes, self.block, number, self.is_sliced)
 
     def program(
-        self, program: AxisProgram, want: Sequence[Rows] | None = None
+        self,
+        program: AxisProgram,
+        want: Sequence[Rows] | None = None,
+        but: Collection[str] = (),
     ) -> jex.ClosedJaxpr:
-        """What one row computes, from its inputs, row numbers and constant arrays."""
+        """What one row computes, from its inputs, row numbers and constant arrays.
+
+        It is `lowered`, but for some operations.
+        """
         counts = len(program.ins), len(self.found.roots)
 
         def run(*flat: Value) -> list[Value]:
@@ -189,7 +195,7 @@ class RowPrograms:
         types = [row.type_of(val) for val in program.ins]
         types += [number] * counts[1]
         types += [row.type_of(val) for val, _ in self._read]
-        return lowered(jax.make_jaxpr(run)(*types))
+        return lowered(jax.make_jaxpr(run)(*types), but)
 
     def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
         """Memory by which numbers become tiles, if any product is one of tiles."""
