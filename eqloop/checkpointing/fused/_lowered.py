@@ -71,13 +71,9 @@ _OF_NARROW = frozenset(
 
 
 def lowered(program: jex.ClosedJaxpr, but: Collection[str] = ()) -> jex.ClosedJaxpr:
-    """A program by few operations; all in it can be lowered, see `why_not`.
-
-    Some are left as they are, `but` if they are of numbers that are not narrow.
-    """
-    is_left = lambda eqn: eqn.primitive.name in but and not _is_narrow(eqn)
-    by_few = lambda eqn: None if is_left(eqn) else _by_few(eqn)
-    return inlined(program, lambda eqn: called_by(eqn) is not None, by_few)
+    """A program by few operations `but` some; all can be lowered, see `why_not`."""
+    others = lambda eqn: None if eqn.primitive.name in but else _by_few(eqn)
+    return inlined(program, lambda eqn: called_by(eqn) is not None, others)
 
 
 def _by_few(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:

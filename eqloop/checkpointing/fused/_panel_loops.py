@@ -23,16 +23,7 @@ from ._nests import usual_nests
 from ._pallas import NAME
 from ._panel_kernels import PanelLoop, joined
 from ._panel_rooms import ROWS, PanelStep, Total
-from ._panels import (
-    REDUCTIONS,
-    NotPanelsError,
-    Outer,
-    Panel,
-    Panels,
-    Wide,
-    ends,
-    spread,
-)
+from ._panels import NotPanelsError, Outer, Panel, Panels, Wide, ends, spread
 from ._row_programs import RowPrograms
 
 _FLOAT = np.dtype("float32")
@@ -53,8 +44,7 @@ class PanelsForward:
         _check(of, loop, [program], carry, consts, [*carry, *x, *y])
         self._loop, self._carry, self._y = loop, carry, y
         at = range(len(consts), len(consts) + len(carry))
-        made = of.program(program, but=REDUCTIONS)
-        panels = _panels(of, made, program.ins, at)
+        panels = _panels(of, of.program(program), program.ins, at)
         self._ys = list(map(panels.wide, panels.outs[len(carry) :]))
         outs = [p for wide in self._ys for p in wide]
         nexts = list(map(panels.one, range(len(carry))))
@@ -107,8 +97,8 @@ class PanelsBackward:
             raise NotPanelsError("a cotangent is a sum over some of the rows")
         self._loop, self._vals, self._own = loop, vals, own
         self._ct_axes = [loop.x_axes[i] for i in x_of]
-        there, back = (of.program(one, but=REDUCTIONS) for one in programs)
-        of_own, n = pick(back.out_avals[: len(sums)], own), len(pull.ins)
+        there, back, n = of.program(again), of.program(pull), len(pull.ins)
+        of_own = pick(back.out_avals[: len(sums)], own)
 
         def both(*flat: Value) -> list[Value]:
             ins, added, more = split(flat, n, len(of_own))

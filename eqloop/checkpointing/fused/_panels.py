@@ -28,8 +28,8 @@ from ..._types import Value
 
 NARROW = jnp.dtype("bfloat16")
 _FLOAT = np.dtype("float32")
-# Of the units of a row.
-REDUCTIONS = "reduce_sum", "reduce_max", "reduce_min"
+# What is made of the units of a row, besides a sum.
+EXTREMES = "reduce_max", "reduce_min"
 
 
 class NotPanelsError(Exception):
@@ -419,6 +419,6 @@ _RULES = {
     **dict.fromkeys(_MOVES, _moved),
     "slice": _sliced,
     "concatenate": _joined,
-    **dict.fromkeys(REDUCTIONS, _summed),
+    **dict.fromkeys(("reduce_sum", *EXTREMES), _summed),
     "dot_general": _product,
 }
