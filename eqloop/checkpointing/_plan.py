@@ -347,7 +347,7 @@ def plan_of(
         found = kernel_of(problem, active, layout, measure) if is_row else None
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
-        if is_cell and (why := why_loop_back(problem, active)):
+        if is_cell and (why := why_loop_back(problem, active, layout)):
             kernel += f"; its way back is a loop, as {why}"
     # Then JAX has the step as it was traced.
     is_by_jax = schedule._by_jax and problem.loop.kept is None and not run.loop.stops

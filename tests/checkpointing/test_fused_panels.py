@@ -20,6 +20,7 @@ from eqloop.checkpointing.fused import _panel_rooms, _runner
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
 from eqloop.checkpointing.fused._panel_block import PanelBlock, _segment, parts_of
+from eqloop.checkpointing.fused._panel_kernels import PanelLoop
 from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
@@ -71,6 +72,21 @@ def normalised(inputs, dtype):
         y = y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale
         new = h + 0.5 * (jnp.tanh(outer @ jax.nn.relu(y)) - h)
         return jnp.where(jnp.sum(x) > -1, new, h), None
+
+    return weights, step
+
+
+def vectors(inputs, dtype):
+    """A step that multiplies by no matrix: its units see sums over them."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = [jax.random.normal(k, (UNITS,)).astype(dtype) * 0.5 for k in keys]
+
+    def step(weights, h, x):
+        slope, of_x, scale = weights
+        y = jnp.tanh(slope * h + of_x * (jnp.sum(x) + scale @ h))
+        y = (y - jnp.mean(y)) * jax.nn.softmax(h)
+        new = h + 0.1 * (y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale - h)
+        return new, (h @ new, jnp.max(new), jnp.min(h))
 
     return weights, step
 
@@ -139,6 +155,22 @@ def test_on_a_gpu_it_says_that_none_has_run_there(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_are_other_cells(name, dtype):
     check(name, 16, dtype, most=3e-4 if dtype == "float32" else 3e-2)
+
+
+def test_so_is_a_step_without_matrices():
+    check(vectors, 2)
+
+
+@pytest.mark.parametrize("units", [UNITS, UNITS - 1])
+def test_it_is_one_of_panels_if_its_vectors_are_long(monkeypatch, units):
+    step = lambda h, x: (h - 0.1 * jnp.mean(jnp.sin(h)) * x, None)
+    run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
+    of = jax.grad(lambda h, xs: jnp.sum(jax.vmap(run)(h, xs)))
+    found, call = list[PanelLoop](), PanelLoop.__call__
+    told = lambda self, *args, **more: found.append(self) or call(self, *args, **more)
+    monkeypatch.setattr(PanelLoop, "__call__", told)
+    jax.jit(of).lower(jnp.ones((ROWS, units)), jnp.ones((ROWS, 4)))
+    assert [bool(loop.again) for loop in found] == [False, True] * (units == UNITS)
 
 
 def test_it_goes_in_reverse_too():
@@ -235,8 +267,9 @@ def panels_of(f, *shapes, own):
     ("f", "why"),
     [
         (lambda w, h: jnp.flip(h, 1), "`rev` at .* is not for units"),
-        (lambda w, h: h @ h.T, "`dot_general` at .* multiplies vectors of each row"),
         (lambda w, h: jnp.tanh(h.T @ h), "a row has an array of shape"),
+        (lambda w, h: h @ (h.T @ h), "`dot_general` at .* multiplies a matrix of each"),
+        (lambda w, h: jnp.sum(h > 0), "a sum, or the like, of numbers of int32"),
         (lambda w, h: h[:, ::2], "`slice` at .* takes single units"),
         (lambda w, h: h[:, 2:3], "`slice` at .* takes single units"),
         (lambda w, h: h[:, :1] * w[:1] @ w.T, "`slice` at .* takes single units"),

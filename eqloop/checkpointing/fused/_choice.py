@@ -1,6 +1,7 @@
 """The kernels among which a budget chooses: how long they take, and what they need."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -53,6 +54,8 @@ _STEPS_TO_RUN = 256
 _ALL_REGISTERS = 248
 # What XLA starts besides: sums over blocks, and transposed arrays.
 _OTHER_KERNELS = 10
+# A search is among kernels of numbers: of those by panels, none has run on a GPU yet.
+_of_numbers = functools.partial(Settings, panels=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +187,8 @@ def on_a_gpu(problem: Problem, active: Active) -> str:
 def _layouts(problem: Problem) -> list[Layout]:
     """From the most memory to the least, which is from the fastest to the slowest."""
     every = dict.fromkeys(map(tuple, nests_to_try(problem.loop.length)))
-    return [Layout(Nested(one), runner=FusedRunner(Settings(), one)) for one in every]
+    runners = (FusedRunner(_of_numbers(), one) for one in every)
+    return [Layout(Nested(one.nests), runner=one) for one in runners]
 
 
 def _counted(problem: Problem, layout: Layout) -> int:
@@ -203,7 +207,7 @@ def _work(problem: Problem, active: Active) -> float:
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return 0.0
     try:
-        runner, run = FusedRunner(Settings()), problem.as_run
+        runner, run = FusedRunner(_of_numbers()), problem.as_run
         if runner.why_not(run.row_step, run.loop) is not None:
             return 0.0
         there = _there(problem, active)
@@ -225,7 +229,7 @@ def _seen(
     length = problem.loop.length
     count = min(length, _STEPS_TO_RUN)
     levels = nests(count, max(math.isqrt(count), 2))
-    short = Layout(Nested(levels), runner=FusedRunner(Settings(), levels))
+    short = Layout(Nested(levels), runner=FusedRunner(_of_numbers(), levels))
     found = trials(problem, active, [StepsAlone(count), short], measure)
     if found is None or not found[1].was_run:
         return None
@@ -253,20 +257,24 @@ def _told(
 def _there(problem: Problem, active: Active) -> Forward:
     """The kernel that runs steps."""
     run = settled_problem(problem.as_run, active, reverse=True)
-    return forward_kernel(run.row_step, run.loop, Settings())
+    return forward_kernel(run.row_step, run.loop, _of_numbers())
 
 
-def why_loop_back(problem: Problem, active: Active) -> str:
+def why_loop_back(problem: Problem, active: Active, layout: Layout) -> str:
     """Why the way back of a cell that is a kernel is a loop; "" if it is not."""
-    back = _kernels(problem, active)[1].panels
+    assert isinstance(layout.runner, FusedRunner)
+    back = _kernels(problem, active, layout.runner.settings)[1].panels
     return back if isinstance(back, str) else ""
 
 
-def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
+def _kernels(
+    problem: Problem, active: Active, settings: Settings | None = None
+) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
     run = settled_problem(problem.as_run, active, reverse=True)
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
     way = way_back(again(run), back, own)
-    there = _there(problem, active)
-    return there, backward_kernel(way, run.loop_back, Settings())
+    settings = settings or _of_numbers()
+    there = forward_kernel(run.row_step, run.loop, settings)
+    return there, backward_kernel(way, run.loop_back, settings)

@@ -16,6 +16,12 @@ from ._panel_rooms import ROWS, TURNS, PanelRooms, PanelStep, Total
 from ._panels import NARROW, Factor, Panel, Same
 
 _FLOAT = np.dtype("float32")
+# By what numbers of a row become one, and what changes nothing then.
+_REDUCTIONS: dict[str, tuple[Any, Any, float]] = {
+    "reduce_sum": (jnp.sum, lax.add, 0),
+    "reduce_max": (jnp.max, lax.max, -np.inf),
+    "reduce_min": (jnp.min, lax.min, np.inf),
+}
 
 
 def parts_of(
@@ -156,12 +162,13 @@ class PanelBlock:
                 if panel in step.operands:
                     self._put_parts(panel)
             for panel in sums:
+                along, both, zero = _REDUCTIONS[panel.of]
                 totals = [
-                    jnp.sum(self._masked(x), 1) if x.width > 1 else self._value(x)
+                    along(self._masked(x, zero), 1) if x.width > 1 else self._value(x)
                     for x in panel.panels
                 ]
                 ref = self._sums[panel].at[self._group]
-                self._put(ref, functools.reduce(jnp.add, totals))
+                self._put(ref, functools.reduce(both, totals))
             if sums or any(panel in step.operands for panel in here):
                 self.gpu.commit_smem()
                 self._wait()
@@ -278,8 +285,8 @@ class PanelBlock:
     def _shape(self, width: int) -> tuple[int, ...]:
         return (ROWS, self.of.own(width))[: 1 + (width > 1)]
 
-    def _masked(self, panel: Panel) -> Value:
-        """A panel with zeros where it has no units."""
+    def _masked(self, panel: Panel, zero: float = 0) -> Value:
+        """A panel with zeros, or other numbers, where it has no units."""
         x, width = self._value(panel), panel.width
         count = self.of.of.found.count - self._block * ROWS
         # Rows that there are not have no part in what is added up over rows.
@@ -290,7 +297,7 @@ class PanelBlock:
         for axis, end in ends:
             at = self.gpu.broadcasted_iota(jnp.int32, x.shape, axis, layout=self.layout)
             is_there = at < jnp.broadcast_to(end, x.shape)
-            x = jnp.where(is_there, x, jnp.zeros_like(x))
+            x = jnp.where(is_there, x, jnp.full_like(x, zero))
         return x
 
     def _value(self, panel: Panel) -> Value:
@@ -346,7 +353,7 @@ class PanelBlock:
             self._load(self._sums[panel], (group,), panel)
             for group in range(self.of.groups)
         )
-        return functools.reduce(jnp.add, parts)
+        return functools.reduce(_REDUCTIONS[panel.of][1], parts)
 
     def _product(self, panel: Panel) -> Value:
         pieces = list[tuple[Any, Factor, Any]]()

@@ -165,7 +165,8 @@ class PanelRooms:
 
     def span(self, tile: int) -> int:
         """How many columns of a group a product has at most."""
-        return max(self.own(p.width, tile) for p in self.of_kind("product"))
+        widths = (self.own(p.width, tile) for p in self.of_kind("product"))
+        return max(widths, default=0)
 
     @functools.cached_property
     def operands(self) -> dict[Panel, int]:

@@ -31,6 +31,7 @@ from ._pallas import (
     precision_of_tiles,
     waiting,
 )
+from ._panels import EXTREMES
 from ._products import is_large
 from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
@@ -47,7 +48,7 @@ class Settings:
             or so. A device that also draws a screen stops kernels of several seconds,
             and none can be interrupted.
         mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
-        panels: Whether products by larger matrices are made by tensor cores there.
+        panels: Whether they are by panels, where that can be.
     """
 
     block: int | None = None
@@ -140,7 +141,8 @@ class RowPrograms:
         self, programs: Sequence[jex.ClosedJaxpr], leaves: Sequence[Leaf]
     ) -> list[jex.ClosedJaxpr]:
         """Programs of one row for the backend of Pallas that makes a kernel of them."""
-        settings, count, made = self.settings, len(self.found.sizes), list(programs)
+        settings, count = self.settings, len(self.found.sizes)
+        made = programs = list(map(lowered, programs))
         if not settings.mosaic:
             why = "it is not there"
         elif settings.block not in (None, BLOCK):
@@ -155,7 +157,7 @@ class RowPrograms:
             made = list(map(written, programs))
             why = why_not(made) or ""
         self.why_not_mosaic = why
-        return list(programs) if why else made
+        return programs if why else made
 
     def leaf(self, val: Val, time: tuple[int, int] | None = None) -> Leaf:
         """How an array lies in memory."""
@@ -173,7 +175,10 @@ class RowPrograms:
     def program(
         self, program: AxisProgram, want: Sequence[Rows] | None = None
     ) -> jex.ClosedJaxpr:
-        """What one row computes, from its inputs, row numbers and constant arrays."""
+        """What one row computes, from its inputs, row numbers and constant arrays.
+
+        It is `lowered`, but for what panels have besides.
+        """
         counts = len(program.ins), len(self.found.roots)
 
         def run(*flat: Value) -> list[Value]:
@@ -189,7 +194,7 @@ class RowPrograms:
         types = [row.type_of(val) for val in program.ins]
         types += [number] * counts[1]
         types += [row.type_of(val) for val, _ in self._read]
-        return lowered(jax.make_jaxpr(run)(*types))
+        return lowered(jax.make_jaxpr(run)(*types), but=EXTREMES)
 
     def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
         """Memory by which numbers become tiles, if any product is one of tiles."""

@@ -31,7 +31,7 @@ _MOST_OF_A_ROW = 256
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
 MOST_OF_A_STEP = 7000
 _NEW = (
-    "Fused: a loop is one kernel each way with matrices in shared memory. Such kernels "
+    "Fused: a loop is one kernel each way with a row in several threads. Such kernels "
     "have been interpreted and compiled, but none has run on a GPU yet: compare a "
     "gradient with that of `Chunked()`."
 )
@@ -60,7 +60,11 @@ class FusedRunner(AbstractRunner):
             warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
         device = planning_device()
-        if device.platform == "gpu" and device.is_here and self._is_cell(step, loop):
+        if (
+            device.platform == "gpu"
+            and device.is_here
+            and self._is_in_threads(step, loop)
+        ):
             warn_once(_NEW)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
@@ -90,7 +94,11 @@ class FusedRunner(AbstractRunner):
         if is_left or _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
         is_row = isinstance(kernel.panels, str)
-        if is_row and sweep.step.carry_types and self._is_cell(sweep.step, sweep.loop):
+        if (
+            is_row
+            and sweep.step.carry_types
+            and self._is_in_threads(sweep.step, sweep.loop)
+        ):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -112,8 +120,8 @@ class FusedRunner(AbstractRunner):
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
-        if self._is_cell(step, loop):
-            how, why = "one each way with matrices in shared memory", ""
+        if self._is_in_threads(step, loop):
+            how, why = "one each way with a row in several threads", ""
         return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
@@ -131,7 +139,7 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        if self._is_cell(step, loop):
+        if self._is_in_threads(step, loop):
             return None
         kernel = forward_kernel(step, loop, self.settings)
         if (work := kernel.work) > MOST_OF_A_STEP:
@@ -139,8 +147,8 @@ class FusedRunner(AbstractRunner):
             return _and(why, kernel.panels)
         return None
 
-    def _is_cell(self, step: Step, loop: Loop) -> bool:
-        """Whether a step is a kernel with matrices in shared memory."""
+    def _is_in_threads(self, step: Step, loop: Loop) -> bool:
+        """Whether a step is a kernel with each row in several threads."""
         return not isinstance(forward_kernel(step, loop, self.settings).panels, str)
 
     def _is_of(self, layout: Layout) -> bool:
@@ -159,8 +167,8 @@ def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
 
 
 def _and(why: str, panels: Any) -> str:
-    """Why a row is too large, and is no cell either."""
-    return f"{why}; and with matrices in shared memory, {panels}" if panels else why
+    """Why a row is too large, and is not in several threads either."""
+    return f"{why}; and in several threads, {panels}" if panels else why
 
 
 def _numbers(step: Step) -> int:
