@@ -63,7 +63,7 @@ class FusedRunner(AbstractRunner):
         if (
             device.platform == "gpu"
             and device.is_here
-            and self._is_in_threads(step, loop)
+            and self._by_panels(step, loop)
         ):
             warn_once(_NEW)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
@@ -97,7 +97,7 @@ class FusedRunner(AbstractRunner):
         if (
             is_row
             and sweep.step.carry_types
-            and self._is_in_threads(sweep.step, sweep.loop)
+            and self._by_panels(sweep.step, sweep.loop)
         ):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
@@ -120,7 +120,7 @@ class FusedRunner(AbstractRunner):
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
-        if self._is_in_threads(step, loop):
+        if self._by_panels(step, loop):
             how, why = "one each way with a row in several threads", ""
         return f"{how}, {said}{why}{backend}"
 
@@ -139,7 +139,7 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        if self._is_in_threads(step, loop):
+        if self._by_panels(step, loop):
             return None
         kernel = forward_kernel(step, loop, self.settings)
         if (work := kernel.work) > MOST_OF_A_STEP:
@@ -147,7 +147,7 @@ class FusedRunner(AbstractRunner):
             return _and(why, kernel.panels)
         return None
 
-    def _is_in_threads(self, step: Step, loop: Loop) -> bool:
+    def _by_panels(self, step: Step, loop: Loop) -> bool:
         """Whether a step is a kernel with each row in several threads."""
         return not isinstance(forward_kernel(step, loop, self.settings).panels, str)
 
