@@ -60,11 +60,7 @@ class FusedRunner(AbstractRunner):
             warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
         device = planning_device()
-        if (
-            device.platform == "gpu"
-            and device.is_here
-            and self._by_panels(step, loop)
-        ):
+        if device.platform == "gpu" and device.is_here and self._by_panels(step, loop):
             warn_once(_NEW)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
@@ -122,6 +118,8 @@ class FusedRunner(AbstractRunner):
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
         if self._by_panels(step, loop):
             how, why = "one each way with a row in several threads", ""
+            again = max(nest.stride for nest in self.nests)
+            backend += f"; on the way back, {again} steps are run again at a time"
         return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
