@@ -93,7 +93,8 @@ def test_a_fit_uses_the_host_and_kernels():
 def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
     cases = found("h100", "fused")
     for case in cases.values():
-        assert case["temp"] <= case["planned"] <= 1.02 * case["temp"] + 4096
+        # By itself, the gradient has its cotangents in a place of their own.
+        assert case["temp"] <= case["planned"] <= 1.05 * case["temp"] + 4096
     # A budget takes it where it is faster, and if its numbers fit into registers.
     crowded = cases.pop("crowded")
     assert re.search(r"255 registers a thread, and \d+ B", crowded["kernels"][0])
