@@ -1,6 +1,7 @@
 """Plans: what a schedule decided for one loop, and what it will cost."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from .engine._leaves import StoredLeaves
 from .engine._problem import Placements, Problem
 from .engine._transformed import again, needs_of_gradient, settled_problem
 from .engine.orders._all_at_once import AllAtOnce
-from .fused._choice import kernel_of, on_a_gpu, why_loop_back, why_no_kernel
+from .fused._choice import kernel_of, on_a_gpu, why_no_kernel
 from .planning._alike import alike
 from .planning._cost import as_stored, computed_again, outputs_wanted, step_cost
 from .planning._memory import peak_bytes
@@ -51,7 +52,7 @@ class Plan:
             inputs and outputs. It should be no less than the temporary memory that XLA
             reports, and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
-            meant for comparing plans for one device.
+            meant for comparing plans for one device; `nan` if nobody knows.
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long. So it is for a
@@ -218,6 +219,8 @@ class Plan:
         if self.scatter > _NOISY:
             how += f", give or take {self.scatter:.0%}"
         time = f"{as_factor(self.relative_time)} x storing everything, {how}"
+        if math.isnan(self.relative_time):
+            time = "unknown, as no such kernel has been timed yet"
         rows = [
             ("device", self.device),
             ("steps", f"{at_most}{self.length}"),
@@ -342,13 +345,10 @@ def plan_of(
     if runner is not None:
         kernel = runner.described(run.row_step, run.loop, layout)
         measure = schedule.measures_steps or schedule.budgeted_bytes is None
-        is_row = kernel.startswith("one each way,")
-        is_cell = kernel.startswith("one each way with")
-        found = kernel_of(problem, active, layout, measure) if is_row else None
+        is_none = kernel.startswith("none")
+        found = None if is_none else kernel_of(problem, active, layout, measure)
         if found is not None:
             takes, kernel = found.duration, found.described(kernel)
-        if is_cell and (why := why_loop_back(problem, active)):
-            kernel += f"; its way back is a loop, as {why}"
     # Then JAX has the step as it was traced.
     is_by_jax = schedule._by_jax and problem.loop.kept is None and not run.loop.stops
     about = {} if is_by_jax else _leaves(problem, active, layout, is_kernel)

@@ -4,6 +4,7 @@ They are run by the interpreter that Pallas's backend Mosaic GPU has, on a CPU.
 """
 
 import functools
+import types
 
 import equinox as eqx
 import jax
@@ -15,14 +16,17 @@ from jax import lax
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
 from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.fused import _panel_rooms, _runner
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
-from eqloop.checkpointing.fused._panel_block import _segment, parts_of
+from eqloop.checkpointing.fused._panel_block import PanelBlock, _segment, parts_of
+from eqloop.checkpointing.fused._panel_kernels import PanelLoop
 from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
 from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_same
+from ..marks import slow
 
 pytestmark = pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
 
@@ -68,6 +72,21 @@ def normalised(inputs, dtype):
         y = y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale
         new = h + 0.5 * (jnp.tanh(outer @ jax.nn.relu(y)) - h)
         return jnp.where(jnp.sum(x) > -1, new, h), None
+
+    return weights, step
+
+
+def vectors(inputs, dtype):
+    """A step that multiplies by no matrix: its units see sums over them."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = [jax.random.normal(k, (UNITS,)).astype(dtype) * 0.5 for k in keys]
+
+    def step(weights, h, x):
+        slope, of_x, scale = weights
+        y = jnp.tanh(slope * h + of_x * (jnp.sum(x) + scale @ h))
+        y = (y - jnp.mean(y)) * jax.nn.softmax(h)
+        new = h + 0.1 * (y * lax.rsqrt(jnp.mean(y**2) + 1e-3) * scale - h)
+        return new, (h @ new, jnp.max(new), jnp.min(h))
 
     return weights, step
 
@@ -121,11 +140,37 @@ def test_its_value_alone_is_too():
     assert_close(*made, rtol=3e-4, atol=3e-4)
 
 
+def test_on_a_gpu_it_says_that_none_has_run_there(monkeypatch):
+    gpu = types.SimpleNamespace(platform="gpu", is_here=True)
+    monkeypatch.setattr(_runner, "planning_device", lambda: gpu)
+    cell, step = normalised(16, "float32")
+    h, xs = start_of(normalised, "float32"), jnp.ones((ROWS, 1, 16))
+    run = el.Scan(functools.partial(step, cell), schedule=FUSED)
+    with pytest.warns(UserWarning, match="none has run on a GPU yet: compare"):
+        jax.jit(jax.vmap(run)).lower(h, xs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [lstm, normalised])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_are_other_cells(name, dtype):
     check(name, 16, dtype, most=3e-4 if dtype == "float32" else 3e-2)
+
+
+def test_so_is_a_step_without_matrices():
+    check(vectors, 2)
+
+
+@pytest.mark.parametrize("units", [UNITS, UNITS - 1])
+def test_it_is_one_of_panels_if_its_vectors_are_long(monkeypatch, units):
+    step = lambda h, x: (h - 0.1 * jnp.mean(jnp.sin(h)) * x, None)
+    run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
+    of = jax.grad(lambda h, xs: jnp.sum(jax.vmap(run)(h, xs)))
+    found, call = list[PanelLoop](), PanelLoop.__call__
+    told = lambda self, *args, **more: found.append(self) or call(self, *args, **more)
+    monkeypatch.setattr(PanelLoop, "__call__", told)
+    jax.jit(of).lower(jnp.ones((ROWS, units)), jnp.ones((ROWS, 4)))
+    assert [bool(loop.again) for loop in found] == [False, True] * (units == UNITS)
 
 
 def test_it_goes_in_reverse_too():
@@ -139,17 +184,51 @@ def test_what_has_no_room_in_shared_memory_is_added_up_in_memory(monkeypatch):
     check(normalised, 16)
 
 
+def narrowed(monkeypatch, room):
+    """Has less shared memory, and notes of which size parts of matrices are copied."""
+    copied, copy = set(), PanelBlock._copy
+    monkeypatch.setattr(_panel_rooms, "_MOST_SHARED", room * 1024)
+
+    def noting(self, factor, *args):
+        if factor.key not in self._matrices:
+            copied.add((factor.sizes, factor.axis))
+        return copy(self, factor, *args)
+
+    monkeypatch.setattr(PanelBlock, "_copy", noting)
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("room", "of_each"), [(84, {(32, 32), (32, 16)}), slow(90, {(32, 16)})]
+)
+def test_matrices_without_room_are_copied_at_each_product(monkeypatch, room, of_each):
+    copied = narrowed(monkeypatch, room)
+    check(gru, 16)
+    # Both ways, but for one that stays there.
+    assert {size for size, _ in copied} >= of_each
+    assert {axis for _, axis in copied} == {0, 1}
+
+
+@pytest.mark.parametrize("units", [64, slow(128)])
+def test_two_groups_of_warps_have_half_of_the_units_each(monkeypatch, units):
+    """Each has a thread of the interpreter, of which there are as many as devices."""
+    monkeypatch.setattr(f"{__name__}.UNITS", units)
+    check(gru, 16)
+
+
 def test_a_cell_that_is_too_large_says_what_to_do():
-    cell = eqx.nn.GRUCell(16, 128, key=jax.random.key(0))
+    cell = eqx.nn.GRUCell(16, 1024, key=jax.random.key(0))
 
     def loss(cell, h, xs):
         step = lambda h, x: (cell(x, h), None)
         run = lambda h, xs: el.Scan(step, schedule=FUSED)(h, xs)[0]
         return jnp.sum(jax.vmap(run)(h, xs))
 
-    (loop,) = el.plans(jax.grad(loss))(cell, jnp.ones((64, 128)), jnp.ones((64, 4, 16)))
-    assert loop.plan.kernel.startswith("none: a row has 68224 operations, too many")
-    assert "336 KiB of 225; fewer units take less" in loop.plan.kernel
+    (loop,) = el.plans(jax.grad(loss))(
+        cell, jnp.ones((64, 1024)), jnp.ones((64, 4, 16))
+    )
+    assert loop.plan.kernel.startswith("none: a row carries 1024 numbers, too many")
+    assert "KiB of 225; fewer units take less" in loop.plan.kernel
 
 
 def test_what_each_row_has_of_its_own_has_a_cotangent():
@@ -188,8 +267,9 @@ def panels_of(f, *shapes, own):
     ("f", "why"),
     [
         (lambda w, h: jnp.flip(h, 1), "`rev` at .* is not for units"),
-        (lambda w, h: h @ h.T, "`dot_general` at .* multiplies vectors of each row"),
         (lambda w, h: jnp.tanh(h.T @ h), "a row has an array of shape"),
+        (lambda w, h: h @ (h.T @ h), "`dot_general` at .* multiplies a matrix of each"),
+        (lambda w, h: jnp.sum(h > 0), "a sum, or the like, of numbers of int32"),
         (lambda w, h: h[:, ::2], "`slice` at .* takes single units"),
         (lambda w, h: h[:, 2:3], "`slice` at .* takes single units"),
         (lambda w, h: h[:, :1] * w[:1] @ w.T, "`slice` at .* takes single units"),

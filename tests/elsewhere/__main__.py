@@ -1,7 +1,8 @@
-"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused | operations | fit]`."""
+"""`python -m tests.elsewhere KIND [LOOP NBYTES | fused | cell | operations | fit]`."""
 
 import dataclasses
 import json
+import re
 import sys
 import warnings
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import jax
 
 import eqloop as el
+from eqloop._programs import lowered
 
 from .cases import (
     budgeted,
     fitted,
     fitted_rows,
     fused,
+    gru,
     loss_of,
     offloaded,
     operations,
@@ -64,6 +67,18 @@ def _fused() -> None:
         )
 
 
+def _cell(kind: str) -> None:
+    """A cell in float32, whose matrices are sums of narrow ones."""
+    grad, args = gru(el.Fused())
+    plan = el.plans(grad)(*args)[0].plan
+    program = lowered(grad, *args).compile()
+    # What is rounded is less than what it was.
+    nothing = re.findall(r"subtract\(%(\S+), %\1\)", program.as_text())
+    temp = compiled_for(kind, grad, *args).temp
+    told = dict(kernel=plan.kernel, planned=plan.peak_bytes, nothing=nothing)
+    _say("gru", **told, temp=temp)
+
+
 def _operations(kind: str) -> None:
     """Operations that a kernel is made of."""
     with jax.enable_x64(True):
@@ -97,6 +112,8 @@ if __name__ == "__main__":
     with el.planning_for(kind):
         if rest == ["fused"]:
             _fused()
+        elif rest == ["cell"]:
+            _cell(kind)
         elif rest == ["operations"]:
             _operations(kind)
         elif rest == ["fit"]:

@@ -174,6 +174,18 @@ def operations() -> Iterator[tuple[str, Callable[..., Any], Any]]:
         yield name, jax.vmap(lambda xs, scan=scan: scan(0.0, xs)[1]), (x,)
 
 
+def gru(schedule: Any) -> tuple[Callable[..., Any], Any]:
+    """The gradient of 64 GRUs of 32 units, in float32."""
+    cell = eqx.nn.GRUCell(16, 32, key=jax.random.key(0))
+
+    def loss(cell: Any, h: Any, xs: Any) -> jax.Array:
+        scan = el.Scan(lambda h, x: (cell(x, h), None), schedule=schedule)
+        return jnp.sum(jax.vmap(scan)(h, xs)[0] ** 2)
+
+    of = lambda *shape: jax.ShapeDtypeStruct((64, *shape), "float32")
+    return jax.grad(loss, (0, 1, 2)), (cell, of(32), of(9, 16))
+
+
 def fused(name: str, schedule: Any) -> tuple[Callable[..., Any], Any]:
     """The gradient of a loop over 8,192 rows that can be one kernel each way."""
     crowd = _crowded, lambda rows, _: (jnp.ones(()), jnp.ones((rows, 64)), None)

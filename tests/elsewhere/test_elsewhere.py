@@ -93,7 +93,8 @@ def test_a_fit_uses_the_host_and_kernels():
 def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
     cases = found("h100", "fused")
     for case in cases.values():
-        assert case["temp"] <= case["planned"] <= 1.02 * case["temp"] + 4096
+        # By itself, the gradient has its cotangents in a place of their own.
+        assert case["temp"] <= case["planned"] <= 1.05 * case["temp"] + 4096
     # A budget takes it where it is faster, and if its numbers fit into registers.
     crowded = cases.pop("crowded")
     assert re.search(r"255 registers a thread, and \d+ B", crowded["kernels"][0])
@@ -105,6 +106,14 @@ def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
             assert all("; by Mosaic GPU; " in kernel for kernel in case["kernels"])
         assert max(case["times"]) < 0.1
         assert not any("Fused" in said for said in case["said"])
+
+
+@pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
+def test_matrices_of_a_cell_lose_no_bits_before_its_kernel():
+    (case,) = found("h100", "cell").values()
+    assert case["kernel"].startswith("one each way with a row in several threads")
+    assert case["nothing"] == []
+    assert case["temp"] <= case["planned"]
 
 
 def test_operations_of_a_kernel_are_compiled():

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.experimental import rnn
 
 import eqloop as el
 
@@ -263,8 +264,57 @@ def fit(size: Size) -> Iterator[Unit]:
     )
 
 
+def kernels(size: Size) -> Iterator[Unit]:
+    """Gradients of loops as one kernel each way, by XLA's kernels, and by cuDNN's."""
+    of, length, rows = functools.partial, size(1000), max(size(256), 64)
+    make_gru = of(problems.gru, length, size(64))
+    wide = of(_narrowed, of(problems.gru, length, size(256)))
+    lstm = lambda units: _Problem(of(problems.lstm, length, size(units), rows))
+    every = {
+        "GRU of 64 units, 256 rows": _over_rows(make_gru, rows),
+        "LSTM of 64 units, 256 rows": lstm(64),
+        "LSTM of 128 units, 256 rows": lstm(128),
+        "GRU of 256 units, 256 rows, bfloat16": _over_rows(wide, rows),
+    }
+    others = "Lorenz, 65,536 rows", "spiking neurons, 65,536 rows"
+    every.update((step, _problems(size)[step]) for step in others)
+    for step, problem in every.items():
+        loops_of = [loops.lax_scan(), loops.lax_scan_of_remat()]
+        programs = [_as_loop(loop, problem) for loop in loops_of]
+        programs.append(_scheduled(problem, el.Fused(), "Fused()"))
+        if "LSTM" in step:
+            by_hand = problem.gradient(_by_cudnn)
+            programs.append(Program("cuDNN", lambda _, by_hand=by_hand: by_hand))
+        yield Unit(step, problem.make, tuple(programs))
+
+
+def _narrowed(make: Callable[[], Any]) -> Any:
+    """A problem in bfloat16."""
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), make())
+
+
+def _by_cudnn(lstm: problems.Lstm, init: Any, xs: jax.Array) -> tuple[Any, None]:
+    """The last carry of a batch of LSTMs, by the kernels of a library."""
+    length, rows, width = xs.shape
+    of, (h, c) = lstm.cell, init
+    leaves = of.weight_ih, of.weight_hh, of.bias, jnp.zeros_like(of.bias)
+    weights = jnp.concatenate([leaf.ravel() for leaf in leaves])
+    lengths, sizes = jnp.full(rows, length, jnp.int32), (width, of.hidden_size, 1)
+    along = jnp.swapaxes(xs, 0, 1), h[None], c[None], weights, lengths
+    _, h, c = rnn.lstm(*along, *sizes, 0.0, False)
+    return (h[0], c[0]), None
+
+
 # A group that is new has its line here, where its importance puts it.
 GROUPS: Mapping[str, Group] = {
+    "kernels": Group(
+        "One kernel each way",
+        "`Fused()`, beside loops of which XLA starts kernels for each step, and the "
+        "LSTM of cuDNN, which stores all. In float32, kernels of cells multiply by "
+        "numbers of 16 bits, and XLA by TF32, of 11.",
+        2.0,
+        kernels,
+    ),
     "times": Group(
         "Times of gradients",
         "Gradients in all inputs, of 1,000 steps (2,000 of the light one). "

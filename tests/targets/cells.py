@@ -95,7 +95,7 @@ def _told(cell: Cell) -> list[str]:
         (loop, *_) = el.plans(f)(*cell.args)
     said = str(getattr(loop.plan, "kernel", None))
     if not said.startswith("one each way with") or "loop" in said:
-        return [said.split("in shared memory, ")[-1].split("is a loop, as ")[-1]]
+        return [said.split("in several threads, ")[-1].split("is a loop, as ")[-1]]
     with _moved() as moved:
         compiled, seconds, *here = _compiled(f, cell)
     _, _, *there = _compiled(_gradient(None), cell)

@@ -1,6 +1,7 @@
 """The kernels among which a budget chooses: how long they take, and what they need."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -26,6 +27,7 @@ from ._classes import NotInKernelError
 from ._forward import Forward
 from ._more_rows import backward_kernel, forward_kernel, way_back
 from ._nests import nests_to_try, usual_nests
+from ._pallas import has_tensor_cores
 from ._row_programs import Settings
 from ._runner import MOST_OF_A_STEP, FusedRunner
 
@@ -53,6 +55,8 @@ _STEPS_TO_RUN = 256
 _ALL_REGISTERS = 248
 # What XLA starts besides: sums over blocks, and transposed arrays.
 _OTHER_KERNELS = 10
+# A search is among kernels of numbers: of those by panels, none has run on a GPU yet.
+_of_numbers = functools.partial(Settings, panels=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +65,15 @@ class Kernel:
 
     Attributes:
         layout: Its layout.
-        duration: How long a gradient takes, in nanoseconds.
+        duration: How long a gradient takes, in nanoseconds; `nan` if nobody knows.
         registers: What a thread takes, if that is known.
+        why_loop_back: Why the way back is a loop, if it is.
     """
 
     layout: Layout
     duration: float
     registers: Registers | None = None
+    why_loop_back: str = ""
 
     @property
     def beats_all(self) -> bool:
@@ -83,6 +89,8 @@ class Kernel:
 
     def described(self, kernel: str) -> str:
         """A line of a plan, with a warning if registers do not hold all numbers."""
+        if self.why_loop_back:
+            return f"{kernel}; its way back is a loop, as {self.why_loop_back}"
         if self.registers is None:
             return kernel
         said = f"{self.registers.number} registers a thread"
@@ -105,7 +113,8 @@ def why_no_kernel(problem: Problem, active: Active) -> str | None:
         return None
     said = f"none: a row has {work:.0f} operations or more, there and back"
     if work > 3 * MOST_OF_A_STEP:
-        return f"{said}, too many to compile"
+        may_be = "; by `Fused()` it may be in several threads, which nobody has timed"
+        return f"{said}, too many to compile{may_be * has_tensor_cores()}"
     by_fused = f"by `Fused()` it takes {work / 1000:.0f} s at the least to compile"
     return f"{said}, and is left to XLA; {by_fused}"
 
@@ -143,6 +152,13 @@ def kernel_of(
     problem: Problem, active: Active, layout: Layout, measure: bool
 ) -> Kernel | None:
     """What a loop takes that is one kernel each way, if it is one here."""
+    assert isinstance(layout.runner, FusedRunner)
+    if planning_device().platform == "gpu":
+        there, back = _kernels(problem, active, layout.runner.settings)
+        if not isinstance(there.panels, str):
+            why = back.panels if isinstance(back.panels, str) else ""
+            seen = _seen(problem, active, layout, measure)
+            return Kernel(layout, seen or math.nan, why_loop_back=why)
     is_one = _work(problem, active) > 0
     return _kernel(problem, active, layout, measure) if is_one else None
 
@@ -184,7 +200,8 @@ def on_a_gpu(problem: Problem, active: Active) -> str:
 def _layouts(problem: Problem) -> list[Layout]:
     """From the most memory to the least, which is from the fastest to the slowest."""
     every = dict.fromkeys(map(tuple, nests_to_try(problem.loop.length)))
-    return [Layout(Nested(one), runner=FusedRunner(Settings(), one)) for one in every]
+    runners = (FusedRunner(_of_numbers(), one) for one in every)
+    return [Layout(Nested(one.nests), runner=one) for one in runners]
 
 
 def _counted(problem: Problem, layout: Layout) -> int:
@@ -203,7 +220,7 @@ def _work(problem: Problem, active: Active) -> float:
     if not is_gpu or not is_counted or problem.step.jaxpr.effects:
         return 0.0
     try:
-        runner, run = FusedRunner(Settings()), problem.as_run
+        runner, run = FusedRunner(_of_numbers()), problem.as_run
         if runner.why_not(run.row_step, run.loop) is not None:
             return 0.0
         there = _there(problem, active)
@@ -225,7 +242,8 @@ def _seen(
     length = problem.loop.length
     count = min(length, _STEPS_TO_RUN)
     levels = nests(count, max(math.isqrt(count), 2))
-    short = Layout(Nested(levels), runner=FusedRunner(Settings(), levels))
+    assert layout.runner is not None
+    short = Layout(Nested(levels), runner=layout.runner.storing(levels))
     found = trials(problem, active, [StepsAlone(count), short], measure)
     if found is None or not found[1].was_run:
         return None
@@ -253,20 +271,17 @@ def _told(
 def _there(problem: Problem, active: Active) -> Forward:
     """The kernel that runs steps."""
     run = settled_problem(problem.as_run, active, reverse=True)
-    return forward_kernel(run.row_step, run.loop, Settings())
+    return forward_kernel(run.row_step, run.loop, _of_numbers())
 
 
-def why_loop_back(problem: Problem, active: Active) -> str:
-    """Why the way back of a cell that is a kernel is a loop; "" if it is not."""
-    back = _kernels(problem, active)[1].panels
-    return back if isinstance(back, str) else ""
-
-
-def _kernels(problem: Problem, active: Active) -> tuple[Forward, Backward]:
+def _kernels(
+    problem: Problem, active: Active, settings: Settings | None = None
+) -> tuple[Forward, Backward]:
     """The kernels, which run steps, and take them back."""
     run = settled_problem(problem.as_run, active, reverse=True)
     own = run.step.carry_types[run.count_at] if isinstance(run, Ending) else None
     back = gradient_back(problem.as_run, active, outputs_wanted(problem))
     way = way_back(again(run), back, own)
-    there = _there(problem, active)
-    return there, backward_kernel(way, run.loop_back, Settings())
+    settings = settings or _of_numbers()
+    there = forward_kernel(run.row_step, run.loop, settings)
+    return there, backward_kernel(way, run.loop_back, settings)

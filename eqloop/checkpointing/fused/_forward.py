@@ -109,7 +109,7 @@ class Forward:
             return ""
         why = self.programs.why_not_mosaic
         if why and self.panels:
-            why += f", and with these in shared memory, {self.panels}"
+            why += f"; and in several threads, {self.panels}"
         return f"; by Triton and not by Mosaic GPU: {why}" if why else "; by Mosaic GPU"
 
     @property

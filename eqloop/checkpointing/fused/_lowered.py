@@ -10,7 +10,7 @@ kernel.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -70,9 +70,10 @@ _OF_NARROW = frozenset(
 )
 
 
-def lowered(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program by few operations; all in it can be lowered, see `why_not`."""
-    return inlined(program, lambda eqn: called_by(eqn) is not None, _by_few)
+def lowered(program: jex.ClosedJaxpr, but: Collection[str] = ()) -> jex.ClosedJaxpr:
+    """A program by few operations `but` some; all can be lowered, see `why_not`."""
+    others = lambda eqn: None if eqn.primitive.name in but else _by_few(eqn)
+    return inlined(program, lambda eqn: called_by(eqn) is not None, others)
 
 
 def _by_few(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | None:

@@ -31,8 +31,8 @@ _HAS = frozenset(
     """abs add and bitcast_convert_type clz complex cond convert_element_type cos
     div dot_general dynamic_slice dynamic_update_slice eq exp exp2 ge gt imag
     integer_pow iota le log log2 lt max min mul ne neg or random_unwrap random_wrap real
-    reduce_sum rem rsqrt scan select_n shift_left shift_right_arithmetic
-    shift_right_logical sin
+    reduce_max reduce_min reduce_sum rem rsqrt scan select_n shift_left
+    shift_right_arithmetic shift_right_logical sin
     sqrt sub tanh unvmap_any while xor""".split()  # noqa: SIM905
 ).union(MOVES)
 # Of numbers of 8 bits.

@@ -2,30 +2,41 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._arrays import Flags, pick
+from ..._arrays import Flags, pick, split
 from ..._types import Index, Value
 from ..engine.orders._levels import Nest
-from ._panel_rooms import ROWS, PanelRooms, PanelStep, Total
-from ._panels import NARROW, Panel, Same
+from ._panel_rooms import ROWS, TURNS, PanelRooms, PanelStep, Total
+from ._panels import NARROW, Factor, Panel, Same
 
 _FLOAT = np.dtype("float32")
+# By what numbers of a row become one, and what changes nothing then.
+_REDUCTIONS: dict[str, tuple[Any, Any, float]] = {
+    "reduce_sum": (jnp.sum, lax.add, 0),
+    "reduce_max": (jnp.max, lax.max, -np.inf),
+    "reduce_min": (jnp.min, lax.min, np.inf),
+}
 
 
-def parts_of(x: Value, count: int) -> list[Value]:
-    """Arrays of bfloat16 that add up to one of float32, the largest first."""
-    found = [x.astype(NARROW)]
-    for _ in range(count - 1):
+def parts_of(
+    x: Value, count: int, rounded: Callable[[Value], Value] = lambda x: x
+) -> list[Value]:
+    """Arrays of bfloat16 that add up to one of float32, the largest first.
+
+    It is `rounded` before each is one of that type.
+    """
+    found = list[Value]()
+    for _ in range(count):
+        found.append(rounded(x).astype(NARROW))
         rest = x - found[-1].astype(_FLOAT)
         # Of an infinity, nothing is left.
         x = jnp.where(jnp.abs(rest) < jnp.inf, rest, jnp.zeros_like(rest))
-        found.append(x.astype(NARROW))
     return found
 
 
@@ -39,13 +50,17 @@ class PanelBlock:
         self.of, self.pl, self.gpu = of, pl, gpu
         (self._numbers,), own, self._start, self._stored, same, sources, *outs = refs
         self._finals, self._outs, self._kept, totals = outs
-        matrices, operands, self._ones, sums, near, loaded, self._barrier = rooms
+        matrices, self._copied, operands, self._ones, *rooms = rooms
+        sums, near, loaded, self._barrier = rooms
         self._own = dict(zip(of.times, own, strict=True))
         self._shared = dict(zip(of.same, same, strict=True))
         self._group, self._block = lax.axis_index("group"), lax.axis_index("block")
         self.layout = gpu.Layout.WGMMA
         keys = (factor.key for factor in of.factors)
         self._matrices = dict(zip(keys, matrices, strict=True))
+        stay, rest = split(sources, sum(map(len, matrices)))
+        counts = (of.parts_of(factor.matrix) for factor in of.streamed.values())
+        self._streamed = dict(zip(of.streamed, split(rest, *counts)[:-1], strict=True))
         self._operands = dict(zip(of.operands, operands, strict=True))
         self._sums = dict(zip(of.of_kind("summed"), sums, strict=True))
         self._totals = dict(zip(of.totals, totals, strict=True))
@@ -56,7 +71,7 @@ class PanelBlock:
             @pl.when(self._group == 0)
             def _() -> None:
                 parts = (ref for refs in matrices for ref in refs)
-                for source, ref in zip(sources, parts, strict=True):
+                for source, ref in zip(stay, parts, strict=True):
                     gpu.copy_gmem_to_smem(source, ref.at[0], loaded)
 
             gpu.barrier_wait(loaded)
@@ -147,12 +162,13 @@ class PanelBlock:
                 if panel in step.operands:
                     self._put_parts(panel)
             for panel in sums:
+                along, both, zero = _REDUCTIONS[panel.of]
                 totals = [
-                    jnp.sum(self._masked(x), 1) if x.width > 1 else self._value(x)
+                    along(self._masked(x, zero), 1) if x.width > 1 else self._value(x)
                     for x in panel.panels
                 ]
                 ref = self._sums[panel].at[self._group]
-                self._put(ref, functools.reduce(jnp.add, totals))
+                self._put(ref, functools.reduce(both, totals))
             if sums or any(panel in step.operands for panel in here):
                 self.gpu.commit_smem()
                 self._wait()
@@ -204,7 +220,18 @@ class PanelBlock:
 
     def _add(self, total: Total, refs: Any) -> None:
         n, (ref, *_) = self.of.places[total][0], refs
-        columns = self.pl.ds(0, n if n > 1 else self.of.tile)
+        # By columns for which there are registers.
+        for first in range(0, n, ROWS):
+            size = min(n - first, ROWS)
+            columns = self.pl.ds(first, size if n > 1 else self.of.tile)
+            x = self._outer(total, columns)
+            # A vector was multiplied by columns that are all the same.
+            x, of = (x, ref.at[:, columns]) if n > 1 else (jnp.sum(x, 1), ref)
+            before = self.gpu.load(of, layout=self._layout_of(n), optimized=False)
+            self._put(of, before + x)
+
+    def _outer(self, total: Total, columns: Any) -> Value:
+        """Some columns of what a step adds to a total."""
 
         def run(sum_: Any) -> Any:
             for left, start, right in total.pairs:
@@ -216,11 +243,7 @@ class PanelBlock:
                     self.gpu.wgmma(sum_, part, rights[j].at[self._zero, :, columns])
             return sum_[...]
 
-        x = self.pl.run_scoped(run, self.gpu.ACC((ROWS, columns.size), _FLOAT))
-        # A vector was multiplied by columns that are all the same.
-        x = x if n > 1 else jnp.sum(x, 1)
-        before = self.gpu.load(ref, layout=self._layout_of(n), optimized=False)
-        self._put(ref, before + x)
+        return self.pl.run_scoped(run, self.gpu.ACC((ROWS, columns.size), _FLOAT))
 
     def _write_totals(self) -> None:
         def write(total: Total, refs: Any) -> None:
@@ -262,8 +285,8 @@ class PanelBlock:
     def _shape(self, width: int) -> tuple[int, ...]:
         return (ROWS, self.of.own(width))[: 1 + (width > 1)]
 
-    def _masked(self, panel: Panel) -> Value:
-        """A panel with zeros where it has no units."""
+    def _masked(self, panel: Panel, zero: float = 0) -> Value:
+        """A panel with zeros, or other numbers, where it has no units."""
         x, width = self._value(panel), panel.width
         count = self.of.of.found.count - self._block * ROWS
         # Rows that there are not have no part in what is added up over rows.
@@ -274,7 +297,7 @@ class PanelBlock:
         for axis, end in ends:
             at = self.gpu.broadcasted_iota(jnp.int32, x.shape, axis, layout=self.layout)
             is_there = at < jnp.broadcast_to(end, x.shape)
-            x = jnp.where(is_there, x, jnp.zeros_like(x))
+            x = jnp.where(is_there, x, jnp.full_like(x, zero))
         return x
 
     def _value(self, panel: Panel) -> Value:
@@ -330,25 +353,68 @@ class PanelBlock:
             self._load(self._sums[panel], (group,), panel)
             for group in range(self.of.groups)
         )
-        return functools.reduce(jnp.add, parts)
+        return functools.reduce(_REDUCTIONS[panel.of][1], parts)
 
     def _product(self, panel: Panel) -> Value:
-        columns = self._columns(0, panel.width)
+        pieces = list[tuple[Any, Factor, Any]]()
+        for x, factor in zip(panel.panels, panel.factors, strict=True):
+            units = self.of.padded(x.width)
+            depth = units if factor.key in self._matrices else self.of.depth
+            pieces += [
+                (self._operands[x], factor, self.pl.ds(k, min(depth, units - k)))
+                for k in range(0, units, depth)
+            ]
 
         def run(sum_: Any) -> Value:
-            for x, factor in zip(panel.panels, panel.factors, strict=True):
-                units = self.pl.ds(0, self.of.padded(x.width))
-                left = self._operands[x]
-                right = self._matrices[factor.key]
+            rights = self._read([piece[1:] for piece in pieces], panel)
+            for (left, _, units), right in zip(pieces, rights, strict=True):
                 for i, j in _pairs(len(left), len(right)):
-                    at = (slice(None), columns)[:: 1 - 2 * factor.axis]
-                    part = right[j].at[self._zero, *at]
-                    part = part.transpose((1, 0)) if factor.axis else part
-                    self.gpu.wgmma(sum_, left[i].at[self._zero, :, units], part)
+                    self.gpu.wgmma(sum_, left[i].at[self._zero, :, units], right[j])
             return sum_[...]
 
         shape = self._shape(panel.width)
         return self.pl.run_scoped(run, self.gpu.ACC(shape, _FLOAT))
+
+    def _read(
+        self, pieces: Sequence[tuple[Factor, Any]], panel: Panel
+    ) -> Iterator[list[Any]]:
+        """Parts of matrices in shared memory, while the next ones are on their way."""
+        columns = self._columns(0, panel.width)
+        for i, (factor, units) in enumerate(pieces):
+            if i == 0:
+                self._copy(*pieces[0], panel, 0)
+            if i + 1 < len(pieces):
+                # What is there was multiplied by.
+                self.gpu.wgmma_wait(0)
+                self._copy(*pieces[i + 1], panel, (i + 1) % TURNS)
+            if factor.key in self._matrices:
+                at = (units, columns)[:: 1 - 2 * factor.axis]
+                parts = [x.at[self._zero, *at] for x in self._matrices[factor.key]]
+                yield [x.transpose((1, 0)) if factor.axis else x for x in parts]
+                continue
+            places = self._places(factor, units, i % TURNS)
+            for _, barrier in places:
+                self.gpu.barrier_wait(barrier)
+            yield [x.at[:, self.pl.ds(0, columns.size)] for x, _ in places]
+
+    def _copy(self, factor: Factor, units: Any, panel: Panel, turn: int) -> None:
+        """Copies some rows of a matrix that does not stay in shared memory."""
+        if factor.key not in self._matrices:
+            first = self._columns(0, panel.width).start
+            columns = self.pl.ds(first, self.of.span(self.of.tile))
+            parts = self._streamed[factor.key, factor.axis]
+            places = self._places(factor, units, turn)
+            for source, place in zip(parts, places, strict=True):
+                self.gpu.copy_gmem_to_smem(source.at[units, columns], *place)
+
+    def _places(self, factor: Factor, units: Any, turn: int) -> list[tuple[Any, Any]]:
+        """Where a group has them in a turn, each with what says that it is there."""
+        (ref, barrier), most = self._copied, self.of.most_parts
+        first = (self._group * TURNS + turn) * most
+        return [
+            (ref.at[first + k, self.pl.ds(0, units.size)], barrier.at[first + k])
+            for k in range(self.of.parts_of(factor.matrix))
+        ]
 
 
 def _rows(nests: Sequence[Nest]) -> int:

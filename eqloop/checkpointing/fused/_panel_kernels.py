@@ -8,13 +8,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..._arrays import Arrays, Flags, pick, split
 from ..._types import Value
 from ..engine.orders._levels import Nest
 from ._pallas import NAME, launched
 from ._panel_block import PanelBlock, parts_of
-from ._panel_rooms import ROWS, PanelRooms, Total
+from ._panel_rooms import ROWS, TURNS, PanelRooms, Total
 from ._panels import NARROW, Panel
 
 _FLOAT = np.dtype("float32")
@@ -78,6 +79,12 @@ class PanelLoop(PanelRooms):
             [wide(*map(self.padded, factor.sizes))] * self.parts_of(factor.matrix)
             for factor in self.factors
         ]
+        # Each group of warps has places of its own, in turns.
+        turns = self.groups * TURNS * self.most_parts * bool(self.streamed)
+        copied = [
+            room(self.tile, NARROW, turns, self.depth, self.span(self.tile)),
+            gpu.Barrier(num_barriers=turns),
+        ][: 2 * bool(turns)]
         operands = [
             [wide(ROWS, self.padded(width))] * self.parts_of(x)
             for x, width in self.operands.items()
@@ -92,6 +99,7 @@ class PanelLoop(PanelRooms):
         ]
         scratch = [
             matrices,
+            copied,
             operands,
             [wide(ROWS, self.tile)] * bool(self.totals),
             [gpu.SMEM((self.groups, ROWS), _FLOAT) for _ in self.of_kind("summed")],
@@ -139,7 +147,8 @@ class PanelLoop(PanelRooms):
         """What rows share, as the kernel takes it: vectors, and parts of matrices."""
         none = [jnp.int32(0)] * len(self.of.found.roots)
         inputs = [*inputs, *none, *self.of.lifted_values]
-        wanted = [*self.same, *(factor.matrix.var for factor in self.factors)]
+        factors = [*self.factors, *self.streamed.values()]
+        wanted = [*self.same, *(factor.matrix.var for factor in factors)]
         same, matrices = split(self.panels.before(inputs, wanted), len(self.same))
         # The last panel of a vector may have no units in some of its columns.
         panels = self.of_kind("same")
@@ -152,11 +161,17 @@ class PanelLoop(PanelRooms):
             for x, of in zip(same, ends, strict=True)
         ]
         parts = list[Value]()
-        for x, factor in zip(matrices, self.factors, strict=True):
+        for k, (x, factor) in enumerate(zip(matrices, factors, strict=True)):
             (i, j), (a, b) = factor.starts, factor.sizes
+            n = factor.sizes[1 - factor.axis]
             x = jnp.squeeze(x)[i : i + a, j : j + b].astype(_FLOAT)
             x = _fit(x, self.padded(a), self.padded(b))
-            parts += parts_of(x, self.parts_of(factor.matrix))
+            if k >= len(self.factors):
+                # It is copied by as many columns for each group as any has, and is
+                # multiplied along its first axis.
+                x = x.T if factor.axis else x
+                x = _fit(x, len(x), self.span(self.tile) - self.own(n) + self.padded(n))
+            parts += parts_of(x, self.parts_of(factor.matrix), _rounded)
         return same, parts
 
     def _of_rows(self, x: Value, width: int, *steps: int, least: int = 0) -> Value:
@@ -173,6 +188,14 @@ class PanelLoop(PanelRooms):
         given = [p for p in self.of_kind("given") if p.of == i]
         ends = (p.start + self.padded(p.width) for p in given)
         return self._of_rows(x, width, *steps, least=max(ends, default=0))
+
+
+def _rounded(x: Value) -> Value:
+    """Numbers of float32 that bfloat16 has.
+
+    XLA takes a conversion there and back for none, by `xla_allow_excess_precision`.
+    """
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def joined(arrays: Sequence[Value]) -> Value:

@@ -5,7 +5,7 @@ back. What a segment leaves there, the next one has the place of.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -27,13 +27,12 @@ from ._panels import NotPanelsError, Outer, Panel, Panels, Wide, ends, spread
 from ._row_programs import RowPrograms
 
 _FLOAT = np.dtype("float32")
-# A matrix is one for tensor cores if it has so many rows and columns. With less, a row
-# may be small enough for its numbers to be written out, and a budget chooses among such
-# kernels: those of cells have been compiled, and none has run on a GPU yet.
+# A step is one of panels if it carries a vector of so many units, or multiplies by a
+# matrix of so many rows and columns. Of fewer numbers, each is written out.
 _LEAST = 32
-# So few bytes of a thread are read from the nearest cache, in less time than a loop of
-# XLA takes to start its kernels.
-_MOST_SPILLED = 64
+# So few bytes of a thread go to a cache and back (0.7 MB for a block, which is some
+# 15 us) in less time than a loop of XLA takes to start the kernels of a step.
+_MOST_SPILLED = 1280
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 
@@ -42,9 +41,7 @@ class PanelsForward:
 
     def __init__(self, of: RowPrograms, program: AxisProgram, vals: Any, loop: Loop):
         consts, carry, x, _, y = vals
-        if not any(op.name == "dot_general" for op in program.ops):
-            raise NotPanelsError("")  # nobody would expect it
-        _check(of, loop, consts, [*carry, *x, *y])
+        _check(of, loop, [program], carry, consts, [*carry, *x, *y])
         self._loop, self._carry, self._y = loop, carry, y
         at = range(len(consts), len(consts) + len(carry))
         panels = _panels(of, of.program(program), program.ins, at)
@@ -55,8 +52,6 @@ class PanelsForward:
         axes = [*[None] * at.stop, *loop.x_axes]
         times = _times(of, program.ins, axes, *at)
         self._run = PanelLoop(of, panels, program.ins, times, loop, step)
-        if not any(min(factor.sizes) >= _LEAST for factor in self._run.factors):
-            raise NotPanelsError(f"none has {_LEAST} rows and columns")
         _check_room(self._run)
 
     def __call__(
@@ -93,7 +88,7 @@ class PanelsBackward:
         x_of: Sequence[int],
     ):
         (again, pull), (c, h, x, z, g, sums, before, ct_x) = programs, vals
-        _check(of, loop, c, [*h, *x, *z, *g, *before, *ct_x])
+        _check(of, loop, programs, g, c, [*h, *x, *z, *g, *before, *ct_x])
         if any(v.pending for v in (*before, *ct_x)):
             raise NotPanelsError("a sum over rows is carried, or is of a step")
         # What is added up is of all rows, or of one.
@@ -236,10 +231,29 @@ def _stacked(arrays: Sequence[Value], vals: Sequence[Val]) -> list[Value]:
     return [x.reshape(x.shape[0], *val.shape) for x, val in pairs]
 
 
+def _long_axes(of: RowPrograms, vals: Iterable[Val]) -> int:
+    """How many axes of one of some arrays have so many entries, but those of rows."""
+    pairs = (zip(val.shape, of.rows(val), strict=True) for val in vals)
+    return max(
+        (sum(n >= _LEAST and r is None for n, r in of) for of in pairs), default=0
+    )
+
+
 def _check(
-    of: RowPrograms, loop: Loop, consts: Sequence[Val], vals: Sequence[Val]
+    of: RowPrograms,
+    loop: Loop,
+    programs: Sequence[AxisProgram],
+    carry: Sequence[Val],
+    consts: Sequence[Val],
+    vals: Sequence[Val],
 ) -> None:
-    """Refuses loops, and arrays with rows, that these kernels do not know."""
+    """Refuses small steps, and loops and arrays that these kernels do not know."""
+    dots = (op for one in programs for op in one.ops if op.name == "dot_general")
+    if (
+        not _long_axes(of, carry)
+        and _long_axes(of, (v for op in dots for v in op.ins)) < 2
+    ):
+        raise NotPanelsError("")  # nobody would expect it
     if loop.stops or loop.meter.is_shown or loop.kept is not None or not loop.length:
         raise NotPanelsError("it stops early, has no steps, or leaves out outputs")
     if of.settings.block is not None or of.found.count < ROWS:

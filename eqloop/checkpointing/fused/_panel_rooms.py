@@ -1,7 +1,8 @@
 """What the kernel of a loop by panels has in shared memory.
 
 A block has 64 rows and some groups of warps, each with as many units of each panel.
-Matrices stay in shared memory, as arrays of bfloat16 whose sum they are. What they are
+Matrices stay in shared memory, as arrays of bfloat16 whose sum they are, and those for
+which there is no room are copied there by parts, at each product. What they are
 multiplied by is left there as well, and products are made by tensor cores:
 
     registers  --stored, waited for-->  shared memory  --product-->  registers
@@ -12,6 +13,7 @@ Cotangents of matrices are added up there as far as there is room, and in memory
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,8 +26,11 @@ from ._row_programs import RowPrograms
 ROWS = 64
 # A block of an H100 has 227 KiB, of which barriers and sums within warps take some.
 _MOST_SHARED = 225 * 1024
-# So many units are those of a group, and there are no more groups.
-_UNITS, _MOST_GROUPS = 32, 4
+# So many units are those of a group, and there are no more groups: by four of them, of
+# threads with half of the registers each, twice the bytes would be outside of these.
+_UNITS, _MOST_GROUPS = 32, 2
+# So many rows of a matrix are copied at once, and as many are on their way meanwhile.
+_DEPTHS, TURNS = (64, 32), 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,9 +139,34 @@ class PanelRooms:
 
     @functools.cached_property
     def factors(self) -> list[Factor]:
-        """The parts of matrices in shared memory."""
-        found = {f.key: f for p in self.of_kind("product") for f in p.factors}
-        return list(found.values())
+        """The parts of matrices that stay in shared memory."""
+        return self._room(self.tile)[2]
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """How many rows of the others are copied at once."""
+        return self._room(self.tile)[1]
+
+    @functools.cached_property
+    def streamed(self) -> dict[tuple[Any, int], Factor]:
+        """Those that are copied there for each product, by how they are multiplied."""
+        stay = {factor.key for factor in self.factors}
+        return {(f.key, f.axis): f for f in self.every_factor if f.key not in stay}
+
+    @functools.cached_property
+    def every_factor(self) -> list[Factor]:
+        """What panels are multiplied by."""
+        return [f for p in self.of_kind("product") for f in p.factors]
+
+    @functools.cached_property
+    def most_parts(self) -> int:
+        """How many arrays of bfloat16 a part of a matrix is at most."""
+        return max((self.parts_of(f.matrix) for f in self.every_factor), default=0)
+
+    def span(self, tile: int) -> int:
+        """How many columns of a group a product has at most."""
+        widths = (self.own(p.width, tile) for p in self.of_kind("product"))
+        return max(widths, default=0)
 
     @functools.cached_property
     def operands(self) -> dict[Panel, int]:
@@ -150,8 +180,7 @@ class PanelRooms:
         """How many arrays of bfloat16 add up to one."""
         if x.is_narrow if isinstance(x, Same) else x.dtype == NARROW:
             return 1
-        every = (f for p in self.of_kind("product") for f in p.factors)
-        return 2 + any(factor.is_exact for factor in every)
+        return 2 + any(factor.is_exact for factor in self.every_factor)
 
     @functools.cached_property
     def same(self) -> list[Any]:
@@ -174,21 +203,22 @@ class PanelRooms:
     @functools.cached_property
     def tile(self) -> int:
         """How many columns a tile in shared memory has."""
-        tiles = [t for t in (64, 32) if self.groups * t <= self._widest]
-        sizes = {tile: self._shared(tile) for tile in [*tiles, 16]}
-        if (least := min(sizes.values())) > _MOST_SHARED:
+        tiles = [*(t for t in (64, 32) if self.groups * t <= self._widest), 16]
+        rooms = {tile: self._room(tile) for tile in tiles}
+        if (least := min(size for size, *_ in rooms.values())) > _MOST_SHARED:
             raise NotPanelsError(
-                f"these and what they multiply take {least // 1024} KiB of "
+                f"what these multiply takes {least // 1024} KiB of "
                 f"{_MOST_SHARED // 1024}; fewer units take less, and bfloat16 half"
             )
 
         def costs(tile: int) -> Any:
-            """Whether there is no room for all totals; bytes, if there are none."""
-            n = sum(self._columns_of(total, tile) for total in self.step.totals)
-            return sizes[tile] + 4 * ROWS * n > _MOST_SHARED, not n and sizes[tile]
+            """If matrices, or totals, have no room; bytes, if there are no totals."""
+            (size, depth, _), own = rooms[tile], self.step.totals
+            n = sum(self._columns_of(total, tile) for total in own)
+            return depth > 0, size + 4 * ROWS * n > _MOST_SHARED, not n and size
 
         # Larger tiles take fewer operations, and fewer registers on the way back.
-        fits = (tile for tile, size in sizes.items() if size <= _MOST_SHARED)
+        fits = (tile for tile, (size, *_) in rooms.items() if size <= _MOST_SHARED)
         return min(fits, key=costs)
 
     def _columns_of(self, total: Total, tile: int) -> int:
@@ -200,20 +230,38 @@ class PanelRooms:
         unit = self.groups * (tile or self.tile)
         return 1 if width == 1 else -(-width // unit) * unit
 
-    def own(self, width: int) -> int:
+    def own(self, width: int, tile: int | None = None) -> int:
         """How many of them a group has."""
-        return self.padded(width) // self.groups
+        return self.padded(width, tile) // self.groups
 
-    def _shared(self, tile: int) -> int:
+    def _room(self, tile: int) -> tuple[int, int, list[Factor]]:
+        """The bytes of shared memory, and the parts of matrices that stay there.
+
+        Between these, how many rows of the others are copied at once.
+        """
         size = sum(
             self.padded(width, tile) * self.parts_of(x)
             for x, width in self.operands.items()
         )
         size = 2 * ROWS * (size + tile * bool(self.step.totals))
-        for factor in self.factors:
-            a, b = (self.padded(n, tile) for n in factor.sizes)
-            size += 2 * a * b * self.parts_of(factor.matrix)
-        return size + 4 * ROWS * self.groups * len(self.of_kind("summed"))
+        size += 4 * ROWS * self.groups * len(self.of_kind("summed"))
+        every, stay = {f.key: f for f in self.every_factor}, list[Factor]()
+        sizes = [
+            2 * math.prod(self.padded(n, tile) for n in factor.sizes) * parts
+            for factor in every.values()
+            for parts in [self.parts_of(factor.matrix)]
+        ]
+        depth = 0
+        if size + sum(sizes) > _MOST_SHARED:
+            row = 2 * TURNS * self.groups * self.most_parts * self.span(tile)
+            # They are no part of a tile of what is multiplied.
+            fits = (n for n in _DEPTHS if n > tile and size + n * row <= _MOST_SHARED)
+            depth = next(fits, tile)
+            size += depth * row
+        for factor, own in zip(every.values(), sizes, strict=True):
+            if size + own <= _MOST_SHARED:
+                size, stay = size + own, [*stay, factor]
+        return size, depth, stay
 
     @functools.cached_property
     def places(self) -> dict[Total, tuple[int, int]]:
@@ -227,7 +275,7 @@ class PanelRooms:
     @functools.cached_property
     def totals(self) -> dict[int, tuple[int, int]]:
         """How many totals have so many columns, and how many are in shared memory."""
-        left, found = _MOST_SHARED - self._shared(self.tile), {}
+        left, found = _MOST_SHARED - self._room(self.tile)[0], {}
         counts = collections.Counter(n for n, _ in self.places.values())
         for n, count in sorted(counts.items(), reverse=True):
             found[n] = count, min(count, left // (4 * ROWS * n))

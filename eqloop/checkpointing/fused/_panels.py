@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +28,8 @@ from ..._types import Value
 
 NARROW = jnp.dtype("bfloat16")
 _FLOAT = np.dtype("float32")
+# What is made of the units of a row, besides a sum.
+EXTREMES = "reduce_max", "reduce_min"
 
 
 class NotPanelsError(Exception):
@@ -95,7 +98,7 @@ class Panel:
         kind: `given`, `same`, `mapped`, `spread`, `product` or `summed`.
         width: How many units it has; 1 if it is a number.
         dtype: Its dtype.
-        of: What is given, what rows share, or the operation.
+        of: What is given, what rows share, the operation, or the name of a reduction.
         start: Its first unit in what is given or the same.
         ins: The panels that it is made of, and numbers that rows share.
         factors: Of a product, what each of them is multiplied by.
@@ -184,7 +187,7 @@ class Panels:
                 made = seen.setdefault(key, [_same(v, eqn, ins) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, made, strict=True))
             elif eqn.primitive.name in ELEMENTWISE:
-                env[out] = self._mapped(eqn, ins)
+                env[out] = self.mapped(eqn, ins)
             elif (rule := _RULES.get(eqn.primitive.name)) is not None:
                 env[out] = rule(self, eqn, *ins)
             else:
@@ -205,7 +208,7 @@ class Panels:
             return (Panel("same", _units(x.shape), x.dtype, x),)
         return x
 
-    def _mapped(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Wide | Outer:
+    def mapped(self, eqn: jex.JaxprEqn, ins: Sequence[Any]) -> Wide | Outer:
         if any(isinstance(x, Outer) for x in ins):
             if _is_cast(eqn):
                 return ins[0]
@@ -369,16 +372,28 @@ def _summed(of: Panels, eqn: jex.JaxprEqn, x: Any) -> Wide | Outer:
     shape = aval_of(eqn.invars[0]).shape
     if all(shape[i] == 1 for i in eqn.params["axes"]):
         return x
-    x = of.wide(x)
-    return (Panel("summed", 1, x[0].dtype, ins=x, level=1 + _level(x)),)
+    return _reduced(of.wide(x), eqn.primitive.name)
+
+
+def _reduced(x: Wide, by: str = "reduce_sum") -> Wide:
+    if x[0].dtype != _FLOAT:
+        raise NotPanelsError(f"it has a sum, or the like, of numbers of {x[0].dtype}")
+    return (Panel("summed", 1, x[0].dtype, by, ins=x, level=1 + _level(x)),)
 
 
 def _product(of: Panels, eqn: jex.JaxprEqn, *ins: Any) -> Wide | Outer:
     (axes, _), precision = eqn.params["dimension_numbers"], eqn.params["precision"]
     shapes = [aval_of(v).shape for v in eqn.invars]
+    count, out = math.prod(shapes[0][i] for i in axes[0]), aval_of(eqn.outvars[0])
+    if out.size == 1 or (count == 1 and 1 in map(math.prod, shapes)):
+        # Of two vectors, or of a number and a vector.
+        type_ = jax.ShapeDtypeStruct((max(count, out.size),), out.dtype)
+        (each,) = jax.make_jaxpr(lax.mul)(type_, type_).eqns
+        made = of.wide(of.mapped(each, ins))
+        return made if count == 1 else _reduced(made)
     if not any(isinstance(x, Same) for x in ins):
-        if any(shapes[0][i] != 1 for i in axes[0]):
-            raise NotPanelsError(f"{said(eqn)} multiplies vectors of each row")
+        if count > 1:
+            raise NotPanelsError(f"{said(eqn)} multiplies a matrix of each row")
         left, right = (tuple(p.narrow for p in of.wide(x)) for x in ins)
         return Outer(((left, right),))
     side = int(isinstance(ins[1], Same))
@@ -404,6 +419,6 @@ _RULES = {
     **dict.fromkeys(_MOVES, _moved),
     "slice": _sliced,
     "concatenate": _joined,
-    "reduce_sum": _summed,
+    **dict.fromkeys(("reduce_sum", *EXTREMES), _summed),
     "dot_general": _product,
 }

@@ -33,6 +33,7 @@ from ._pallas import (
     precision_of_tiles,
     waiting,
 )
+from ._panels import EXTREMES
 from ._products import is_large
 from ._scope import BlockScope, from_vectors, numbers_of, objects
 from ._tiles import Tiles, padded
@@ -50,7 +51,7 @@ class Settings:
             or so. A device that also draws a screen stops kernels of several seconds,
             and none can be interrupted.
         mosaic: Whether they are compiled by Mosaic GPU, where that can make them.
-        panels: Whether products by larger matrices are made by tensor cores there.
+        panels: Whether they are by panels, where that can be.
         tiles: Whether they are compiled for a TPU.
     """
 
@@ -154,8 +155,9 @@ class RowPrograms:
         self, programs: Sequence[jex.ClosedJaxpr], leaves: Sequence[Leaf]
     ) -> list[jex.ClosedJaxpr]:
         """Programs of one row for the backend of Pallas that makes a kernel of them."""
-        settings, count, made = self.settings, len(self.found.sizes), list(programs)
+        settings, count = self.settings, len(self.found.sizes)
         block = TILE if settings.tiles else BLOCK
+        made = programs = list(map(lowered, programs))
         if not settings.mosaic and not settings.tiles:
             why = "it is not there"
         elif settings.block not in (None, block):
@@ -170,7 +172,7 @@ class RowPrograms:
             made = list(map(written, programs))
             why = why_not(made) or (settings.tiles and why_not_on_tpu(made)) or ""
         self.why_not_mosaic = why
-        return list(programs) if why else made
+        return programs if why else made
 
     def why_not_tiled(self, times: Iterable[tuple[Sequence[Val], int]]) -> str | None:
         """Why no TPU has a kernel with so many of some values, if none has."""
@@ -205,7 +207,10 @@ class RowPrograms:
     def program(
         self, program: AxisProgram, want: Sequence[Rows] | None = None
     ) -> jex.ClosedJaxpr:
-        """What one row computes, from its inputs, row numbers and constant arrays."""
+        """What one row computes, from its inputs, row numbers and constant arrays.
+
+        It is `lowered`, but for what panels have besides.
+        """
         counts = len(program.ins), len(self.found.roots)
 
         def run(*flat: Value) -> list[Value]:
@@ -221,7 +226,7 @@ class RowPrograms:
         types = [row.type_of(val) for val in program.ins]
         types += [number] * counts[1]
         types += [row.type_of(val) for val, _ in self._read]
-        return lowered(jax.make_jaxpr(run)(*types))
+        return lowered(jax.make_jaxpr(run)(*types), but=EXTREMES)
 
     def room(self, *programs: jex.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
         """Memory by which numbers become tiles, if any product is one of tiles."""

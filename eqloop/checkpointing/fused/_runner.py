@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Arrays, axes_of, type_of
+from ..._device import planning_device
 from ..._programs import refuse_callbacks, warn_once
 from ..._types import PyTree, Value
 from ..engine._layout import AbstractRunner, Layout, Saves
@@ -29,6 +30,11 @@ _MOST_OF_A_ROW = 256
 # With more operations in a step, the way back takes minutes to compile: for an H100,
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
 MOST_OF_A_STEP = 7000
+_NEW = (
+    "Fused: a loop is one kernel each way with a row in several threads. Such kernels "
+    "have been interpreted and compiled, but none has run on a GPU yet: compare a "
+    "gradient with that of `Chunked()`."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,9 @@ class FusedRunner(AbstractRunner):
         if (why := self._why_left(step, loop)) is not None:
             warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
+        device = planning_device()
+        if device.platform == "gpu" and device.is_here and self._by_panels(step, loop):
+            warn_once(_NEW)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
             rows, slots = len(saves.layout.slot_order.starts) + 1, saves.layout.slots
@@ -77,14 +86,18 @@ class FusedRunner(AbstractRunner):
         kernel = backward_kernel(way, sweep.loop, self.settings)
         # Of a carry that is not read again, the way back has the cotangents alone.
         numbers = max(_numbers(sweep.step), sum(ct.size for ct in carried))
-        there = forward_kernel(sweep.step, sweep.loop, self.settings)
         is_left = sweep.step.carry_types and self._why_left(sweep.step, sweep.loop)
         if is_left or _declines(kernel, numbers) is not None:
             return None  # it was said of the way there
         if self._is_tiled and (why := kernel.why_not_tiled(self.nests)):
             warn_once(f"Fused: the way back of a loop is not one kernel: {why}.")
             return None
-        if isinstance(kernel.panels, str) and not isinstance(there.panels, str):
+        is_row = isinstance(kernel.panels, str)
+        if (
+            is_row
+            and sweep.step.carry_types
+            and self._by_panels(sweep.step, sweep.loop)
+        ):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -106,8 +119,10 @@ class FusedRunner(AbstractRunner):
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
-        if not isinstance(kernel.panels, str):
-            how, why = "one each way with matrices in shared memory", ""
+        if self._by_panels(step, loop):
+            how, why = "one each way with a row in several threads", ""
+            again = max(nest.stride for nest in self.nests)
+            backend += f"; on the way back, {again} steps are run again at a time"
         return f"{how}, {said}{why}{backend}"
 
     def why_not(self, step: Step, loop: Loop) -> str | None:
@@ -125,17 +140,22 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        kernel = forward_kernel(step, loop, self.settings)
-        if not isinstance(panels := kernel.panels, str):
+        if self._by_panels(step, loop):
             return None
+        kernel = forward_kernel(step, loop, self.settings)
         if (work := kernel.work) > MOST_OF_A_STEP:
-            return _and(f"a row has {work:.0f} operations, too many to compile", panels)
+            why = f"a row has {work:.0f} operations, too many to compile"
+            return _and(why, kernel.panels)
         return kernel.why_not_tiled(self.nests) if self._is_tiled else None
 
     @property
     def _is_tiled(self) -> bool:
         """Whether a TPU compiles the kernels, which has nothing for all else."""
         return self.settings.tiles and not self.settings.interpret
+
+    def _by_panels(self, step: Step, loop: Loop) -> bool:
+        """Whether a step is a kernel with each row in several threads."""
+        return not isinstance(forward_kernel(step, loop, self.settings).panels, str)
 
     def _is_of(self, layout: Layout) -> bool:
         """Whether a layout stores what this expects: another schedule may be around."""
@@ -152,9 +172,9 @@ def _declines(kernel: Forward | Backward, numbers: int) -> str | None:
     return f"it has no rows, as {found.reason}" if found.reason else "it has no rows"
 
 
-def _and(why: str, panels: str) -> str:
-    """Why a row is too large, and is no cell either."""
-    return f"{why}; and with matrices in shared memory, {panels}" if panels else why
+def _and(why: str, panels: Any) -> str:
+    """Why a row is too large, and is not in several threads either."""
+    return f"{why}; and in several threads, {panels}" if panels else why
 
 
 def _numbers(step: Step) -> int:
