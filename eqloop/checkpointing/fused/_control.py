@@ -14,6 +14,7 @@ from ..._programs import aval_of, reached
 from ..._types import Value
 from ._elementwise import chosen
 from ._entries import Parts, is_known
+from ._pallas import in_own_register
 from ._scope import BlockScope, any_row, arrays_of, numbers_of
 from ._tpu import shape_of
 
@@ -57,12 +58,14 @@ def while_loop(scope: BlockScope, eqn: Any, ins: list[np.ndarray]) -> list[np.nd
     def move(values: Sequence[Value]) -> list[Value]:
         outs = scope.run(body, [*of_body, *arrays_of(values, avals)])
         new = numbers_of(BlockScope(scope.block), outs, dtypes, differ)
+        new = [in_own_register(x, scope.block) for x in new]
         if not own:
             return new
         goes_on = jnp.broadcast_to(pred(values), shape_of(scope.block))
         return [jnp.where(goes_on, a, b) for a, b in zip(new, values, strict=True)]
 
     init = numbers_of(scope, init, dtypes, differ)
+    init = [in_own_register(x, scope.block) for x in init]
     return arrays_of(lax.while_loop(going, move, init), avals)
 
 

@@ -227,9 +227,13 @@ def of_all_rows(x: Value, block: int) -> Value:
     """A vector with a number for each row of a block, such as a loop carries."""
     shape = shape_of(block)
     found = in_registers(jnp.broadcast_to(x, shape))
-    # In tiles, what is the same for all rows is in no register.
-    is_apart = len(shape) > 1 and not x.ndim
-    return jnp.where(places(block) >= 0, found, found + found) if is_apart else found
+    return found if x.ndim else in_own_register(found, block)
+
+
+def in_own_register(x: Value, block: int) -> Value:
+    """A vector that a while loop may carry, also if it is the same for all rows."""
+    is_tile = x.shape == shape_of(block) and x.ndim > 1
+    return jnp.where(places(block) >= 0, x, x + x) if is_tile else x
 
 
 def places(block: int) -> Value:
