@@ -146,7 +146,7 @@ def test_on_a_gpu_it_says_that_none_has_run_there(monkeypatch):
     cell, step = normalised(16, "float32")
     h, xs = start_of(normalised, "float32"), jnp.ones((ROWS, 1, 16))
     run = el.Scan(functools.partial(step, cell), schedule=FUSED)
-    with pytest.warns(UserWarning, match="none has run on a GPU yet: compare"):
+    with pytest.warns(UserWarning, match="none has run on such a device yet: compare"):
         jax.jit(jax.vmap(run)).lower(h, xs)
 
 

@@ -31,9 +31,8 @@ _MOST_OF_A_ROW = 256
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
 MOST_OF_A_STEP = 7000
 _NEW = (
-    "Fused: a loop is one kernel each way with a row in several threads. Such kernels "
-    "have been interpreted and compiled, but none has run on a GPU yet: compare a "
-    "gradient with that of `Chunked()`."
+    "Fused: kernels of this kind have been interpreted and compiled, but none has run on "
+    "such a device yet: compare a gradient with that of `Chunked()`."
 )
 
 
@@ -59,9 +58,7 @@ class FusedRunner(AbstractRunner):
         if (why := self._why_left(step, loop)) is not None:
             warn_once(f"Fused: a loop is not one kernel: {why}.")
             return None
-        device = planning_device()
-        if device.platform == "gpu" and device.is_here and self._by_panels(step, loop):
-            warn_once(_NEW)
+        self._warn_if_new(step, loop)
         saved, slots = ((Nest((1, loop.length)),), (), 0), DeviceSlots()
         if saves is not None:
             rows, slots = len(saves.layout.slot_order.starts) + 1, saves.layout.slots
@@ -152,6 +149,13 @@ class FusedRunner(AbstractRunner):
     def _is_tiled(self) -> bool:
         """Whether a TPU compiles the kernels, which has nothing for all else."""
         return self.settings.tiles and not self.settings.interpret
+
+    def _warn_if_new(self, step: Step, loop: Loop) -> None:
+        """Warns of kernels that the device is the first to run."""
+        device = planning_device()
+        are_new = {"tpu": True, "gpu": self._by_panels(step, loop)}
+        if device.is_here and are_new.get(device.platform, False):
+            warn_once(_NEW)
 
     def _by_panels(self, step: Step, loop: Loop) -> bool:
         """Whether a step is a kernel with each row in several threads."""
