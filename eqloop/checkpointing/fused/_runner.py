@@ -31,8 +31,8 @@ _MOST_OF_A_ROW = 256
 # with 3,152 (a GRU of 16 units) half a minute, and with 7,840 (of 32) more than four.
 MOST_OF_A_STEP = 7000
 _NEW = (
-    "Fused: kernels of this kind have been interpreted and compiled, but none has run on "
-    "such a device yet: compare a gradient with that of `Chunked()`."
+    "Fused: kernels of this kind have been interpreted and compiled, but none has run "
+    "on such a device yet: compare a gradient with that of `Chunked()`."
 )
 
 
