@@ -110,8 +110,8 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
     Args:
         device: A `jax.Device`, also one of `jax.experimental.topologies`; a
             `jax.sharding.Mesh`, for one of its devices; or a name: `"a100"`, `"h100"`,
-            `"h200"`, `"b200"`, `"v4"`, `"v5e"`, `"v5p"`, `"v6e"`, `"tpu7x"` or `"cpu"`.
-            Names of devices that are not here need their compilers:
+            `"h200"`, `"b200"`, `"v4"`, `"v5e"`, `"v5p"`, `"v6e"`, `"tpu7x"` or `"cpu"`,
+            also in capitals. Names of devices that are not here need their compilers:
             `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`.
 
     Returns:
@@ -241,7 +241,7 @@ def check_device(owner: str, device: object) -> None:
             f"has devices, or a name such as 'h100', not {device!r} of type "
             f"{type(device).__name__}."
         )
-    if device not in ("cpu", *KNOWN):
+    if device.lower() not in ("cpu", *KNOWN):
         names = ", ".join(map(repr, ("cpu", *KNOWN)))
         raise ValueError(
             f"{owner}: `device={device!r}` is no name of a device that is known. There "
@@ -255,12 +255,12 @@ def _device_of(device: DeviceLike) -> Device:
         return device.devices.flat[0]
     if isinstance(device, Device):
         return device
-    if device == "cpu":
+    if (name := device.lower()) == "cpu":
         return jax.local_devices(backend="cpu")[0]
-    for found in _local_devices(KNOWN[device].compiler.platform):
-        if known_name(found.platform, found.device_kind) == device:
+    for found in _local_devices(KNOWN[name].compiler.platform):
+        if known_name(found.platform, found.device_kind) == name:
             return found
-    return compile_only_device(device)
+    return compile_only_device(name)
 
 
 def _device_of_runs() -> Device:

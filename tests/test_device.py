@@ -264,6 +264,15 @@ def test_a_wrong_device(device, said):
     assert_raises(plan, said)
 
 
+def test_names_may_be_in_capitals(monkeypatch):
+    monkeypatch.setattr(_device, "compile_only_device", lambda name: name)
+    for name in ("h100", "H100", "V5e", "TPU7x"):
+        with el.planning_for(name):
+            assert planning_device() == PlannedDevice(name.lower())
+    with el.planning_for("CPU"):
+        assert planning_device() == PlannedDevice(jax.devices("cpu")[0])
+
+
 @pytest.mark.parametrize("name", ["h100", "v5e"])
 def test_a_missing_compiler_is_named(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)

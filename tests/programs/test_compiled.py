@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -23,7 +24,7 @@ SCHEDULES = (
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_small_loops_take_the_memory_of_their_programs_in_use(schedule: Any):
-    """XLA makes one function of such a loop, but not where only memory is asked for."""
+    """XLA makes one function of such a loop."""
 
     def step(h: Any, x: jax.Array) -> tuple[Any, Any]:
         h = [jnp.sin(leaf + x) for leaf in h]
@@ -38,20 +39,21 @@ def test_small_loops_take_the_memory_of_their_programs_in_use(schedule: Any):
     assert temporary_bytes(gradient, *types) == in_use.temp_size_in_bytes
 
 
-def test_passes_that_the_user_leaves_out_stay_out(monkeypatch: pytest.MonkeyPatch):
-    given = list[Any]()
-    compile = jax.stages.Lowered.compile
+def test_batches_of_steps_lie_in_memory_as_in_programs_in_use():
+    """XLA packs them in another way once it has made one function of a small loop."""
+    schedule = el.Recursive(246, batch=82)
 
-    def noting(self: Any, options: Any) -> Any:
-        given.append(set(options))
-        return compile(self, options)
+    def loss(cell: eqx.nn.GRUCell, h: jax.Array, xs: jax.Array) -> jax.Array:
+        scan = el.Scan(lambda h, x: (cell(x, h), None), schedule=schedule)
+        return jnp.sum(scan(h, xs)[0] ** 2)
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", noting)
-    for flags in ("", "--xla_disable_hlo_passes=dce"):
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        assert temporary_bytes(jnp.sin, jnp.ones(4)) is not None
-    ours = {"xla_backend_optimization_level"}
-    assert given == [{*ours, "xla_disable_hlo_passes"}, ours]
+    cell = eqx.nn.GRUCell(64, 64, key=jax.random.key(0))
+    gradient, types = (
+        jax.grad(loss, (0, 1, 2)),
+        (cell, jnp.ones(64), jnp.ones((246, 64))),
+    )
+    in_use: Any = jax.jit(gradient).lower(*types).compile().memory_analysis()
+    assert temporary_bytes(gradient, *types) == in_use.temp_size_in_bytes
 
 
 # What cannot be compiled by itself is said to be estimated; all else is a fault.
