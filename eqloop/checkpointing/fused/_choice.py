@@ -1,7 +1,6 @@
 """The kernels among which a budget chooses: how long they take, and what they need."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 
@@ -55,8 +54,11 @@ _STEPS_TO_RUN = 256
 _ALL_REGISTERS = 248
 # What XLA starts besides: sums over blocks, and transposed arrays.
 _OTHER_KERNELS = 10
-# A search is among kernels of numbers: of those by panels, none has run on a GPU yet.
-_of_numbers = functools.partial(Settings, panels=False)
+
+
+def _of_numbers() -> Settings:
+    """A search is among kernels of numbers: none by panels has run on a GPU yet."""
+    return Settings(panels=False)
 
 
 @dataclasses.dataclass(frozen=True)
