@@ -199,13 +199,10 @@ class Budget(AbstractSchedule):
         if list_bytes(problem, active) > self.nbytes:
             # There is no room for a list of rows, so slots hold the buffers.
             problem = dataclasses.replace(problem, carries=0)
-        what = f"a loop of {problem.loop.length} steps"
         how = "short loops of the step and the programs of a few plans"
-        with says_if_long(repr(self), what, how):
-            kernel = None
-            if refuses:
-                every = kernels(problem, active, self.measure, self.nbytes)
-                kernel = next((one for one, _ in every), None)
+        with says_if_long(repr(self), f"a loop of {problem.loop.length} steps", how):
+            every = kernels(problem, active, self.measure, self.nbytes)
+            kernel = next((one for one, _ in every), None) if refuses else None
             if kernel and kernel.beats_all:
                 return kernel.layout
             times = paces(problem, active, self.measure)
@@ -224,9 +221,13 @@ class Budget(AbstractSchedule):
         differentiated. What `plan` shows for all of them should do for a few.
         """
         known = dataclasses.replace(problem, undifferentiated=())
-        every = all_active(problem.step)
-        times = paces(known, every, self.measure)
-        found, _ = best(known, every, self.nbytes, times)
+        of_all = known, all_active(problem.step)
+        times = paces(*of_all, self.measure)
+        # Before anything is tried, a layout may seem to be the smallest that is not, by
+        # up to a fifth of a few kilobytes.
+        if device_bytes(*of_all, smallest(*of_all, times)) > 1.5 * self.nbytes:
+            return None
+        found, _ = best(*of_all, self.nbytes, times)
         fits = found and peak_bytes(problem, active, found) <= self.nbytes
         return found if fits else None
 
