@@ -223,8 +223,9 @@ class Budget(AbstractSchedule):
         known = dataclasses.replace(problem, undifferentiated=())
         of_all = known, all_active(problem.step)
         times = paces(*of_all, self.measure)
-        # If the smallest does not fit, nor does what a search would find.
-        if device_bytes(*of_all, smallest(*of_all, times)) > self.nbytes:
+        # Before anything is tried, a layout may seem to be the smallest that is not, by
+        # up to a fifth of a few kilobytes.
+        if device_bytes(*of_all, smallest(*of_all, times)) > 1.5 * self.nbytes:
             return None
         found, _ = best(*of_all, self.nbytes, times)
         fits = found and peak_bytes(problem, active, found) <= self.nbytes
