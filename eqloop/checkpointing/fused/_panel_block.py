@@ -12,7 +12,7 @@ from jax import lax
 from ..._arrays import Flags, pick, split
 from ..._types import Index, Value
 from ..engine.orders._levels import Nest
-from ._panel_rooms import ROWS, TURNS, PanelRooms, PanelStep, Total
+from ._panel_rooms import ROWS, TILE, TURNS, PanelRooms, PanelStep, Total
 from ._panels import NARROW, Factor, Panel, Same
 
 _FLOAT = np.dtype("float32")
@@ -214,7 +214,7 @@ class PanelBlock:
 
             @self.pl.when(self._group == 0)
             def _() -> None:
-                x = jnp.full((ROWS, self.of.tile), 1 / self.of.tile, NARROW)
+                x = jnp.full((ROWS, TILE), 1 / TILE, NARROW)
                 x = self.gpu.layout_cast(x, self.layout)
                 self._put(self._ones[0].at[0], x)
 
@@ -223,7 +223,7 @@ class PanelBlock:
         # By columns for which there are registers.
         for first in range(0, n, ROWS):
             size = min(n - first, ROWS)
-            columns = self.pl.ds(first, size if n > 1 else self.of.tile)
+            columns = self.pl.ds(first, size if n > 1 else TILE)
             x = self._outer(total, columns)
             # A vector was multiplied by columns that are all the same.
             x, of = (x, ref.at[:, columns]) if n > 1 else (jnp.sum(x, 1), ref)
@@ -401,7 +401,7 @@ class PanelBlock:
         """Copies some rows of a matrix that does not stay in shared memory."""
         if factor.key not in self._matrices:
             first = self._columns(0, panel.width).start
-            columns = self.pl.ds(first, self.of.span(self.of.tile))
+            columns = self.pl.ds(first, self.of.span)
             parts = self._streamed[factor.key, factor.axis]
             places = self._places(factor, units, turn)
             for source, place in zip(parts, places, strict=True):

@@ -15,7 +15,7 @@ from ..._types import Value
 from ..engine.orders._levels import Nest
 from ._pallas import NAME, launched
 from ._panel_block import PanelBlock, parts_of
-from ._panel_rooms import ROWS, TURNS, PanelRooms, Total
+from ._panel_rooms import ROWS, TILE, TURNS, PanelRooms, Total
 from ._panels import NARROW, Panel
 
 _FLOAT = np.dtype("float32")
@@ -74,7 +74,7 @@ class PanelLoop(PanelRooms):
             transforms = gpu.TilingTransform((8, tile)), swizzle
             return gpu.SMEM(shape, dtype, transforms=transforms)
 
-        wide = functools.partial(room, self.tile, NARROW, 1)
+        wide = functools.partial(room, TILE, NARROW, 1)
         matrices = [
             [wide(*map(self.padded, factor.sizes))] * self.parts_of(factor.matrix)
             for factor in self.factors
@@ -82,7 +82,7 @@ class PanelLoop(PanelRooms):
         # Each group of warps has places of its own, in turns.
         turns = self.groups * TURNS * self.most_parts * bool(self.streamed)
         copied = [
-            room(self.tile, NARROW, turns, self.depth, self.span(self.tile)),
+            room(TILE, NARROW, turns, self.depth, self.span),
             gpu.Barrier(num_barriers=turns),
         ][: 2 * bool(turns)]
         operands = [
@@ -101,7 +101,7 @@ class PanelLoop(PanelRooms):
             matrices,
             copied,
             operands,
-            [wide(ROWS, self.tile)] * bool(self.totals),
+            [wide(ROWS, TILE)] * bool(self.totals),
             [gpu.SMEM((self.groups, ROWS), _FLOAT) for _ in self.of_kind("summed")],
             totals,
             gpu.Barrier(num_arrivals=max(sum(map(len, matrices)), 1)),
@@ -170,7 +170,7 @@ class PanelLoop(PanelRooms):
                 # It is copied by as many columns for each group as any has, and is
                 # multiplied along its first axis.
                 x = x.T if factor.axis else x
-                x = _fit(x, len(x), self.span(self.tile) - self.own(n) + self.padded(n))
+                x = _fit(x, len(x), self.span - self.own(n) + self.padded(n))
             parts += parts_of(x, self.parts_of(factor.matrix), _rounded)
         return same, parts
 

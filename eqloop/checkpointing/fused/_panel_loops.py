@@ -269,7 +269,8 @@ def _check(
 
 def _check_room(loop: PanelLoop) -> None:
     """Refuses a kernel without the shared memory, or the registers: it is compiled."""
-    if not loop.tile or loop.of.settings.interpret:
+    _ = loop.room
+    if loop.of.settings.interpret:
         return
     nests, again = usual_nests(loop.loop.length), loop.again
     stored = again.carried if again else range(0)

@@ -26,6 +26,8 @@ from ._row_programs import RowPrograms
 ROWS = 64
 # A block of an H100 has 227 KiB, of which barriers and sums within warps take some.
 _MOST_SHARED = 225 * 1024
+# The columns of a tile. With more of them, narrow `xs` take several times the memory.
+TILE = 16
 # So many units are those of a group, and there are no more groups: by four of them, of
 # threads with half of the registers each, twice the bytes would be outside of these.
 _UNITS, _MOST_GROUPS = 32, 2
@@ -140,12 +142,12 @@ class PanelRooms:
     @functools.cached_property
     def factors(self) -> list[Factor]:
         """The parts of matrices that stay in shared memory."""
-        return self._room(self.tile)[2]
+        return self.room[2]
 
     @functools.cached_property
     def depth(self) -> int:
         """How many rows of the others are copied at once."""
-        return self._room(self.tile)[1]
+        return self.room[1]
 
     @functools.cached_property
     def streamed(self) -> dict[tuple[Any, int], Factor]:
@@ -163,9 +165,10 @@ class PanelRooms:
         """How many arrays of bfloat16 a part of a matrix is at most."""
         return max((self.parts_of(f.matrix) for f in self.every_factor), default=0)
 
-    def span(self, tile: int) -> int:
+    @functools.cached_property
+    def span(self) -> int:
         """How many columns of a group a product has at most."""
-        widths = (self.own(p.width, tile) for p in self.of_kind("product"))
+        widths = (self.own(p.width) for p in self.of_kind("product"))
         return max(widths, default=0)
 
     @functools.cached_property
@@ -200,64 +203,48 @@ class PanelRooms:
     def _widest(self) -> int:
         return max(p.width for step in self.steps for p in step.all)
 
-    @functools.cached_property
-    def tile(self) -> int:
-        """How many columns a tile in shared memory has."""
-        tiles = [*(t for t in (64, 32) if self.groups * t <= self._widest), 16]
-        rooms = {tile: self._room(tile) for tile in tiles}
-        if (least := min(size for size, *_ in rooms.values())) > _MOST_SHARED:
-            raise NotPanelsError(
-                f"what these multiply takes {least // 1024} KiB of "
-                f"{_MOST_SHARED // 1024}; fewer units take less, and bfloat16 half"
-            )
-
-        def costs(tile: int) -> Any:
-            """If matrices, or totals, have no room; bytes, if there are no totals."""
-            (size, depth, _), own = rooms[tile], self.step.totals
-            n = sum(self._columns_of(total, tile) for total in own)
-            return depth > 0, size + 4 * ROWS * n > _MOST_SHARED, not n and size
-
-        # Larger tiles take fewer operations, and fewer registers on the way back.
-        fits = (tile for tile, (size, *_) in rooms.items() if size <= _MOST_SHARED)
-        return min(fits, key=costs)
-
-    def _columns_of(self, total: Total, tile: int) -> int:
+    def _columns_of(self, total: Total) -> int:
         right = total.pairs[0][2]
-        return -(-right.width // tile) * tile if right else 1
+        return -(-right.width // TILE) * TILE if right else 1
 
-    def padded(self, width: int, tile: int | None = None) -> int:
+    def padded(self, width: int) -> int:
         """How many columns a panel has in memory: as many for each group."""
-        unit = self.groups * (tile or self.tile)
+        unit = self.groups * TILE
         return 1 if width == 1 else -(-width // unit) * unit
 
-    def own(self, width: int, tile: int | None = None) -> int:
+    def own(self, width: int) -> int:
         """How many of them a group has."""
-        return self.padded(width, tile) // self.groups
+        return self.padded(width) // self.groups
 
-    def _room(self, tile: int) -> tuple[int, int, list[Factor]]:
+    @functools.cached_property
+    def room(self) -> tuple[int, int, list[Factor]]:
         """The bytes of shared memory, and the parts of matrices that stay there.
 
-        Between these, how many rows of the others are copied at once.
+        Between these, how many rows of the others are copied at once. It is an error if
+        there is no room for what is multiplied.
         """
         size = sum(
-            self.padded(width, tile) * self.parts_of(x)
-            for x, width in self.operands.items()
+            self.padded(width) * self.parts_of(x) for x, width in self.operands.items()
         )
-        size = 2 * ROWS * (size + tile * bool(self.step.totals))
+        size = 2 * ROWS * (size + TILE * bool(self.step.totals))
         size += 4 * ROWS * self.groups * len(self.of_kind("summed"))
         every, stay = {f.key: f for f in self.every_factor}, list[Factor]()
         sizes = [
-            2 * math.prod(self.padded(n, tile) for n in factor.sizes) * parts
+            2 * math.prod(self.padded(n) for n in factor.sizes) * parts
             for factor in every.values()
             for parts in [self.parts_of(factor.matrix)]
         ]
         depth = 0
         if size + sum(sizes) > _MOST_SHARED:
-            row = 2 * TURNS * self.groups * self.most_parts * self.span(tile)
-            # They are no part of a tile of what is multiplied.
-            fits = (n for n in _DEPTHS if n > tile and size + n * row <= _MOST_SHARED)
-            depth = next(fits, tile)
+            row = 2 * TURNS * self.groups * self.most_parts * self.span
+            fits = (n for n in _DEPTHS if size + n * row <= _MOST_SHARED)
+            depth = next(fits, TILE)
             size += depth * row
+        if size > _MOST_SHARED:
+            raise NotPanelsError(
+                f"what these multiply takes {size // 1024} KiB of "
+                f"{_MOST_SHARED // 1024}; fewer units take less, and bfloat16 half"
+            )
         for factor, own in zip(every.values(), sizes, strict=True):
             if size + own <= _MOST_SHARED:
                 size, stay = size + own, [*stay, factor]
@@ -268,14 +255,14 @@ class PanelRooms:
         """Where each total is: among those of so many columns, and its number there."""
         seen, found = collections.Counter[int](), dict[Total, tuple[int, int]]()
         for total in self.step.totals:
-            n = self._columns_of(total, self.tile)
+            n = self._columns_of(total)
             found[total], seen[n] = (n, seen[n]), seen[n] + 1
         return found
 
     @functools.cached_property
     def totals(self) -> dict[int, tuple[int, int]]:
         """How many totals have so many columns, and how many are in shared memory."""
-        left, found = _MOST_SHARED - self._room(self.tile)[0], {}
+        left, found = _MOST_SHARED - self.room[0], {}
         counts = collections.Counter(n for n, _ in self.places.values())
         for n, count in sorted(counts.items(), reverse=True):
             found[n] = count, min(count, left // (4 * ROWS * n))
