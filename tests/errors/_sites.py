@@ -19,6 +19,7 @@ _INTERNAL = {
     "AssertionError",
     "NoWayBackError.of",
     "NotCompiledError",
+    "NotPanelsError",
     "NoSuchDevicesError",
     "UnprintableError",
     "_NoRuleError",
