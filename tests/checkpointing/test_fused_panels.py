@@ -150,6 +150,15 @@ def test_on_a_gpu_it_says_that_none_has_run_there(monkeypatch):
         jax.jit(jax.vmap(run)).lower(h, xs)
 
 
+def test_a_plan_for_a_cpu_says_that_it_is_a_kernel_on_hopper():
+    cell, step = gru(16, "float32")
+    h, xs = start_of(gru, "float32"), jnp.ones((ROWS, 9, 16))
+    run = el.Scan(functools.partial(step, cell), schedule=el.Fused())
+    (loop,) = el.plans(jax.grad(lambda h: jnp.sum(jax.vmap(run)(h, xs)[0])))(h)
+    assert "On a GPU: one each way with a row in several threads" in loop.plan.kernel
+    assert loop.plan.kernel.endswith("; that is on Hopper")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [lstm, normalised])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from ..._arrays import nbytes
+from ..._compat import HAS_MOSAIC_GPU
 from ..._device import planning_device
 from ..._programs import Registers, warn_once
 from ..engine._forward import Active
@@ -183,13 +184,18 @@ def _kernel(
 
 def on_a_gpu(problem: Problem, active: Active) -> str:
     """What becomes of a loop on a GPU, if it is to be a kernel there."""
-    # The kernels of all GPUs have the same operations, which are found by tracing one.
-    runner = FusedRunner(Settings(interpret=True))
     nests = usual_nests(problem.loop.length)
-    runner = runner.storing(nests)
+    every = (
+        Settings(interpret=True, panels=panels) for panels in (HAS_MOSAIC_GPU, False)
+    )
+    on_hopper, runner = (FusedRunner(settings).storing(nests) for settings in every)
     layout = Layout(Nested(nests), runner=runner)
     run = dataclasses.replace(problem.as_run, planner=Fixed(layout))
     try:
+        if on_hopper.by_panels(run.row_step, run.loop):
+            said = on_hopper.described(run.row_step, run.loop, layout)
+            return f"{said}; that is on Hopper"
+        # Those of all GPUs have the same operations, which are found by tracing one.
         if runner.why_not(run.row_step, run.loop) is None:
             _kernels(problem, active)
             types = input_types(problem)

@@ -90,11 +90,7 @@ class FusedRunner(AbstractRunner):
             warn_once(f"Fused: the way back of a loop is not one kernel: {why}.")
             return None
         is_row = isinstance(kernel.panels, str)
-        if (
-            is_row
-            and sweep.step.carry_types
-            and self._by_panels(sweep.step, sweep.loop)
-        ):
+        if is_row and sweep.step.carry_types and self.by_panels(sweep.step, sweep.loop):
             return None  # its plan says so
         dtypes = [aval.dtype for aval in sweep.step.carry_types]
         stored = layout.slots.unpacked(carries, dtypes)
@@ -116,7 +112,7 @@ class FusedRunner(AbstractRunner):
         rows = f"{found.count} rows" if found.count > 1 else "one row"
         why = f"; no more rows, as {found.reason}" if found.reason else ""
         how, said = "one each way", f"{rows} of about {max(numbers, 1)} numbers"
-        if self._by_panels(step, loop):
+        if self.by_panels(step, loop):
             how, why = "one each way with a row in several threads", ""
             again = max(nest.stride for nest in self.nests)
             backend += f"; on the way back, {again} steps are run again at a time"
@@ -137,7 +133,7 @@ class FusedRunner(AbstractRunner):
         """Why a loop is left to the engine, if it is."""
         if (why := self.why_not(step, loop)) is not None:
             return why
-        if self._by_panels(step, loop):
+        if self.by_panels(step, loop):
             return None
         kernel = forward_kernel(step, loop, self.settings)
         if (work := kernel.work) > MOST_OF_A_STEP:
@@ -153,11 +149,11 @@ class FusedRunner(AbstractRunner):
     def _warn_if_new(self, step: Step, loop: Loop) -> None:
         """Warns of kernels that the device is the first to run."""
         device = planning_device()
-        are_new = {"tpu": True, "gpu": self._by_panels(step, loop)}
+        are_new = {"tpu": True, "gpu": self.by_panels(step, loop)}
         if device.is_here and are_new.get(device.platform, False):
             warn_once(_NEW)
 
-    def _by_panels(self, step: Step, loop: Loop) -> bool:
+    def by_panels(self, step: Step, loop: Loop) -> bool:
         """Whether a step is a kernel with each row in several threads."""
         return not isinstance(forward_kernel(step, loop, self.settings).panels, str)
 
