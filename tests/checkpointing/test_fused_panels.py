@@ -237,7 +237,7 @@ def test_a_cell_that_is_too_large_says_what_to_do():
         cell, jnp.ones((64, 1024)), jnp.ones((64, 4, 16))
     )
     assert loop.plan.kernel.startswith("none: a row carries 1024 numbers, too many")
-    assert "KiB of 225; fewer units take less" in loop.plan.kernel
+    assert "KiB of 224; fewer units take less" in loop.plan.kernel
 
 
 def test_what_each_row_has_of_its_own_has_a_cotangent():

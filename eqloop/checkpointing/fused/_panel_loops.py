@@ -30,9 +30,9 @@ _FLOAT = np.dtype("float32")
 # A step is one of panels if it carries a vector of so many units, or multiplies by a
 # matrix of so many rows and columns. Of fewer numbers, each is written out.
 _LEAST = 32
-# So few bytes of a thread go to a cache and back (0.7 MB for a block, which is some
-# 15 us) in less time than a loop of XLA takes to start the kernels of a step.
-_MOST_SPILLED = 1280
+# So few bytes of a thread go to a cache and back (0.5 MB for a block, which is some
+# 10 us) in less time than a loop of XLA takes to start the kernels of a step.
+_MOST_SPILLED = 1024
 _DTYPES = "float32", "bfloat16", "float16", "int32"
 
 

@@ -25,7 +25,7 @@ from ._row_programs import RowPrograms
 # The rows of a product of tensor cores.
 ROWS = 64
 # A block of an H100 has 227 KiB, of which barriers and sums within warps take some.
-_MOST_SHARED = 225 * 1024
+_MOST_SHARED = 224 * 1024
 # The columns of a tile. With more of them, narrow `xs` take several times the memory.
 TILE = 16
 # So many units are those of a group, and there are no more groups: by four of them, of
