@@ -31,12 +31,12 @@ def parts_of(
 
     It is `rounded` before each is one of that type.
     """
-    found = list[Value]()
-    for _ in range(count):
-        found.append(rounded(x).astype(NARROW))
+    found = [rounded(x).astype(NARROW)]
+    for _ in range(count - 1):
         rest = x - found[-1].astype(_FLOAT)
         # Of an infinity, nothing is left.
         x = jnp.where(jnp.abs(rest) < jnp.inf, rest, jnp.zeros_like(rest))
+        found.append(rounded(x).astype(NARROW))
     return found
 
 
