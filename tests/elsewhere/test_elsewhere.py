@@ -95,10 +95,10 @@ def test_a_loop_that_is_one_kernel_takes_what_its_plan_says():
     for case in cases.values():
         # By itself, the gradient has its cotangents in a place of their own.
         assert case["temp"] <= case["planned"] <= 1.05 * case["temp"] + 4096
-    # A budget takes it where it is faster, and if its numbers fit into registers.
+    # A budget takes it where it is faster, and if it compiles in seconds.
     crowded = cases.pop("crowded")
     assert re.search(r"255 registers a thread, and \d+ B", crowded["kernels"][0])
-    assert crowded["kernels"][1] is None
+    assert "is left to XLA" in crowded["kernels"][1]
     assert any("has too many numbers" in said for said in crowded["said"])
     for case in cases.values():
         assert all("registers a thread" in kernel for kernel in case["kernels"])
