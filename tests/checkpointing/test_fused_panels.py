@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.pallas import mosaic_gpu
 
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
@@ -220,7 +221,12 @@ def test_matrices_without_room_are_copied_at_each_product(monkeypatch, room, of_
 
 @pytest.mark.parametrize("units", [64, slow(128)])
 def test_two_groups_of_warps_have_half_of_the_units_each(monkeypatch, units):
-    """Each has a thread of the interpreter, of which there are as many as devices."""
+    """Each has a thread of the interpreter, of which there are as many as devices.
+
+    It raises if one reads what another has not waited for.
+    """
+    strict = functools.partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", strict)
     monkeypatch.setattr(f"{__name__}.UNITS", units)
     check(gru, 16)
 
