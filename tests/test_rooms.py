@@ -192,9 +192,9 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
 
 
 # The lines of code that each room may have, without docstrings, comments and blanks:
-# 42,065 in all. A commit that saves some takes its line down. What takes one up names
+# 42,064 in all. A commit that saves some takes its line down. What takes one up names
 # the feature that users see, and takes others down as far. The sum went up once, by
-# 1,514 for kernels of recurrent cells, of rows with vectors, and for TPUs (`fused/`).
+# 1,513 for kernels of recurrent cells, of rows with vectors, and for TPUs (`fused/`).
 # `python -m tests.code_lines` prints the table.
 MOST_LINES = {
     ".": 944,
@@ -206,7 +206,7 @@ MOST_LINES = {
     "branching": 352,
     "checkpointing": 2793,
     "checkpointing/engine": 5667,
-    "checkpointing/fused": 5708,
+    "checkpointing/fused": 5707,
     "checkpointing/planning": 1840,
     "checkpointing/rewrites": 1002,
     "checkpointing/steps": 1586,
@@ -234,7 +234,7 @@ def test_no_room_has_more_lines_of_code_than_it_may():
 def test_the_sum_of_these_lines_is_the_one_that_is_named():
     text = Path(__file__).read_text()
     (named,) = re.findall(r"^# ([\d,]+) in all\.", text, re.MULTILINE)
-    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 42_065
+    assert int(named.replace(",", "")) == sum(MOST_LINES.values()) <= 42_064
 
 
 def test_docstrings_comments_and_blanks_are_no_lines_of_code():

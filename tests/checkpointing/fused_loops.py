@@ -1,5 +1,6 @@
 """Loops of the steps of `fused_steps.py`, as a kernel and as they are otherwise."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import eqloop as el
+from eqloop.checkpointing.fused._row_programs import RowPrograms, Settings
 
 from ..asserts import assert_close
 from .fused_steps import STEPS, numbers
@@ -14,6 +16,29 @@ from .fused_steps import STEPS, numbers
 FUSED = el.Fused(3, interpret=True)
 LENGTH = 7
 W, H, XS = numbers(2), numbers(5, 2), numbers(5, LENGTH)
+
+
+def use_settings(monkeypatch, **values):
+    """Has kernels be made as on no GPU, but for some settings, by their names."""
+    made = dict.fromkeys(("interpret", "mosaic", "panels", "tiles"), False)
+    made = {"block": None, "most": None, **made, **values}
+    names = [field.name for field in dataclasses.fields(Settings)]
+    assert made.keys() == set(names)
+    defaults = tuple(made[name] for name in names)
+    monkeypatch.setattr(Settings.__init__, "__defaults__", defaults)
+
+
+def reasons_noted(monkeypatch):
+    """Why kernels are not made in a form, "" for each that is, as they are made."""
+    noted, for_backend = list[str](), RowPrograms.for_backend
+
+    def noting(self, *args):
+        made = for_backend(self, *args)
+        noted.append(self.why_not_mosaic)
+        return made
+
+    monkeypatch.setattr(RowPrograms, "for_backend", noting)
+    return noted
 
 
 def looped(step, schedule, length=LENGTH):

@@ -38,6 +38,7 @@ from .fused_loops import (
     scanned,
     step,
     total,
+    use_settings,
 )
 from .fused_steps import STEPS, numbers
 
@@ -358,9 +359,7 @@ def test_a_schedule_around_it_leaves_the_loop_to_the_engine(around):
 @pytest.mark.parametrize(("most", "mosaic"), [(2, False), slow(6, False), (6, True)])
 def test_a_long_loop_takes_several_launches(monkeypatch, most, mosaic):
     """Of one segment each, or of two, of which the last launch has one."""
-    monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, most, mosaic, False, False)
-    )
+    use_settings(monkeypatch, most=most, mosaic=mosaic)
     alike(gradient(lambda s, *args: rows(s, *args)), W, H, XS)
     shared = lambda s, w, h, x: jax.vmap(lambda h: scanned(s, w, h, x))(h)
     alike(gradient(shared), W, H, XS[0])

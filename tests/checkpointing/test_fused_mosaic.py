@@ -21,29 +21,29 @@ from eqloop._programs import equations
 from eqloop.checkpointing.fused import _pallas
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._mosaic import why_not, written
-from eqloop.checkpointing.fused._row_programs import RowPrograms, Settings
 
 from ..asserts import assert_close, assert_same
 from ..marks import slow
-from .fused_loops import XS, H, W, alike, all_modes, check, gradient, scanned
+from .fused_loops import (
+    XS,
+    H,
+    W,
+    alike,
+    all_modes,
+    check,
+    gradient,
+    reasons_noted,
+    scanned,
+    use_settings,
+)
 from .fused_steps import numbers
 
 
 @pytest.fixture(autouse=True)
 def reasons(monkeypatch):
     """Has kernels be of that form, and notes why others are not."""
-    monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, None, True, False, False)
-    )
-    noted, for_backend = list[str](), RowPrograms.for_backend
-
-    def noting(self, *args):
-        made = for_backend(self, *args)
-        noted.append(self.why_not_mosaic)
-        return made
-
-    monkeypatch.setattr(RowPrograms, "for_backend", noting)
-    return noted
+    use_settings(monkeypatch, mosaic=True)
+    return reasons_noted(monkeypatch)
 
 
 @pytest.mark.sampled

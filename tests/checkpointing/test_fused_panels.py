@@ -4,6 +4,7 @@ They are run by the interpreter that Pallas's backend Mosaic GPU has, on a CPU.
 """
 
 import functools
+import math
 import types
 
 import equinox as eqx
@@ -16,18 +17,22 @@ from jax.experimental.pallas import mosaic_gpu
 
 import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.fused import _panel_rooms, _runner
+from eqloop.checkpointing.fused._choice import Kernel
 from eqloop.checkpointing.fused._lowered import lowered
 from eqloop.checkpointing.fused._nests import usual_nests
 from eqloop.checkpointing.fused._panel_block import PanelBlock, _segment, parts_of
 from eqloop.checkpointing.fused._panel_kernels import PanelLoop
 from eqloop.checkpointing.fused._panel_rooms import PanelRooms
 from eqloop.checkpointing.fused._panels import NotPanelsError, Panels
-from eqloop.checkpointing.fused._row_programs import Settings
+from eqloop.checkpointing.fused._runner import FusedRunner
 
 from ..asserts import assert_close, assert_same
 from ..marks import slow
+from .fused_loops import use_settings
 
 pytestmark = pytest.mark.skipif(not HAS_MOSAIC_GPU, reason="a later backend")
 
@@ -37,9 +42,7 @@ FUSED = el.Fused(2, interpret=True)
 
 @pytest.fixture(autouse=True)
 def _panels(monkeypatch):
-    monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, None, True, True, False)
-    )
+    use_settings(monkeypatch, mosaic=True, panels=True)
 
 
 def gru(inputs, dtype):
@@ -217,6 +220,25 @@ def test_matrices_without_room_are_copied_at_each_product(monkeypatch, room, of_
     # Both ways, but for one that stays there.
     assert {size for size, _ in copied} >= of_each
     assert {axis for _, axis in copied} == {0, 1}
+
+
+def test_where_the_way_there_alone_has_room_the_way_back_is_a_loop(monkeypatch):
+    copied, back = narrowed(monkeypatch, 60), list[str]()
+    reverse = FusedRunner.reverse
+
+    def noting(self, *args):
+        back.append("kernel" if (made := reverse(self, *args)) else "loop")
+        return made
+
+    monkeypatch.setattr(FusedRunner, "reverse", noting)
+    check(gru, 16)
+    assert (copied, back) == (set(), ["loop"])
+
+
+def test_a_plan_says_why_the_way_back_is_a_loop():
+    kernel = Kernel(Layout(AllAtOnce(8)), math.nan, why_loop_back="it has no room")
+    said = kernel.described("one each way")
+    assert said == "one each way; its way back is a loop, as it has no room"
 
 
 @pytest.mark.parametrize("units", [64, slow(128)])

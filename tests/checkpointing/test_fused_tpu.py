@@ -16,10 +16,19 @@ import eqloop as el
 from eqloop._compat import HAS_MOSAIC_GPU
 from eqloop._programs import lowered
 from eqloop.checkpointing.fused import _pallas
-from eqloop.checkpointing.fused._row_programs import RowPrograms, Settings
 
 from ..marks import slow
-from .fused_loops import XS, H, W, alike, all_modes, check, gradient
+from .fused_loops import (
+    XS,
+    H,
+    W,
+    alike,
+    all_modes,
+    check,
+    gradient,
+    reasons_noted,
+    use_settings,
+)
 from .fused_steps import numbers
 
 pytestmark = pytest.mark.skipif(
@@ -30,18 +39,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def reasons(monkeypatch):
     """Has kernels be of that form, and notes why others are not."""
-    monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, None, False, False, True)
-    )
-    noted, for_backend = list[str](), RowPrograms.for_backend
-
-    def noting(self, *args):
-        made = for_backend(self, *args)
-        noted.append(self.why_not_mosaic)
-        return made
-
-    monkeypatch.setattr(RowPrograms, "for_backend", noting)
-    return noted
+    use_settings(monkeypatch, tiles=True)
+    return reasons_noted(monkeypatch)
 
 
 @pytest.mark.sampled

@@ -10,9 +10,9 @@ from jax import lax
 
 import eqloop as el
 from eqloop.checkpointing.fused import _row_programs
-from eqloop.checkpointing.fused._row_programs import Settings
 
 from ..asserts import assert_close, assert_raises
+from .fused_loops import use_settings
 
 FUSED = el.Fused(3, interpret=True)
 MOST = 9
@@ -119,9 +119,7 @@ def test_the_rows_are_those_of_all_vmaps_wherever_they_are(kernels):
 
 @pytest.mark.slow
 def test_long_loops_in_several_launches(monkeypatch):
-    monkeypatch.setattr(
-        Settings.__init__, "__defaults__", (None, False, 2, False, False, False)
-    )
+    use_settings(monkeypatch, most=2)
     run = lambda f, *args: gradient(f)(*args)
     assert_close(of(ended, FUSED, run), of(masked, None, run), rtol=2e-4, atol=2e-4)
 

@@ -75,8 +75,8 @@ def _cell(kind: str) -> None:
     # What is rounded is less than what it was.
     nothing = re.findall(r"subtract\(%(\S+), %\1\)", program.as_text())
     temp = compiled_for(kind, grad, *args).temp
-    told = dict(kernel=plan.kernel, planned=plan.peak_bytes, nothing=nothing)
-    _say("gru", **told, temp=temp)
+    told = dict(kernel=plan.kernel, plan=str(plan), planned=plan.peak_bytes)
+    _say("gru", **told, nothing=nothing, temp=temp)
 
 
 def _operations(kind: str) -> None:

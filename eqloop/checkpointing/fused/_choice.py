@@ -185,9 +185,7 @@ def _kernel(
 def on_a_gpu(problem: Problem, active: Active) -> str:
     """What becomes of a loop on a GPU, if it is to be a kernel there."""
     nests = usual_nests(problem.loop.length)
-    every = (
-        Settings(interpret=True, panels=panels) for panels in (HAS_MOSAIC_GPU, False)
-    )
+    every = [Settings(interpret=True, panels=p) for p in (HAS_MOSAIC_GPU, False)]
     on_hopper, runner = (FusedRunner(settings).storing(nests) for settings in every)
     layout = Layout(Nested(nests), runner=runner)
     run = dataclasses.replace(problem.as_run, planner=Fixed(layout))

@@ -52,21 +52,62 @@ class PanelLoop(PanelRooms):
             [self._of_rows(x, panel.width, x.shape[0]) for panel, x in carries],
             *self._shared_inputs(inputs),
         ]
+        made_of = self._made_of(kept, slots)
+        interpret, backend = self.of.settings.interpret, cast(Any, gpu)
+
+        def body(*refs: Any) -> None:
+            *parts, rooms = split(refs, *map(len, (*groups, *made_of)))
+            block = PanelBlock(self, parts, rooms)
+            block.go_back(nests, again) if again else block.run(nests, held)
+
+        body.__name__ = NAME
+        run = gpu.kernel(
+            body,
+            out_type=[t for types in made_of for t in types],
+            scratch_types=self._scratch(gpu),
+            grid=(self.blocks,),
+            grid_names=("block",),
+            num_threads=self.groups,
+            thread_name="group",
+            interpret=backend.InterpretGPUParams() if interpret else None,
+            compiler_params=gpu.CompilerParams(
+                lowering_semantics=gpu.LoweringSemantics.Lane,
+                unsafe_no_auto_barriers=True,
+            ),
+        )
+        made = launched(run, [x for group in groups for x in group], interpret)
+        *made, totals = split(made, *map(len, made_of[:-1]))
+        carry, outs, carries = (
+            [
+                x[..., :count, : p.width] if p.width > 1 else x[..., :count]
+                for p, x in of
+            ]
+            for of in map(zip, (step.nexts, step.outs, kept), made)
+        )
+        # Blocks are added up in the same order in every run.
+        totals = dict(zip(self.totals, (jnp.sum(x, 0) for x in totals), strict=True))
+        found = {total: totals[n][i] for total, (n, i) in self.places.items()}
+        return carry, dict(zip(step.outs, outs, strict=True)), carries, found
+
+    def _made_of(self, kept: Sequence[Panel], slots: int) -> list[list[Any]]:
+        """The types of the carry, of what is written, of stored carries, of totals."""
 
         def type_of(panel: Panel, *more: int) -> jax.ShapeDtypeStruct:
             shape = (self.rows, self.padded(panel.width))[: 1 + (panel.width > 1)]
             return jax.ShapeDtypeStruct((*more, *shape), panel.dtype)
 
-        sizes = {n: (ROWS, n)[: 1 + (n > 1)] for n in self.totals}
-        made_of = [
-            [type_of(p) for p in step.nexts],
-            [type_of(p, self.loop.length) for p in step.outs],
+        return [
+            [type_of(p) for p in self.step.nexts],
+            [type_of(p, self.loop.length) for p in self.step.outs],
             [type_of(p, slots) for p in kept],
             [
-                jax.ShapeDtypeStruct((self.blocks, many, *sizes[n]), _FLOAT)
+                jax.ShapeDtypeStruct((self.blocks, many, *_shape(n)), _FLOAT)
                 for n, (many, _) in self.totals.items()
             ],
         ]
+
+    def _scratch(self, gpu: Any) -> list[Any]:
+        """What a block has in shared memory, see `PanelBlock`."""
 
         # An axis of one entry has addresses computed at each step, not held all along.
         def room(tile: int, dtype: Any, *shape: int) -> Any:
@@ -91,13 +132,13 @@ class PanelLoop(PanelRooms):
         ]
         # In tiles of 8 x 8, all numbers of a thread are equally far from its first one.
         totals = [
-            room(8, _FLOAT, near, *sizes[n])
+            room(8, _FLOAT, near, *_shape(n))
             if n > 1
             else gpu.SMEM((near, ROWS), _FLOAT)
             for n, (_, near) in self.totals.items()
             if near
         ]
-        scratch = [
+        return [
             matrices,
             copied,
             operands,
@@ -107,41 +148,6 @@ class PanelLoop(PanelRooms):
             gpu.Barrier(num_arrivals=max(sum(map(len, matrices)), 1)),
             gpu.Barrier(num_arrivals=self.groups),
         ]
-        interpret, backend = self.of.settings.interpret, cast(Any, gpu)
-
-        def body(*refs: Any) -> None:
-            *parts, rooms = split(refs, *map(len, (*groups, *made_of)))
-            block = PanelBlock(self, parts, rooms)
-            block.go_back(nests, again) if again else block.run(nests, held)
-
-        body.__name__ = NAME
-        run = gpu.kernel(
-            body,
-            out_type=[t for types in made_of for t in types],
-            scratch_types=scratch,
-            grid=(self.blocks,),
-            grid_names=("block",),
-            num_threads=self.groups,
-            thread_name="group",
-            interpret=backend.InterpretGPUParams() if interpret else None,
-            compiler_params=gpu.CompilerParams(
-                lowering_semantics=gpu.LoweringSemantics.Lane,
-                unsafe_no_auto_barriers=True,
-            ),
-        )
-        made = launched(run, [x for group in groups for x in group], interpret)
-        *made, totals = split(made, *map(len, made_of[:-1]))
-        carry, outs, carries = (
-            [
-                x[..., :count, : p.width] if p.width > 1 else x[..., :count]
-                for p, x in of
-            ]
-            for of in map(zip, (step.nexts, step.outs, kept), made)
-        )
-        # Blocks are added up in the same order in every run.
-        totals = dict(zip(self.totals, (jnp.sum(x, 0) for x in totals), strict=True))
-        found = {total: totals[n][i] for total, (n, i) in self.places.items()}
-        return carry, dict(zip(step.outs, outs, strict=True)), carries, found
 
     def _shared_inputs(self, inputs: Sequence[Value]) -> tuple[list[Value], ...]:
         """What rows share, as the kernel takes it: vectors, and parts of matrices."""
@@ -188,6 +194,11 @@ class PanelLoop(PanelRooms):
         given = [p for p in self.of_kind("given") if p.of == i]
         ends = (p.start + self.padded(p.width) for p in given)
         return self._of_rows(x, width, *steps, least=max(ends, default=0))
+
+
+def _shape(columns: int) -> tuple[int, ...]:
+    """The shape of a total."""
+    return (ROWS, columns)[: 1 + (columns > 1)]
 
 
 def _rounded(x: Value) -> Value:

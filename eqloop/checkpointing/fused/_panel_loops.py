@@ -234,9 +234,8 @@ def _stacked(arrays: Sequence[Value], vals: Sequence[Val]) -> list[Value]:
 def _long_axes(of: RowPrograms, vals: Iterable[Val]) -> int:
     """How many axes of one of some arrays have so many entries, but those of rows."""
     pairs = (zip(val.shape, of.rows(val), strict=True) for val in vals)
-    return max(
-        (sum(n >= _LEAST and r is None for n, r in of) for of in pairs), default=0
-    )
+    counts = (sum(n >= _LEAST and row is None for n, row in of) for of in pairs)
+    return max(counts, default=0)
 
 
 def _check(
@@ -249,10 +248,8 @@ def _check(
 ) -> None:
     """Refuses small steps, and loops and arrays that these kernels do not know."""
     dots = (op for one in programs for op in one.ops if op.name == "dot_general")
-    if (
-        not _long_axes(of, carry)
-        and _long_axes(of, (v for op in dots for v in op.ins)) < 2
-    ):
+    matrices = (val for op in dots for val in op.ins)
+    if not _long_axes(of, carry) and _long_axes(of, matrices) < 2:
         raise NotPanelsError("")  # nobody would expect it
     if loop.stops or loop.meter.is_shown or loop.kept is not None or not loop.length:
         raise NotPanelsError("it stops early, has no steps, or leaves out outputs")
